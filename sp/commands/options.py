@@ -73,6 +73,14 @@ RunCards = Annotated[
         help="GPUs for one run, from the first on: they read a prompt for the drafter together, and share the target.",
     ),
 ]
+ServeCards = Annotated[
+    int,
+    typer.Option(
+        "--cards",
+        min=1,
+        help="GPUs for every request, from the first on: they read a prompt together, and share the target.",
+    ),
+]
 TargetCards = Annotated[
     int | None, typer.Option("--target-cards", min=1, help="GPUs that share the target, if not as many as --cards.")
 ]

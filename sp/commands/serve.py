@@ -26,7 +26,9 @@ from sp.commands.options import (
     Rotate,
     Scorer,
     Selector,
+    ServeCards,
     Target,
+    TargetCards,
     TargetMath,
     TargetRope,
     ThinkingMode,
@@ -69,6 +71,8 @@ def serve(
     max_new_tokens: Annotated[int, tokens_option(least=1, help="Answer length where a request names none.")] = 256,
     max_tokens: Annotated[int, tokens_option(least=1, help="Longest answer a request may ask for.")] = 4096,
     device: OnDevice = "auto",
+    cards: ServeCards = 1,
+    target_cards: TargetCards = None,
     vram: VRAM = None,
     sessions: Annotated[int, typer.Option(min=0, help="Conversations to remember; 0 for none.")] = 8,
     session_memory: Annotated[str, typer.Option(help="Host memory for all of them, e.g. 40g.")] = "8g",
@@ -114,6 +118,9 @@ def serve(
 
     With --replicas conversations are spread over several servers, and each goes on where it began.
 
+    With --cards several GPUs read a prompt together and share a target that does not fit one of them; every request is
+    read by itself then, without sessions.
+
     [bold]Examples[/bold]
 
       sp serve --keep-ratio 0.1 --threshold 4096
@@ -123,6 +130,8 @@ def serve(
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
 
       sp serve --replicas 4
+
+      sp serve --cards 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
 
       sp serve --cors http://localhost:3000
 
@@ -147,6 +156,10 @@ def serve(
 
     if address and replicas == 1:
         raise ConfigError("--address is for a cluster; add --replicas 2 or more")
+    on = {"cards": cards, "target_cards": target_cards}
+    together = max(cards, target_cards or 1)
+    if replicas > 1 and together > 1:
+        raise ConfigError("--cards is for one server; leave it and --target-cards away, or --replicas")
     given = {
         "keep_ratio": keep_ratio,
         **read_settings(scorer, selector, decode, settings or []),
@@ -162,7 +175,7 @@ def serve(
         target=target,
         drafter=drafter,
         draft=draft_of(target, draft) if isinstance(options.decode, Speculative) else draft,
-        loading=asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math),
+        loading=asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math) | on,
         device=device,
         vram=vram,
         break_even=break_even,
@@ -184,7 +197,7 @@ def serve(
         served: Served
         if replicas == 1:
             served = open_service(asked, tell, origins)
-            model, shared = served.model, ""
+            model, shared = served.model, f", {together} cards" if together > 1 else ""
         else:
             from sp.commands.serving.replicas import open_door
 

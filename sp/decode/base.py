@@ -16,7 +16,15 @@ from sp.models.passes.tree import TreePass
 
 
 class Decoder:
-    """A way to decode; those that guess ahead are `Speculative`."""
+    """A way to decode; those that guess ahead are `Speculative`.
+
+    Attributes
+    ----------
+    watched : bool
+        Whether somebody is told of its tokens or says which may come, so that no more than one may choose them.
+    """
+
+    watched = False
 
     def chooser(self, seed: int, **watched: Any) -> Chooser | None:
         """What chooses the tokens of one answer, where no draft guesses ahead; None for the likeliest of all.

@@ -134,11 +134,16 @@ class Opened:
         pair = load_pair(target, drafter, device=device, vram=vram)
         return cls(*pair, cards=None if group is None else spread(pair[1], group, drafter))
 
+    @property
+    def on_cards(self) -> bool:
+        """Whether several cards read for the drafter together, or share the target."""
+        return self.cards is not None or isinstance(self.target.model, SharedModel)
+
     def within(self, vram: int | None) -> Self:
         """The same pair under another budget of device memory in bytes; None for all there is."""
         if vram is not None and self.target.model.device == "cpu":
             raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
-        if vram is not None and (self.cards is not None or isinstance(self.target.model, SharedModel)):
+        if vram is not None and self.on_cards:
             raise ConfigError(OF_ONE_CARD)
         return replace(self, residency=self.residency.within(vram))
 

@@ -16,7 +16,7 @@ from sp.prompt import Prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
 
-OFF = "the server keeps no sessions (--sessions 0)"
+OFF = "the server keeps no sessions (--sessions 0, or several cards)"
 SEVERAL = "the request wants several answers (n)"
 NOT_ASKED = "the request wants none (sp.session false)"
 

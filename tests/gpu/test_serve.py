@@ -18,6 +18,7 @@ pytest.importorskip("prometheus_client")
 
 import serving as tool  # noqa: E402
 
+from sp.kernels.device import device_count, nccl_version  # noqa: E402
 from sp.pipeline import Pipeline, embedded  # noqa: E402
 from sp.serve.messages import chat_prompt  # noqa: E402
 
@@ -105,3 +106,24 @@ def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> 
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.json()["choices"][0]["message"]["content"] == expected
         assert reply.json()["usage"]["sp"]["kept_tokens"] < reply.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.skipif(device_count() < 2 or not nccl_version(), reason="needs 2 cards and NCCL")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.8, "seed": 5, "n": 2},
+        {"response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2, "max_tokens": 24},
+    ],
+    ids=str,
+)
+def test_two_cards_serve_the_answers_of_one(pair: Pipeline, changes: dict[str, Any]) -> None:
+    found = []
+    for served in (pair, Pipeline.open(cards=2)):
+        with tool.serving(served) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            replies = [http.post("/v1/chat/completions", json=body(number, **changes)) for number in (0, 1, 2, 0)]
+        assert [reply.status_code for reply in replies] == [200] * 4, replies[-1].text
+        found.append([[one["message"] for one in reply.json()["choices"]] for reply in replies])
+    assert found[1] == found[0]
+    assert found[0][0] == found[0][3]

@@ -12,7 +12,7 @@ from sp.commands.open_pair import open_pair
 from sp.conversation import ConversationOptions, Conversations
 from sp.conversation.options import check_run
 from sp.errors import ConfigError
-from sp.pipeline import RunOptions
+from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Service
 from sp.serve.http.bodies import Limits
 from sp.serve.metrics import Metrics
@@ -28,7 +28,7 @@ class Asked:
     ----------
     target, drafter, draft, break_even : Path or None
     loading : dict
-        From `asked_ropes` and `asked_maths`.
+        From `asked_ropes` and `asked_maths`, and `cards` and `target_cards` of `Pipeline.open`.
     device : str
     vram : str or None
     options : RunOptions
@@ -77,15 +77,22 @@ def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...
     if note := asked.thinking.note(pipeline.target.template):
         tell(f"{pipeline.target.path.name}: {note}")
     pipeline.warm_up(options=asked.options)
-    talks = None
-    if asked.sessions:
-        talks = Conversations(
-            pipeline, asked.memory, most=asked.sessions, memory=asked.host_bytes, device=asked.device_bytes
-        )
-        try:
-            check_run(asked.options, pipeline.drafter)
-        except ConfigError as error:
-            tell(f"no sessions, but for requests that say otherwise: {error}")
-    worker = Worker(pipeline, Metrics(), asked.queue, talks)
+    worker = Worker(pipeline, Metrics(), asked.queue, talks_of(asked, pipeline, tell))
     defaults = Defaults(asked.options, asked.max_tokens, pipeline.draft is not None, asked.thinking)
     return Service(worker, defaults, asked.limits, cors)
+
+
+def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> Conversations | None:
+    """The conversations that the service remembers, none if it is not to; `tell` hears why it does not."""
+    if not asked.sessions:
+        return None
+    if pipeline.on_cards:
+        tell("no sessions: what several cards hold of a request goes with it, and each is read by itself")
+        return None
+    try:
+        check_run(asked.options, pipeline.drafter)
+    except ConfigError as error:
+        tell(f"no sessions, but for requests that say otherwise: {error}")
+    return Conversations(
+        pipeline, asked.memory, most=asked.sessions, memory=asked.host_bytes, device=asked.device_bytes
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from sp.models.shards.stream import stream
 from sp.pipeline.answer import Begun, OnCards, Progress, begin, check_draft
 from sp.pipeline.cache_pool import CardPools
 from sp.pipeline.cards.draft import draft_of
+from sp.pipeline.cards.lead import Lead
 from sp.pipeline.compress import Compressed
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Meter
@@ -31,8 +32,8 @@ def begin_on_cards(
 ) -> Begun:
     """`begin` on every card that shares the target, each with a cache and a draft of its own.
 
-    They choose the same tokens, and the first card's are returned. None reads further than these are asked for, so that
-    an answer that is ended early leaves them alike.
+    They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
+    returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
 
     Parameters
     ----------
@@ -52,20 +53,22 @@ def begin_on_cards(
     model = target.model
     assert isinstance(model, SharedModel), "one card answers by itself"
     check_draft(options, draft)
-    told = OnCards([0] * model.shards.group.size)
+    told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:
         rank = part.share.rank
         pool, mine = pools.pools[rank], replace(target, model=part)
-        with _metered(part, told.peaks):
-            begun = begin(mine, given, options, progress if rank == 0 else None, draft_of(draft, rank), pool)
-        try:
-            with closing(begun.rest):
-                yield begun
-                yield from begun.rest
-        finally:
-            if rank == 0 and pool.idle is not None:
-                told.refused = pool.idle.refused
+        own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.watched else options
+        with lead.leading() if rank == 0 else nullcontext():
+            with _metered(part, told.peaks):
+                begun = begin(mine, given, own, progress if rank == 0 else None, draft_of(draft, rank), pool)
+            try:
+                with closing(begun.rest):
+                    yield begun
+                    yield from begun.rest
+            finally:
+                if rank == 0 and pool.idle is not None:
+                    told.refused = pool.idle.refused
 
     pieces = stream(model.shards, work, spoiled=pools.drop)
     first: Begun = next(pieces)

@@ -39,6 +39,7 @@ class Watched(Decoder):
 
     base: Decoder
     more: Mapping[str, Any]
+    watched = True
 
     def chooser(self, seed: int, **watched: Any) -> Chooser | None:
         """See `Decoder`."""

@@ -1,0 +1,145 @@
+"""A server whose models lie on several cards, threads of the host here: answers, streams, grammars, failures."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import serving as tool
+from typer.testing import CliRunner
+
+from sp.cli import app
+from sp.commands.serving.service import talks_of
+from sp.errors import ConfigError, DeviceError
+from sp.models import Cards
+from sp.models.shards.shared_model import SharedModel
+from sp.parallel.host import HostGroup
+from sp.pipeline import Pipeline, embedded, load
+from sp.serve.choices.grammar import GrammarConstraint
+
+KEY, VALUE = tool.TASKS[0]
+
+
+@pytest.fixture(scope="module")
+def shared(pair: Pipeline) -> Pipeline:
+    assert pair.drafter is not None
+    target = load(embedded("target"), device="cpu", group=HostGroup(2))
+    return Pipeline(target, pair.drafter, cards=Cards(HostGroup(2), [pair.drafter.model] * 2))
+
+
+@pytest.fixture(scope="module")
+def on_cards(shared: Pipeline) -> Iterator[tool.Running]:
+    with tool.serving(shared) as running:
+        yield running
+
+
+def ask(server: tool.Running, **changes: Any) -> httpx.Response:
+    asked = {"messages": tool.chat(KEY, VALUE), "max_tokens": 10, **tool.ALWAYS} | changes
+    return httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.8, "seed": 7, "n": 2},
+        {"temperature": 0.8, "seed": 7, "logprobs": True, "top_logprobs": 2},
+        {"stop": ["a"]},
+        {"sp": {"off": True}},
+        {"response_format": {"type": "json_object"}, "max_tokens": 24},
+        {"response_format": {"type": "json_object"}, "temperature": 0.9, "seed": 3, "logprobs": True, "max_tokens": 24},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_one_card(server: tool.Running, on_cards: tool.Running, changes: dict[str, Any]) -> None:
+    want, got = (ask(each, **changes) for each in (server, on_cards))
+    assert got.status_code == want.status_code == 200, got.text
+    for ours, theirs in zip(got.json()["choices"], want.json()["choices"], strict=True):
+        assert (ours["message"], ours["finish_reason"]) == (theirs["message"], theirs["finish_reason"])
+        if "logprobs" in changes:
+            found, expected = ([one["logprob"] for one in each["logprobs"]["content"]] for each in (ours, theirs))
+            assert found == pytest.approx(expected, abs=1e-3)
+    assert got.json()["usage"]["completion_tokens"] == want.json()["usage"]["completion_tokens"]
+
+
+def test_a_client_that_leaves_ends_the_work_on_all_cards(on_cards: tool.Running, expected: dict[str, str]) -> None:
+    asked = {"messages": tool.chat(KEY, VALUE), "max_tokens": 64, "stream": True, **tool.ALWAYS}
+    with httpx.stream("POST", f"{on_cards.url}/v1/chat/completions", json=asked, timeout=60) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data:") and json.loads(line[5:])["choices"][0]["delta"].get("content"):
+                break
+    tool.until(lambda: not on_cards.worker.state["running"])
+    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+
+
+def test_a_card_that_fails_costs_one_answer(
+    on_cards: tool.Running, shared: Pipeline, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shared.target.model
+    assert isinstance(model, SharedModel)
+    last: Any = model.shards.models[1]
+    whole = type(last).head
+
+    def head(self: Any, x: Any, norm: Any = None) -> Any:
+        if self is last:
+            raise DeviceError("CUDA error 719: run again")
+        return whole(self, x, norm)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(last), "head", head)
+        failed = ask(on_cards)
+    assert failed.status_code == 503
+    assert "card 1 of 2: CUDA error 719" in failed.json()["error"]["message"]
+    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+
+
+def test_a_grammar_that_fails_on_the_first_card_leaves_no_other_waiting(
+    on_cards: tool.Running, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, taken = GrammarConstraint.take, []
+
+    def take(self: Any, token: int) -> None:
+        taken.append(token)
+        if len(taken) == 2:
+            raise ConfigError("no word fits")
+        whole(self, token)
+
+    before = {thread.name for thread in threading.enumerate()}
+    with monkeypatch.context() as patched:
+        patched.setattr(GrammarConstraint, "take", take)
+        failed = ask(on_cards, response_format={"type": "json_object"}, max_tokens=24)
+    assert failed.status_code >= 400
+    assert "no word fits" in failed.json()["error"]["message"]
+    assert len(taken) == 2, "one card alone goes on with the grammar"
+    tool.until(lambda: not {thread.name for thread in threading.enumerate()} - before)
+    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+
+
+def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipeline, on_cards: tool.Running) -> None:
+    asked: Any = SimpleNamespace(sessions=8)
+    told: list[str] = []
+    assert talks_of(asked, shared, told.append) is None
+    assert told == ["no sessions: what several cards hold of a request goes with it, and each is read by itself"]
+    assert talks_of(SimpleNamespace(sessions=0), shared, told.append) is None  # type: ignore[arg-type]
+    assert len(told) == 1
+    assert not pair.on_cards
+    assert "several cards" in json.dumps(ask(on_cards).json()["usage"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cards", "2", "--device", "cpu"], "--cards is for GPUs; on the CPU leave it away"),
+        (["--target-cards", "2", "--device", "cpu"], "--target-cards is for GPUs; on the CPU leave it away"),
+        (["--cards", "2", "--replicas", "2"], "--cards is for one server; leave it and --target-cards away"),
+        (["--cards", "2", "--device", "cpu", "--vram", "20g"], "a budget of GPU memory is for one card; leave --vram"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_a_line(options: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    assert str(done.exception).startswith(told)
