@@ -98,11 +98,12 @@ def test_answers_do_not_depend_on_how_they_are_decoded_nor_on_who_leaves(pair: P
 def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> None:
     expected = own_answer(pair, 2)
     with tool.serving(pair) as server:
-        server.worker.pipeline = pair.within(1 << 20)
+        sessions = server.worker._sessions
+        sessions.pipeline = pair.within(1 << 20)
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.status_code == 503, reply.text
         assert "memory is full" in reply.json()["error"]["message"]
-        server.worker.pipeline = pair.within(None)
+        sessions.pipeline = pair.within(None)
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.json()["choices"][0]["message"]["content"] == expected
         assert reply.json()["usage"]["sp"]["kept_tokens"] < reply.json()["usage"]["prompt_tokens"]

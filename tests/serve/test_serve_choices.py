@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from sp.conversation import Conversations
 from sp.decode import Chooser
 from sp.pipeline import Pipeline
 from sp.serve.choices.format import Format
-from sp.serve.choices.grammar import Grammars
+from sp.serve.choices.grammar import GrammarConstraint, Grammars
 from sp.serve.errors import RequestError
 
 PROMPT = "The grass is"
@@ -184,6 +185,29 @@ def test_any_object_and_text(server: tool.Running) -> None:
     assert any_object["choices"][0]["message"]["content"].startswith("{")
     plain = post(server, "chat/completions", response_format={"type": "text"}, max_tokens=5)
     assert plain["choices"] == post(server, "chat/completions", max_tokens=5)["choices"]
+
+
+def test_of_several_tokens_that_end_an_answer_all_may_come_where_one_may() -> None:
+    """The library before 1.7 knows one; its words may be more than the vocabulary needs."""
+    taken: list[int] = []
+    words = [np.array(word, np.uint32) for word in ([0b1010, 0, 0], [0b0010, 0, 0])]
+    matcher = SimpleNamespace(
+        compute_bitmask=lambda: words[len(taken)].tobytes(),
+        is_stopped=lambda: len(taken) == 2,
+        consume_token=taken.append,
+    )
+    tokenizer: Any = SimpleNamespace(vocab_size=60, eos_ids=frozenset({3, 40}))
+    constraint = GrammarConstraint(matcher, tokenizer, waiting=lambda: False)
+    seen = []
+    for token in (1, 40):
+        allowed = constraint.allowed()
+        assert allowed is not None
+        seen.append(allowed.tolist())
+        constraint.take(token)
+    last = constraint.allowed()
+    assert last is not None
+    assert seen == [[0b1010, 1 << 8, 0], [0b0010, 0, 0]]
+    assert (taken, last.tolist()) == ([1, 3], [0b1000, 1 << 8])
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,21 @@ class Grammars:
         return library.LLTokenizer(
             library.TokenizerWrapper(_Vocabulary(tokenizer)),
             n_vocab=tokenizer.vocab_size,
-            eos_token=sorted(tokenizer.eos_ids),
+            eos_token=min(tokenizer.eos_ids, default=None),
         )
 
 
 class GrammarConstraint:
-    """A parser on its way through one answer; see `sp.decode.Constraint`."""
+    """A parser on its way through one answer; see `sp.decode.Constraint`.
+
+    It knows one token that ends an answer, as llguidance before 1.7 does; where that may come, so may the others.
+    """
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, waiting: Callable[[], bool]) -> None:
         self._matcher, self._waiting = matcher, waiting
         self._end = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
-        for token in tokenizer.eos_ids:
+        self._ends = tokenizer.eos_ids
+        for token in self._ends:
             self._end[token // 32] |= np.uint32(1 << token % 32)
         self._begun = False
 
@@ -84,12 +88,16 @@ class GrammarConstraint:
             return None
         if self._matcher.is_stopped():
             return self._end
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()  # which may be a word longer
+        known = words[: len(self._end)]
+        if (known & self._end).any():
+            known |= self._end
+        return words
 
     def take(self, token: int) -> None:
         """See `Constraint`."""
         if self._begun and not self._matcher.is_stopped():
-            self._matcher.consume_token(token)
+            self._matcher.consume_token(min(self._ends) if token in self._ends else token)
 
 
 class _Vocabulary:
