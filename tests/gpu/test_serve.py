@@ -95,14 +95,14 @@ def test_answers_do_not_depend_on_how_they_are_decoded_nor_on_who_leaves(pair: P
             assert (length is None) == (decode == "greedy")
 
 
-def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> None:
+def test_a_budget_that_is_too_small_refuses_one_request_and_the_next_is_served(pair: Pipeline) -> None:
     expected = own_answer(pair, 2)
     with tool.serving(pair) as server:
         sessions = server.worker._sessions
         sessions.pipeline = pair.within(1 << 20)
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
-        assert reply.status_code == 503, reply.text
-        assert "memory is full" in reply.json()["error"]["message"]
+        assert reply.status_code == 400, reply.text
+        assert "GiB at least, and the budget is 0.00 GiB" in reply.json()["error"]["message"]
         sessions.pipeline = pair.within(None)
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.json()["choices"][0]["message"]["content"] == expected
