@@ -70,15 +70,7 @@ RunCards = Annotated[
     typer.Option(
         "--cards",
         min=1,
-        help="GPUs for one run, from the first on: they read a prompt for the drafter together, and share the target.",
-    ),
-]
-ServeCards = Annotated[
-    int,
-    typer.Option(
-        "--cards",
-        min=1,
-        help="GPUs for every request, from the first on: they read a prompt together, and share the target.",
+        help="GPUs that work together, from the first on: they read a prompt for the drafter, and share the target.",
     ),
 ]
 TargetCards = Annotated[

@@ -59,8 +59,8 @@ def fit_links(found: Sequence[Row], pairs: Sequence[Row], known: Fitted) -> Link
     sent = [summed(target.config, tokens, 2) / speed for tokens in (1, LONG)]
     left = [step.seconds - step.predict(known), _waited(pairs, known, FULL) - sums(target, LONG) * longer(2, inf)]
     # Of a short sum the bytes go twice.
-    each, slower = np.linalg.solve([[sums(target, 1), 2 * sent[0]], [sums(target, LONG), sent[1]]], left)
-    return Links(float(1 / slower), float(meeting), float(uneven), float(each))
+    each, inverse = np.linalg.solve([[sums(target, 1), 2 * sent[0]], [sums(target, LONG), sent[1]]], left)
+    return Links(float(1 / inverse), float(meeting), float(uneven), float(each))
 
 
 def marked(folder: Path, card: str = CARD) -> list[Row]:

@@ -147,12 +147,12 @@ def bound(work: Work, card: Card, path: KernelPath) -> float:
 
 def busy_pass(work: Sequence[Work], card: Card, path: KernelPath, known: Fitted) -> float:
     """Seconds that a card is at work in a pass, whose products are slower if it is long."""
-    alone = busy(work, card, path, known.rates[path])
+    rates = known.rates[path]
+    alone = busy(work, card, path, rates)
     if path != "sm_90a" or alone <= LONG_S:
         return alone
-    return alone + (known.slower - 1) * busy(
-        [one for one in work if one.kind in PRODUCTS], card, path, known.rates[path]
-    )
+    products = busy((one for one in work if one.kind in PRODUCTS), card, path, rates)
+    return alone + (known.slower - 1) * products
 
 
 def busy(work: Iterable[Work], card: Card, path: KernelPath, rates: Mapping[str, Rate]) -> float:

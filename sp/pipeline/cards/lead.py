@@ -42,7 +42,7 @@ class Lead:
 
     def decoder(self, base: Decoder, rank: int) -> Decoder:
         """How a card decodes."""
-        return _Leading(base, self) if rank == 0 else _Following(self, rank)
+        return _Led(base, self, rank)
 
     @contextmanager
     def leading(self) -> Iterator[None]:
@@ -66,12 +66,15 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class _Leading(Decoder):
+class _Led(Decoder):
     base: Decoder
     lead: Lead
+    rank: int
 
     def chooser(self, seed: int, **watched: Any) -> Chooser:
         """See `Decoder`."""
+        if self.rank > 0:
+            return _Taken(self.lead, self.rank)
         chooser = self.base.chooser(seed, **watched)
         assert chooser is not None, "nobody watches"
         return _Told(chooser, self.lead)
@@ -88,16 +91,6 @@ class _Told(Chooser):
         token = self._chooser.choose(logits)
         self._lead.tell(int(on_host(token)[0]))
         return token
-
-
-@dataclass(frozen=True)
-class _Following(Decoder):
-    lead: Lead
-    rank: int
-
-    def chooser(self, seed: int, **watched: Any) -> Chooser:
-        """See `Decoder`."""
-        return _Taken(self.lead, self.rank)
 
 
 class _Taken(Chooser):
