@@ -143,7 +143,7 @@ def run_drafts(
         reset_launched()
         score(scorer, draft.tokens)
         free_pool(model)
-        seconds, host = list[float](), HostTime(model.device)
+        seconds, host = list[float](), HostTime(model.device, chosen=count > 1)
         found = Importance(np.zeros(0, np.float32))
         while not enough(seconds, repeats, EACH_SECONDS if model.device == "cuda" else 0.0):
             start = time.perf_counter()

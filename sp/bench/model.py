@@ -151,7 +151,7 @@ def run_tests(
         _each(run, made, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
-        host = HostTime(model.device)
+        host = HostTime(model.device, chosen=together is not None)
         for _ in range(repeats):
             took = _each(run, made, _Run.once)
             seconds.append(max(found for found, _ in took))

@@ -14,6 +14,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, l2_bytes
 from sp.ops.norms import rms_norm
+from sp.parallel.processors import processors
 
 WIDTH, TOGETHER = 1024, 100
 """Of `HostTime`: values of a row, and launches between two looks at the clock, which fit into a stream's queue."""
@@ -131,6 +132,9 @@ class HostTime:
     ----------
     device : {"cuda", "cpu"}
         Nothing is looked at where nothing is launched.
+    chosen : bool
+        Look from a processor that is chosen as threads of several cards choose theirs, see `Processors`; else from the
+        one that the calling thread is on.
 
     Examples
     --------
@@ -140,13 +144,15 @@ class HostTime:
     {}
     """
 
-    def __init__(self, device: str) -> None:
-        self._device, self._found = device, list[float]()
+    def __init__(self, device: str, chosen: bool = False) -> None:
+        self._device, self._chosen, self._found = device, chosen, list[float]()
 
     def look(self) -> None:
         """Plan a hundred small launches, norms of a row each, and give them to the driver; waits for the device."""
         if self._device != "cuda":
             return
+        if self._chosen:
+            processors().choose()
         cupy = import_cupy()
         x, weight = (cupy.zeros(shape, np.float32) for shape in ((1, WIDTH), WIDTH))
         stream = cupy.cuda.get_current_stream()

@@ -205,7 +205,7 @@ class Bench:
 
     def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: int) -> CellTiming:
         """Requests of one cell after one of `warm` tokens that does not count; 0 for none."""
-        first, host = None, HostTime(pipeline.target.model.device)
+        first, host = None, HostTime(pipeline.target.model.device, chosen=pipeline.on_cards)
         reset_launched()
         done: list[Request] = []
         try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from sp.parallel.processors import processors
+
 
 class OneCore:
-    """The processor that the first thread to come was on, and that those which come later move to.
+    """A processor that is fast when the first thread comes, which moves there, as do those which come later.
 
     What a thread needs to queue a layer is in that processor's caches when the thread before has queued the same layer
     of another card, and whoever is next is woken where the present one runs. On a host of 64 processors four cards were
@@ -19,9 +20,10 @@ class OneCore:
 
     Examples
     --------
+    >>> from sp.parallel.processors import present
     >>> core = OneCore()
     >>> with core.inside():
-    ...     print(core.number in (None, present_core()))
+    ...     print(core.number in (None, present()))
     True
     """
 
@@ -34,7 +36,7 @@ class OneCore:
         """The calling thread stays there until it leaves."""
         with self._lock:
             if not self._known:
-                self.number, self._known = present_core(), True
+                self.number, self._known = processors().choose(), True
         if self.number is None:
             yield
             return
@@ -46,11 +48,3 @@ class OneCore:
         finally:
             with suppress(OSError):
                 os.sched_setaffinity(0, before)
-
-
-def present_core() -> int | None:
-    """The processor that the calling thread is on; None where it cannot be held to one."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    core = int(ctypes.CDLL(None).sched_getcpu())
-    return core if core in os.sched_getaffinity(0) else None
