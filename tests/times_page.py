@@ -9,7 +9,7 @@ from statistics import median
 from models_page import table, write
 
 from sp.bench.predicted.links import PAIRED, marked
-from sp.bench.predicted.rows import Row
+from sp.bench.predicted.rows import Row, rows
 from sp.commands.plan import expected
 from sp.models.arithmetic import AUTO, AskedMath
 from sp.models.inspect.known_cards import KNOWN, Card
@@ -103,6 +103,11 @@ def others() -> list[Row]:
     return [row for row in marked(PAIRS, PAIRED) if not row.fit]
 
 
+def before() -> list[Row]:
+    """What several cards took by code of before their processor was chosen, where it was not measured again."""
+    return [row for row in rows(RECORDS, before=True) if "int8" in row.name]
+
+
 def errors(found: list[Row]) -> list[str]:
     """Held-out rows: measured, predicted and how far apart; those beyond 10 % stand out."""
     lines = []
@@ -138,7 +143,7 @@ def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
     return {
         "cards": cards(), "eight": eight(), "several": several(),
-        "summary": summary(), "errors": errors(held()), "others": errors(others()),
+        "summary": summary(), "errors": errors(held()), "before": errors(before()), "others": errors(others()),
     }  # fmt: skip
 
 

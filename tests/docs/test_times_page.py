@@ -13,7 +13,7 @@ def made() -> dict[str, list[str]]:
     return times_page.tables()
 
 
-@pytest.mark.parametrize("name", ["cards", "eight", "several", "summary", "errors", "others"])
+@pytest.mark.parametrize("name", ["cards", "eight", "several", "summary", "errors", "before", "others"])
 def test_tables_are_those_of_the_model(made: dict[str, list[str]], name: str) -> None:
     found = re.search(
         rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", times_page.PAGE.read_text(), re.DOTALL

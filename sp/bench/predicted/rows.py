@@ -43,9 +43,9 @@ rows."""
 GRAPHS_SINCE = {1: "2026-11-23T18:26:33+00:00", 2: "2026-11-27T12:00:00+00:00"}
 """Since when one card reads short runs in graphs, and two that share a target longer ones, as more cards always did;
 before, launch by launch. Of one card such records are no rows, but for those that the host's part is fitted to."""
-FETCHED_SINCE = "2026-11-28T07:20:00+00:00"
-"""Since when several cards that read for a drafter fetch keys and values by copy engines; before, NCCL's blocks kept
-multiprocessors from products, and older records are no rows."""
+CHOSEN_SINCE = "2026-11-28T13:26:00+00:00"
+"""Since when several cards that read for a drafter are given their work from a processor that is chosen; before, from
+one that was often slow, and older records are no rows."""
 RESOLVED = ("math", "products", "kept_bytes", "drafter_math", "drafter_products", "drafter_kept_bytes")
 """What ``auto`` came to: of what was asked for with it the newest record is a row, whatever it came to before."""
 
@@ -86,7 +86,7 @@ class Row:
         return self.predict(known) / self.seconds - 1
 
 
-def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
+def rows(folder: Path, card: str = CARD, before: bool = False) -> Iterator[Row]:
     """Rows of a machine's newest records of dense models in named shapes, of four benches.
 
     Parameters
@@ -94,6 +94,8 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
     folder : Path
     card : str
         Name of the machine's cards.
+    before : bool
+        In place of the others those that are no rows since `CHOSEN_SINCE`, to be shown apart.
     """
     for bench, read in _READ.items():
         for record in newest_warm(folder / f"{bench}.jsonl", _asked):
@@ -102,7 +104,9 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
             config["launch_us"] = record["metrics"].get("launch_us")
             several = max(cards_of(config)) > 1
-            if several and record["date"] < (FETCHED_SINCE if _draft_together(bench, config) else TURNS_SINCE):
+            if several and record["date"] < TURNS_SINCE:
+                continue
+            if before != (_draft_together(bench, config) and record["date"] < CHOSEN_SINCE):
                 continue
             found = read(config, record["metrics"])
             if found is not None and (found.fit or not _waited_for_the_host(bench, config, record["metrics"])):
