@@ -8,6 +8,9 @@ from collections import Counter
 import pytest
 from retriever_files import retriever_drafter, retriever_target, retrievers
 
+from sp.errors import DeviceError
+from sp.kernels import nvrtc
+
 __all__ = ["retriever_drafter", "retriever_target", "retrievers"]
 
 collect_ignore_glob = ["*/make_*.py"]  # scripts that make fixtures; some need PyTorch
@@ -30,3 +33,12 @@ def pytest_collection_finish() -> None:
     """Leave what thousands of tests consist of out of every later collection of garbage: a fifteenth of all time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what compiles CUDA where nothing does."""
+    if item.get_closest_marker("nvrtc"):
+        try:
+            nvrtc.version()
+        except DeviceError as error:
+            pytest.skip(str(error))

@@ -50,13 +50,13 @@ def test_bad_input_is_one_line_and_status_2(monkeypatch, capsys, arguments, comp
 @pytest.fixture
 def report(monkeypatch, tmp_path):
     """A check of two cards that finds what the test wants."""
-    pytest.importorskip("cupy")
     rows = {"k A=1 sm_80": Resources(40, 0, 0, 16), "k A=1 sm_90": Resources(44, 8, 0, 16)}
     made = checks.Report(rows, dict.fromkeys(rows, 1024), [], [], {"k A=1 sm_80": "abc"}, 2)
     monkeypatch.setattr(checks, "check", lambda *given, changed: made)
     return made
 
 
+@pytest.mark.nvrtc
 def test_check_prints_needs_and_passes(monkeypatch, capsys, report):
     status, said = run(monkeypatch, capsys, "check")
     assert status == 0
@@ -66,6 +66,7 @@ def test_check_prints_needs_and_passes(monkeypatch, capsys, report):
     assert "no problems" in said.out
 
 
+@pytest.mark.nvrtc
 def test_check_fails_on_a_problem(monkeypatch, capsys, report):
     report.problems.append("k A=1 sm_90: 8 bytes of spills, 0 before")
     status, said = run(monkeypatch, capsys, "check")
@@ -78,6 +79,7 @@ def test_check_fails_on_a_problem(monkeypatch, capsys, report):
     assert told["rows"]["k A=1 sm_80"] == {"registers": 40, "spill": 0, "stack": 0, "shared": 16, "dynamic": 1024}
 
 
+@pytest.mark.nvrtc
 def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
     status, _ = run(monkeypatch, capsys, "check", "--update", "--baseline", str(tmp_path / "needs.json"))
     assert status == 0
@@ -111,8 +113,8 @@ def test_bench_prints_a_line_a_case_and_records_it(monkeypatch, capsys, timed, t
     assert json.loads(said.out)["records"][0]["config"]["op"] == "norms"
 
 
+@pytest.mark.nvrtc
 def test_build_says_how_much_was_compiled(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("cupy")
     from sp.kernels import device
 
     monkeypatch.setattr(device, "require_device", lambda: (9, 0))

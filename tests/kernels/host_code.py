@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -63,13 +65,28 @@ def library(
     file = folder / "host.cpp"
     file.write_text((HERE / header).read_text(encoding="utf-8") + text, encoding="utf-8")
     # Without unique symbols, or statics of inline functions would be those of the first library in the process.
-    given = [standard, *options, f"-I{HERE}", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique"]
+    given = (standard, *options, "-w", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique")
     named = [f"-D{name}={int(value)}" for name, value in defines.items()]
-    done = subprocess.run(
-        [compiler, *given, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[:4000]
+    ahead = ("-include", Path(read_ahead(compiler, header, given).name) / "std.h")
+    _run(compiler, *given, f"-I{HERE}", *ahead, "-shared", *named, file, "-o", folder / "host.so")
     return ctypes.CDLL(str(folder / "host.so"))
+
+
+@cache
+def read_ahead(compiler: str, header: str, options: tuple[str, ...]) -> TemporaryDirectory[str]:
+    """A folder with `std.h`, which g++ finds read already: of a small library that is most of the work."""
+    folder, text = TemporaryDirectory(), (HERE / header).read_text(encoding="utf-8")
+    for inner in re.findall(r'^#include "(.*)"$', text, re.MULTILINE):
+        text += (HERE / inner).read_text(encoding="utf-8")
+    place = Path(folder.name) / "std.h"
+    place.write_text("\n".join(re.findall(r"^#include <.*>$", text, re.MULTILINE)) + "\n", encoding="utf-8")
+    _run(compiler, *options, "-x", "c++-header", place, "-o", place.with_suffix(".h.gch"))
+    return folder
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
 
 
 def without_ptx(text: str) -> Iterator[str]:

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from sp.commands import open_pair
-from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
 from sp.kernels.manifest import kernels
 from sp.kernels.tools import build
 from sp.kernels.tools.check import plan
 
+pytestmark = pytest.mark.nvrtc
+
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list:  # type: ignore[type-arg]
-    try:
-        nvrtc.version()
-    except DeviceError as error:
-        pytest.skip(str(error))
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
     return list(plan(kernels("selftest").values(), ["90"]))
 

@@ -165,8 +165,8 @@ def test_what_differs_from_the_baseline_is_compiled(tmp_path, monkeypatch):
     flatten.flatten.cache_clear()
 
 
+@pytest.mark.nvrtc
 def test_a_check_of_what_changed_takes_the_rest_from_the_baseline(tmp_path, monkeypatch):
-    pytest.importorskip("cupy")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
     chosen, file = list(kernels("selftest").values()), tmp_path / "needs.json"
     first = check.check(chosen, ["80"], None)
@@ -181,8 +181,8 @@ def test_a_check_of_what_changed_takes_the_rest_from_the_baseline(tmp_path, monk
     assert none.jobs == first.jobs
 
 
+@pytest.mark.nvrtc
 def test_planted_faults_are_found(tmp_path, monkeypatch):
-    pytest.importorskip("cupy")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "include").mkdir()
     (tmp_path / "k.cu").write_text(
@@ -208,8 +208,8 @@ def test_planted_faults_are_found(tmp_path, monkeypatch):
     flatten.flatten.cache_clear()
 
 
+@pytest.mark.nvrtc
 def test_a_check_in_processes_reports_progress_and_needs(tmp_path, monkeypatch):
-    pytest.importorskip("cupy")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
     done = []
     chosen = list(kernels("selftest").values())
@@ -221,8 +221,8 @@ def test_a_check_in_processes_reports_progress_and_needs(tmp_path, monkeypatch):
     assert check.check(chosen, ["80"], None).remarks == []
 
 
+@pytest.mark.nvrtc
 def test_what_is_unchanged_is_not_compiled_again(tmp_path, monkeypatch):
-    pytest.importorskip("cupy")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
     job = check.plan(kernels("selftest").values(), ["80"])[0]
     first = check.compile_job(job)

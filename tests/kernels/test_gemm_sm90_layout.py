@@ -23,8 +23,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+@pytest.mark.nvrtc
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
-    pytest.importorskip("cupy")
     text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
     plain = int(packing_of(int(defines["FORMAT"])).plain)
     text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {plain});\n"

@@ -22,8 +22,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+@pytest.mark.nvrtc
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
-    pytest.importorskip("cupy")
     assert defines["STAGES"] >= 2
     text = flatten("gemm_small_m.cu")
     text += f"\nstatic_assert(HEADS_AT + (HEADS ? 4 * WARPS * 32 * PIECE : 0) == {smem(defines)});\n"

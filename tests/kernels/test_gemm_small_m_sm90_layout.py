@@ -40,8 +40,8 @@ PRODUCTS = [
     ("tokens", "kinds", "epilogue"),
     [(16, (12,), STORE), (32, (12, 13), STORE), (40, (12, 14), STORE), (56, (12,), ADD)],
 )
+@pytest.mark.nvrtc
 def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: Epilogue) -> None:
-    pytest.importorskip("cupy")
     defines = variant(tokens, format_bits(*kinds), epilogue)
     text = flatten("gemm_small_m_sm90.cu")
     for fmt in kernel_formats():

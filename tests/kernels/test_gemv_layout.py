@@ -35,8 +35,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+@pytest.mark.nvrtc
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
-    pytest.importorskip("cupy")
     assert defines["STAGES"] >= 2
     text = flatten("gemv.cu") + f"\nstatic_assert(FACTOR_AT + 4 * TOKENS == {smem(defines)});\n"
     text += "static_assert(SLOT * STAGES * ALL_WARPS == X_AT && X_AT % 16 == 0 && PARTIAL_AT % 16 == 0);\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cupy")
-
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
 from sp.kernels.flatten import flatten
@@ -20,6 +18,8 @@ extern "C" __global__ void probe(float* x) {
 #endif
 }
 """
+
+pytestmark = pytest.mark.nvrtc
 
 
 def compiled(arch, defines=None):
