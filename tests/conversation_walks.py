@@ -20,6 +20,8 @@ from sp.studies.sample import sample
 PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
 """A recurrent target with a drafter that only attends, and the other way round."""
 Chat = list[dict[str, str]]
+SIZE = 900
+"""Characters of the document that a turn brings."""
 ROUNDED = 2 << 20
 """Bytes by which the host memory of two small caches is rounded up where it is pinned."""
 
@@ -42,7 +44,7 @@ def options(keep_ratio: float, scorer: str = "tail", **how: object) -> RunOption
     return RunOptions(keep_ratio=keep_ratio, scorer=built, compress="always", max_new_tokens=6)
 
 
-def chats(turns: int, size: int = 900) -> Iterator[Chat]:
+def chats(turns: int, size: int = SIZE) -> Iterator[Chat]:
     """A chat that grows by a piece of the sample and a question each time; answers are to be appended."""
     document, example = sample()
     chat: Chat = []
@@ -56,9 +58,9 @@ def said(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def walk(talk: Conversation, turns: int) -> Iterator[TurnResult]:
+def walk(talk: Conversation, turns: int, size: int = SIZE) -> Iterator[TurnResult]:
     """Ask turn after turn."""
-    for chat in chats(turns):
+    for chat in chats(turns, size):
         result = talk.ask(chat)
         yield result
         chat.append(said("assistant", result.answer.text or "."))
@@ -99,11 +101,11 @@ def replayed(talk: Conversation, result: TurnResult) -> np.ndarray:
     return on_host(prefill(model, slots.ids, slots.positions, cache, gaps=run.state_gaps))
 
 
-def whole_turns(where: Pipeline, turns: int = 4) -> list[float]:
+def whole_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> list[float]:
     """Errors of each turn's logits against one prefill of the whole prompt, nothing left out."""
     talk, errors = Conversation(where, options(1.0)), []
     with first_logits() as seen:
-        for result in walk(talk, turns):
+        for result in walk(talk, turns, size):
             ids, model = result.prompt.ids, where.target.model
             assert result.present.all()
             want = prefill(model, ids, np.arange(len(ids)), model.new_cache(len(ids), "f16"))
@@ -111,12 +113,12 @@ def whole_turns(where: Pipeline, turns: int = 4) -> list[float]:
     return errors
 
 
-def compressed_turns(where: Pipeline, recall: str, turns: int = 4) -> tuple[list[float], int]:
+def compressed_turns(where: Pipeline, recall: str, turns: int = 4, size: int = SIZE) -> tuple[list[float], int]:
     """The same of compressed turns against one prefill of what stood in the cache; and how many tokens came back."""
     memory = ConversationOptions(recall=recall, recall_ratio=0.3, recall_tokens=100)
     talk, errors, recalled = Conversation(where, options(0.3), memory), [], 0
     with first_logits() as seen:
-        for number, chat in enumerate(chats(turns)):
+        for number, chat in enumerate(chats(turns, size)):
             result = talk.ask(chat)
             errors.append(error(seen[-1], replayed(talk, result)))
             recalled += result.usage.recalled
@@ -130,13 +132,13 @@ def compressed_turns(where: Pipeline, recall: str, turns: int = 4) -> tuple[list
 
 
 def warm_and_cold(
-    where: Pipeline, keys: str, scorer: str, turns: int = 3, **how: object
+    where: Pipeline, keys: str, scorer: str, turns: int = 3, size: int = SIZE, **how: object
 ) -> list[tuple[float, float, int]]:
     """Of each turn: the error of its scores against those of the whole prompt scored anew; what share of the worth
     kept then is kept now; and in how many tokens the two kept sets differ."""
     run = options(0.3, scorer, **how)
     talk, found = Conversation(where, run, ConversationOptions(recall="off", keys=keys)), []
-    for result in walk(talk, turns):
+    for result in walk(talk, turns, size):
         cold = where.score(result.prompt, RunOptions(keep_ratio=1.0, scorer=run.scorer))
         want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
         start = result.usage.cached
@@ -147,10 +149,10 @@ def warm_and_cold(
     return found
 
 
-def parked_turns(where: Pipeline, turns: int = 4) -> None:
+def parked_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> None:
     """Caches that leave after every turn change nothing, and come back."""
     stay, leave = (Conversation(where, options(0.4)) for _ in range(2))
-    for one, other in zip(walk(stay, turns), walk(leave, turns), strict=True):
+    for one, other in zip(walk(stay, turns, size), walk(leave, turns, size), strict=True):
         assert one.answer.tokens == other.answer.tokens
         assert one.usage == other.usage
         np.testing.assert_array_equal(one.present, other.present)

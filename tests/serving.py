@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -37,7 +38,7 @@ class Running:
     worker: Worker
 
 
-def document(key: str, value: int, repeats: int = 4) -> str:
+def document(key: str, value: int, repeats: int = 2) -> str:
     """A text of the embedded pair's kind that holds one needle."""
     stream = filler("grammar", random.Random(f"{key} {repeats}"))
     before, after = (" ".join(next(stream).text for _ in range(n)) for n in (3 * repeats // 2, 2))
@@ -61,6 +62,15 @@ def client(server: Running) -> Any:
 
     plain = httpx.Client(verify=False, timeout=60)  # reading the machine's certificates takes longer than most requests
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60, http_client=plain)
+
+
+def async_client(url: str) -> Any:
+    """The same for many requests at once."""
+    import httpx
+    import openai
+
+    plain = httpx.AsyncClient(verify=False, timeout=60)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=plain)
 
 
 @contextmanager
@@ -91,14 +101,15 @@ def serving(
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+        gc.freeze()  # what `conftest.py` had frozen, the server has thawed: the next one would look through all of it
 
 
-def until(condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-def]
-    """Wait for a condition; AssertionError if it does not come."""
+def until(condition, seconds: float = 10.0, pause: float = 0.01) -> None:  # type: ignore[no-untyped-def]
+    """Wait for a condition; AssertionError if it does not come. A longer pause is for what costs much to ask."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def load(device: Literal["cpu", "cuda"] = "cpu") -> Pipeline:

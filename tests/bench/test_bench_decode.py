@@ -145,7 +145,10 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"context": 4096}, {"kv": "q4_0 rotated"}, {"path": "portable"}, {"draft": "b.gguf"}]
 )
-def test_runs_that_do_not_compare_share_no_table_and_no_picture(real: Path, tmp_path: Path, change) -> None:
+def test_runs_that_do_not_compare_share_no_table_and_no_picture(
+    real: Path, tmp_path: Path, change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sp.studies.plots.decode_plots.save_png", lambda figure, path: path)  # names are asked for
     records = [r for r in of(real, "decode") if r["config"]["method"] != "greedy"]
     others = [{**r, "config": {**r["config"], **change}} for r in records]
     first, second = draw_decoding([*records, *others], tmp_path)

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,26 +94,33 @@ def test_cards_that_share_a_model(monkeypatch) -> None:
 
 
 CARDS = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 import dry_nccl
 dry_nccl.install(2)
 from sp import cli
-sys.argv = ["sp", "bench", "model", "--device", "cuda", *sys.argv[2:]]
-try:
-    cli.main()
-except SystemExit as stop:
-    assert not stop.code, stop
+for arguments in json.loads(sys.argv[2]):
+    sys.argv = ["sp", "bench", "model", "--device", "cuda", *arguments]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert not stop.code, stop
+    print("END")
 """
 
 
 def test_the_command_shares_a_model() -> None:
     random, asked = ("--synthetic", "tiny-qwen35", "--type", "q8_0"), ("-p", "64,300", "-n", "3", "-r", "2")
-    rows = list(csv.DictReader(io.StringIO(walked(CARDS, *random, *asked, "--cards", "2", "-o", "csv"))))
+    calls = (
+        (*random, *asked, "--cards", "2", "-o", "csv"),
+        (*random, "-p", "300", "-n", "0", "-o", "csv"),
+        (str(embedded("target")), *asked, "--cards", "2"),
+    )
+    shared, whole, printed, _ = walked(CARDS, json.dumps(calls)).split("END\n")
+    rows = list(csv.DictReader(io.StringIO(shared)))
     assert [(row["test"], row["cards"]) for row in rows] == [("pp64", "2"), ("pp300", "2"), ("tg3", "2")]
-    (alone,) = csv.DictReader(io.StringIO(walked(CARDS, *random, "-p", "300", "-n", "0", "-o", "csv")))
+    (alone,) = csv.DictReader(io.StringIO(whole))
     assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each card
-    printed = walked(CARDS, str(embedded("target")), *asked, "--cards", "2")
     assert "on 2 cards" in " ".join(printed.split())
     assert "loaded 0.0" in printed
 
@@ -134,24 +142,35 @@ def test_metrics_and_records() -> None:
     assert decode["metrics"]["tok_s_sd"] == 0
 
 
-def sp(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).with_name("sp")
-    return subprocess.run([program, "bench", *arguments], capture_output=True, text=True, check=False)
+@pytest.fixture
+def sp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `sp bench` prints."""
+
+    def called(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["sp", "bench", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    return called
 
 
-def test_the_command_prints_each_form() -> None:
+def test_the_command_prints_each_form(sp) -> None:
     common = ("model", str(embedded("drafter")), "--device", "cpu", "-p", "64", "-n", "3", "-r", "2")
-    lines = sp(*common, "-o", "md").stdout.splitlines()
+    lines = sp(*common, "-o", "md").splitlines()
     assert len(lines) == 4
     assert "| pp64 |" in lines[2]
     assert "| tg3 |" in lines[3]
     assert " ± " in lines[2]
-    rows = list(csv.DictReader(io.StringIO(sp(*common, "-o", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(sp(*common, "-o", "csv"))))
     assert [row["test"] for row in rows] == ["pp64", "tg3"]
-    report = json.loads(sp(*common, "--json").stdout)
+    report = json.loads(sp(*common, "--json"))
     assert [len(test["samples"]) for test in report["tests"]] == [2, 2]
     assert report["file_bytes"] == embedded("drafter").stat().st_size
-    assert "pp64" in sp(*common).stdout
+    program = Path(sys.executable).with_name("sp")  # as it is installed
+    printed = subprocess.run([program, "bench", *common], capture_output=True, text=True, check=False).stdout
+    assert "pp64" in printed
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_the_full_prefill_stands_beside_every_setting_and_the_cold_request_is_to
     settings = [RunOptions(keep_ratio=0.5), RunOptions(keep_ratio=0.4, scorer=sparse)]
     ticks: list[int] = []
     made = Bench(pair, maker, 2, 1, timelines=True, progress=lambda: ticks.append(1))
-    timings = list(made.run([120, 240], [replace(options, max_new_tokens=2) for options in settings]))
+    timings = list(made.run([105, 120], [replace(options, max_new_tokens=2) for options in settings]))
     assert [(t.cell.tokens, t.cell.full, t.cell.options.keep_ratio) for t in timings] == [
-        (n, keep == 1, keep) for n in (120, 240) for keep in (1.0, 0.5, 0.4)
+        (n, keep == 1, keep) for n in (105, 120) for keep in (1.0, 0.5, 0.4)
     ]
     assert len(ticks) == 2 * (1 + 2 + 2)
     assert [t.cold is not None for t in timings] == [False, True, False, False, False, False]
@@ -118,16 +118,21 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
     assert describe(bad, pair, "numpy")["samples"] == []
 
 
-def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, pair: Pipeline) -> None:
+@pytest.fixture
+def repeated(maker: PromptMaker, pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request stands for all: how many there are, and of what length, does not depend on what they answer."""
+    one = measure(pair, maker.make(120), RunOptions(compress="off", max_new_tokens=1))
+    monkeypatch.setattr(bench, "measure", lambda *_: one)
+
+
+def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, pair: Pipeline, repeated) -> None:
     settings = [RunOptions(keep_ratio=0.5, max_new_tokens=1)]
-    counts = [
-        [len(timing.requests) for timing in Bench(pair, maker, 1, 3, full_seconds=limit).run([120], settings)]
-        for limit in (0.0, 60.0)
-    ]
-    assert counts == [[1, 1], [3, 1]]
+    for limit, runs in ((0.0, 1), (60.0, 3)):
+        timings = Bench(pair, maker, 1, 3, full_seconds=limit).run([120], settings)
+        assert [len(timing.requests) for timing in timings] == [runs, 1]
 
 
-def test_before_a_full_prefill_by_several_cards_comes_one_as_long(maker, pair, monkeypatch) -> None:
+def test_before_a_full_prefill_by_several_cards_comes_one_as_long(maker, pair, repeated, monkeypatch) -> None:
     settings = [RunOptions(keep_ratio=0.5, max_new_tokens=1)]
     monkeypatch.setattr(bench, "WARM_TOKENS", 100)
 
@@ -149,13 +154,13 @@ def test_before_a_full_prefill_by_several_cards_comes_one_as_long(maker, pair, m
 
 
 def test_without_full_prefills_the_compressed_requests_stand_alone(maker: PromptMaker, pair: Pipeline) -> None:
-    timings = list(Bench(pair, maker, repeats=1, full_repeats=0).run([600], [RunOptions(keep_ratio=0.2)]))
+    asked = RunOptions(keep_ratio=0.4, max_new_tokens=2)
+    timings = list(Bench(pair, maker, repeats=1, full_repeats=0).run([200], [asked]))
     assert [timing.cell.full for timing in timings] == [False]
     metrics = timings[0].metrics()
     assert metrics["ttft_s"] > 0
     assert (metrics["full_ttft_s"], metrics["full_runs"]) == (None, 0)
-    command = ["bench", "ttft", "-p", "600", "--keep-ratio", "0.2", "--full-repeats", "0", "-r", "1", "-n", "2"]
-    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    ended = command("-p", "200", "--keep-ratio", "0.4", "--full-repeats", "0")
     assert ended.exit_code == 0, ended.output
     assert "everything" not in ended.output
     assert "measured to pay" not in ended.output
@@ -178,12 +183,12 @@ def command(*arguments: str):  # type: ignore[no-untyped-def]
 
 
 def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("-p", "120,240", "--keep-ratio", "1.0,0.5,0.4", "--record", str(tmp_path))
+    given = ("-p", "105,120", "--keep-ratio", "1.0,0.5,0.4", "--record", str(tmp_path))
     done = command(*given, "--plots", str(tmp_path / "plots"), "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     keeps = [(row["prompt_tokens"], row["keep_ratio"]) for row in found["tests"]]
-    assert keeps == [(n, keep) for n in (120, 240) for keep in (1.0, 0.5, 0.4)]
+    assert keeps == [(n, keep) for n in (105, 120) for keep in (1.0, 0.5, 0.4)]
     assert all(row["samples"] == [row["ttft_s"]] for row in found["tests"])
     assert {even["keep_ratio"] for even in found["break_even"]} == {0.4, 0.5}
     assert all(Path(picture).read_bytes().startswith(b"\x89PNG") for picture in found["pictures"])
@@ -246,12 +251,8 @@ def test_one_way_to_attend_is_for_scorers_that_can() -> None:
 
     made = settings_of("0.1", "tail,random", "top_chunks", ("", "0.05,0.1", "sqrt:8"), {})
     assert [type(options.scorer).__name__ for options in made] == [*["TailScorer"] * 3, "RandomScorer"]
-    assert [attending(drafting(options.scorer)) for options in made] == [
-        "density 0.05",
-        "density 0.1",
-        "blocks sqrt:8",
-        "",
-    ]
+    ways = [attending(drafting(options.scorer)) for options in made]
+    assert ways == ["density 0.05", "density 0.1", "blocks sqrt:8", ""]
 
 
 def multiplying(loaded: Loaded, made_in: Arithmetic) -> Loaded:

@@ -10,7 +10,7 @@ import sp.conversation.target_memory as memory
 from sp.conversation import Conversation
 
 
-@pytest.mark.parametrize("size", [700, 120])
+@pytest.mark.parametrize("size", [300, 120])
 def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     passes: list[int] = []
     real = memory.prefill

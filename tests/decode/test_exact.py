@@ -31,7 +31,8 @@ class Case:
         if name == "embedded":
             loaded = load(embedded("target"), device="cpu")
             example = known_task().example(0, 320, lambda text: len(loaded.tokenizer.encode(text).ids))
-            self.model, self.ids = loaded.model, example.prompt(loaded.template).tokenise(loaded.tokenizer).ids
+            prompt = example.prompt(loaded.template).tokenise(loaded.tokenizer)
+            self.model, self.ids = loaded.model, prompt.ids[-160:]  # its end: each test here reads it several times
             self.kv = "f16"
         else:
             self.model = load_model(write_tiny(folder / f"{name}.gguf", name, seed=2))

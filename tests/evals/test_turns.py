@@ -58,9 +58,19 @@ def attention(retriever_drafter: Path) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def transcript(pipeline: Pipeline) -> Transcript:
+    return of_tokens(2400, pipeline)
+
+
+@pytest.fixture(scope="module")
+def short(pipeline: Pipeline) -> Transcript:
+    """One whose evidence no budget need hold."""
+    return of_tokens(1600, pipeline)
+
+
+def of_tokens(tokens: int, pipeline: Pipeline) -> Transcript:
     task = TASKS.build("turns", {"turns": TURNS})
     assert isinstance(task, Turns)
-    return task.transcript(0, 2400, counter(pipeline.target.tokenizer))
+    return task.transcript(0, tokens, counter(pipeline.target.tokenizer))
 
 
 def cells(*names: str, keep: float = 0.4) -> list[RunOptions]:
@@ -81,9 +91,9 @@ def made(
 
 @pytest.mark.parametrize(("pair", "layout"), [("pipeline", "chat"), ("attention", "plain")])
 def test_a_prefix_cache_changes_no_answer(
-    pair: str, layout: str, transcript: Transcript, request: pytest.FixtureRequest
+    pair: str, layout: str, short: Transcript, request: pytest.FixtureRequest
 ) -> None:
-    rows = made(request.getfixturevalue(pair), transcript, ["full", "prefix"], [RunOptions(kv="f32")], layout=layout)
+    rows = made(request.getfixturevalue(pair), short, ["full", "prefix"], [RunOptions(kv="f32")], layout=layout)
     assert {row["kv"] for row in rows} == {"f32"}
     full, prefix = rows[:TURNS], rows[TURNS:]
     assert [row["answer"] for row in full] == [row["answer"] for row in prefix]
@@ -144,19 +154,19 @@ def test_rounds_run_what_matters_once() -> None:
     ]
 
 
-def test_what_is_done_is_not_done_again(pipeline: Pipeline, transcript: Transcript) -> None:
+def test_what_is_done_is_not_done_again(pipeline: Pipeline, short: Transcript) -> None:
     asked = cells("recency", "random")
-    rows = made(pipeline, transcript, ["cold"], asked)
+    rows = made(pipeline, short, ["cold"], asked)
     assert len({key_of(row) for row in rows}) == len(rows) == 2 * TURNS
     done = {key_of(row): row for row in rows}
-    assert made(pipeline, transcript, ["cold"], asked, done=done) == []
+    assert made(pipeline, short, ["cold"], asked, done=done) == []
     lost = key_of(rows[-1])
-    again = made(pipeline, transcript, ["cold"], asked, done={key: row for key, row in done.items() if key != lost})
+    again = made(pipeline, short, ["cold"], asked, done={key: row for key, row in done.items() if key != lost})
     assert [key_of(row) for row in again] == [lost]
     assert again[0]["cell"] == rows[-1]["cell"]
     assert again[0]["answer"] == rows[-1]["answer"]
     work = Work(pipeline, rounds(["cold"], asked))
-    assert set(work.all_keys(transcript, counter(pipeline.target.tokenizer))) == set(done)
+    assert set(work.all_keys(short, counter(pipeline.target.tokenizer))) == set(done)
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
@@ -196,8 +206,8 @@ def test_lines_add_up() -> None:
 
 
 @pytest.mark.slow
-def test_conversations_go_on_from_turn_to_turn(pipeline: Pipeline, transcript: Transcript) -> None:
-    rows = made(pipeline, transcript, ["conversation", "recall"], cells("tail", "random"))
+def test_conversations_go_on_from_turn_to_turn(pipeline: Pipeline, short: Transcript) -> None:
+    rows = made(pipeline, short, ["conversation", "recall"], cells("tail", "random"))
     assert [(row["way"], row["turn"], row["scorer"]) for row in rows] == [
         (way, turn, "tail") for way in ("conversation", "recall") for turn in range(TURNS)
     ]

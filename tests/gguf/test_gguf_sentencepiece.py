@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,17 @@ def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(metadata=vocabularies(), text=texts, prefix=st.booleans())
 def test_ids_equal_the_reference(metadata: dict[str, Any], text: str, prefix: bool) -> None:
     tokenizer = Tokenizer.from_metadata({**metadata, f"{KEY}add_space_prefix": prefix})
     assert tokenizer.encode(text).ids.tolist() == expected(metadata, text, prefix=prefix)
     check_spans(tokenizer, text)
+
+
+@cache
+def synthetic() -> Tokenizer:
+    return Tokenizer.from_metadata(SYNTHETIC)
 
 
 words = st.sampled_from(["the", "quiet", "harbour", "aaa", "zz", " ", "  ", "\n", ",", "é", "狐", "</s>", "🦙", "A"])
@@ -73,7 +79,7 @@ words = st.sampled_from(["the", "quiet", "harbour", "aaa", "zz", " ", "  ", "\n"
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.lists(words, max_size=30).map("".join), st.text(max_size=40)))
 def test_a_synthetic_vocabulary_gives_every_text_back(text: str) -> None:
-    tokenizer = Tokenizer.from_metadata(SYNTHETIC)
+    tokenizer = synthetic()
     text = text.replace("\u2581", "")  # which comes back as a space
     assert tokenizer.encode(text).ids.tolist() == expected(SYNTHETIC, text)
     check_spans(tokenizer, text)

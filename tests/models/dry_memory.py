@@ -23,7 +23,10 @@ class Memory:
     """Bytes of a pool; they go back when nobody holds this."""
 
     def __init__(self, pool: Pool, size: int, block: Block) -> None:
-        weakref.finalize(self, pool.give_back, size, block)
+        self._pool, self._size, self._block = pool, size, block
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._size, self._block)
 
 
 class Block:
@@ -45,7 +48,10 @@ class Pool:
         size = -(-int(size) // 512) * 512
         for hook in hooks.entered:
             hook.malloc_preprocess(mem_size=size)
-        block = min((b for b in self._blocks if b.free >= size), key=lambda b: b.free, default=None)
+        block = None
+        for one in self._blocks:  # the fullest with room
+            if one.free >= size and (block is None or one.free < block.free):
+                block = one
         if block is None:
             if self._limit and self.total_bytes() + size > self._limit:
                 raise OutOfMemoryError(f"Out of memory allocating {size} bytes of {self._limit}")
@@ -108,7 +114,7 @@ class PinnedMemory:
     def __init__(self, size: int) -> None:
         if most_pinned and sum(pinned) + size > most_pinned[0]:
             raise MemoryError("cudaErrorMemoryAllocation: out of memory")
-        self.bytes = (ctypes.c_ubyte * size)()
+        self.bytes = (ctypes.c_ubyte * size).from_buffer(mmap.mmap(-1, size))
         self.ptr = ctypes.addressof(self.bytes)
         pinned.append(size)
 
@@ -147,6 +153,11 @@ def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
         allocators.stack.pop()
 
 
+def address(host: np.ndarray) -> int:
+    """Where an array begins."""
+    return int(host.__array_interface__["data"][0])
+
+
 def lend(nbytes: int) -> np.ndarray:
     """Zeros of host memory that stand for so many bytes of the device, as long as anything looks at them.
 
@@ -154,14 +165,15 @@ def lend(nbytes: int) -> np.ndarray:
     """
     malloc = allocators.stack[-1]
     own: Any = getattr(malloc, "__self__", pool)
-    room = np.frombuffer(mmap.mmap(-1, nbytes + 256), np.uint8)  # pages nobody looks at are never made
-    memory, start = malloc(nbytes), room.ctypes.data
-    lent[start] = start + room.nbytes, next(numbers)
+    taken = mmap.mmap(-1, nbytes + 256)  # begins with a page; those nobody looks at are never made
+    room = np.frombuffer(taken, np.uint8, nbytes)
+    memory, start = malloc(nbytes), address(room)
+    lent[start] = start + nbytes, next(numbers)
     if own is pool:
         weakref.finalize(room, lambda held: lent.pop(start), memory)
     else:
         weakref.finalize(room, lambda held: None, memory)
-        weakref.finalize(own, lambda held: lent.pop(start), room.base)
+        weakref.finalize(own, lambda held: lent.pop(start), taken)
     return room
 
 

@@ -176,7 +176,7 @@ class Communicator:
             streams[stream].hangs = True
             return
         for rank, pointer in pointers.items():
-            if rank != self._rank:
+            if rank != self._rank and copied[0]:
                 ctypes.memmove(receive + rank * count, pointer, count)
         self._barrier.wait(5)
 
@@ -223,6 +223,8 @@ def copy_peer(to: int, device: int, source: int, other: int, count: int, stream:
     streams[stream].hangs = streams[stream].hangs or bool(hung & {device, other})
 
 
+copied = [True]
+"""Whether gathers copy what they gather."""
 pointers: dict[int, int] = {}
 reduced: dict[int, list[int]] = defaultdict(list)
 """Numbers in every all-reduce of each card."""

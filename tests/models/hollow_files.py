@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from sp.gguf import GGUFWriter
@@ -11,10 +12,14 @@ from sp.models.synthetic.synthetic import synthetic_metadata
 from sp.quant import F32
 
 
-def write_hollow(path: Path, shape: str, file_type: str) -> Path:
-    """A file as large as the real one that takes only its header's room on the disk."""
+def write_hollow(path: Path, shape: str, file_type: str, text_tokens: int | None = 1000) -> Path:
+    """A file as large as the real one that takes only its header's room on the disk.
+
+    Of its tokens so many are words and the others unused, for reading all the words takes longest; None: as published.
+    """
     found = find_shape(shape)
-    writer, nbytes, told = GGUFWriter(path, synthetic_metadata(found, file_type)), 0, b""
+    vocabulary = replace(found, text_tokens=text_tokens or found.text_tokens)
+    writer, nbytes, told = GGUFWriter(path, synthetic_metadata(vocabulary, file_type)), 0, b""
     for name, size, fmt in found.plan(file_type):
         writer.add(name, size, fmt, lambda: ())
         if name in found.told():  # they come first

@@ -1,4 +1,4 @@
-"""How tests of predicted times call `sp plan`."""
+"""How tests of plans and refusals call the program."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from dry_walk import walked
 
 from sp.bench.record import running
 from sp.models import arithmetic, load_model, read_by_layer
@@ -70,11 +68,7 @@ def test_long_runs_of_a_model_that_asks_for_it(monkeypatch, n, selector, calls) 
 
 
 def test_launches_on_a_device_and_the_portable_path_keeps_to_float16() -> None:
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", DRY, here, str(embedded("drafter"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for path, n, counts in json.loads(done.stdout):
+    for path, n, counts in json.loads(walked(DRY, str(embedded("drafter")))):
         long = path == "sm_90a" and n == BYTE_QUERIES
         assert counts == ([4, 4, 4, 0] if long else [0, 0, 0, 4]), (path, n)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from dry_walk import walked
 from tiny_drafts import as_published
 
 from sp import cli
@@ -104,10 +102,7 @@ for draft in drafts:
 
 def test_every_launch_of_a_draft_fits(tmp_path) -> None:
     path = write_synthetic_draft(tmp_path / "draft.gguf", TINY, "f16")
-    files = [path, as_published(tmp_path, path)]
-    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    walked(WALK, str(path), str(as_published(tmp_path, path)))
 
 
 def test_a_checkpoint_is_the_same_draft_as_its_gguf(target, tmp_path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hollow_files import write_hollow
+from plan_calls import call as status_of
 from test_refusals import later_drafts, refused_files
 from tiny_models import KEYS, rewritten, write_tiny
 
-from sp import cli
 from sp.errors import ModelError, PromptError, SpError
 from sp.gguf import GGUFFile
 from sp.models import Arithmetic, ModelConfig, load_model
@@ -33,13 +33,13 @@ from sp.pipeline.window import check_memory, check_scoring
 
 
 @pytest.fixture(scope="module")
-def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Files of named shapes without weights, each written once."""
     folder = tmp_path_factory.mktemp("hollow")
 
     @cache
-    def write(shape: str, file_type: str) -> Path:
-        return write_hollow(folder / f"{shape}-{file_type}.gguf", shape, file_type)
+    def write(shape: str, file_type: str, text_tokens: int | None = 1000) -> Path:
+        return write_hollow(folder / f"{shape}-{file_type}-{text_tokens}.gguf", shape, file_type, text_tokens)
 
     return write
 
@@ -180,26 +180,24 @@ def test_common_types_are_types() -> None:
 
 
 def test_a_given_drafter_is_reckoned_with_and_its_vocabulary_compared(
-    tmp_path: Path, hollow: Callable[[str, str], Path]
+    tmp_path: Path, hollow: Callable[..., Path]
 ) -> None:
-    target, kin = hollow("llama-3.1-8b", "bf16"), hollow("llama-3.2-1b", "q8_0")
+    target, kin = hollow("llama-3.1-8b", "bf16", None), hollow("llama-3.2-1b", "q8_0", None)
     plan = plan_file(target, kin)
     assert plan.vocabulary == "same"
     assert plan_file(target, write_hollow(tmp_path / "o.gguf", "tiny-qwen2", "bf16")).vocabulary == "other"
-    assert plan_file(target).vocabulary == "as large"
+    proposed = plan_file(target)
+    assert proposed.vocabulary == "as large"
     assert plan.drafter is not None
     assert (plan.drafter.name, plan.drafter.config.layers) == (kin.name, 16)
-    assert plan.drafter.weights < plan_file(target).drafter.weights  # type: ignore[union-attr]
+    assert plan.drafter.weights < proposed.drafter.weights  # type: ignore[union-attr]
     assert f"--drafter {kin} " in (plan.command or "")
     with pytest.raises(ModelError, match="a DFlash draft, no model by itself"):
-        plan_file(target, embedded("draft"))
+        plan_file(hollow("llama-3.1-8b", "bf16"), embedded("draft"))
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return int(stop.value.code or 0)
+    return status_of(*map(str, arguments), monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +214,11 @@ def test_the_command_keeps_to_80_columns(
     options: list[str],
     status: int,
     told: str,
-    hollow: Callable[[str, str], Path],
+    hollow: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = hollow(shape, "q4_k_m")
+    path = hollow(shape, "q4_k_m", None)
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, "plan", path.name, *options) == status

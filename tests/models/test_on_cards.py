@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from odd_groups import FetchingGroup, LateGroup
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, PromptError
@@ -23,7 +24,7 @@ from sp.models.passes.on_cards import read_by_layer_on
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.block_budget import ConstantBlocks
-from sp.ops.sparse.block_selector import Dense, Streaming
+from sp.ops.sparse.block_selector import BlockSelector, Dense, Streaming
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.parallel.group import Card
@@ -59,88 +60,65 @@ def seen_by(read: Callable[..., None]) -> Seen:
     return found
 
 
-class LateGroup(HostGroup):
-    """Gathers as late as it may be, while `HostGroup` does so as early as it can be."""
-
-    @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        with super()._card(rank, meeting) as card:
-            begin = card.begin_gather
-            card.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
-            yield card
+def attention(selector: BlockSelector | None) -> LayerAttention:
+    return dense_attention if selector is None else SparseAttention(selector)
 
 
-class FetchingGroup(HostGroup):
-    """Fetches parts while those whose they are go on, the last card last, as copy engines may."""
-
-    @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        with super()._card(rank, meeting) as card:
-
-            def begin(*wholes: np.ndarray) -> Callable[[], None]:
-                meeting.show(rank, wholes)  # type: ignore[arg-type]
-                step = meeting.come(rank, "all-gather")
-
-                def fetched() -> None:
-                    assert meeting.all_came(step, 20)
-                    for other, shown in sorted(meeting.parts[step.number].items()):
-                        time.sleep(1e-3 * rank)
-                        for whole, theirs in zip(wholes, shown, strict=True):
-                            whole[other] = theirs[other]
-
-                return fetched
-
-            card.begin_gather = begin  # type: ignore[method-assign]
-            yield card
+@cache
+def read_alone(model: Model, n: int, selector: BlockSelector | None, kv: str, rotate: bool) -> tuple[Seen, Any]:
+    """What one card sees and, if it does not attend to everything, the blocks it reads."""
+    alone = attention(selector)
+    room = model.new_cache(n, kv, rotate=rotate, layers=1)
+    seen = seen_by(lambda watch: read_by_layer(model, IDS[:n], WHERE[:n], room, watch, attend=alone, rows=ROWS))
+    return seen, alone.densities() if isinstance(alone, SparseAttention) else None
 
 
 def both(
     model: Model,
     n: int,
     cards: int,
-    attend: Callable[[], LayerAttention],
+    selector: BlockSelector | None,
     kv: str,
     rotate: bool,
     kind: type[HostGroup] = HostGroup,
 ) -> None:
     """Read alone and together, and compare all that is seen and counted."""
-    prompt, alone, spread = (IDS[:n], WHERE[:n]), attend(), attend()
-    cache = model.new_cache(n, kv, rotate=rotate, layers=1)
-    want = seen_by(lambda watch: read_by_layer(model, *prompt, cache, watch, attend=alone, rows=ROWS))
+    spread = attention(selector)
+    want, densities = read_alone(model, n, selector, kv, rotate)
     how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
-    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, *prompt, watch, **how))
+    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, IDS[:n], WHERE[:n], watch, **how))
     assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
     for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             assert one.shape == other.shape
             far = np.abs(one - other) > 2e-3 * np.abs(other).max()
             assert far.mean() < (2e-3 if kv == "q4_0" else 1e-9)  # rounding decides which 4-bit step a value takes
-    if isinstance(spread, SparseAttention) and isinstance(alone, SparseAttention):
-        assert spread.densities() == alone.densities()
+    if isinstance(spread, SparseAttention):
+        assert spread.densities() == densities
 
 
 @pytest.mark.parametrize("cards", [1, 2, 4])
 @pytest.mark.parametrize("n", [100, 512, 1025, 1100, 1499])
 def test_lengths_of_all_kinds(model, n, cards) -> None:
-    both(model, n, cards, lambda: dense_attention, "f16", rotate=False)
+    both(model, n, cards, None, "f16", rotate=False)
 
 
 @pytest.mark.parametrize("kind", [HostGroup, LateGroup, FetchingGroup])
 @pytest.mark.parametrize("cards", [2, 3, 4])
 def test_gathers_may_come_early_or_late(deep, cards, kind) -> None:
     for n in (1100, 1499):
-        both(deep, n, cards, lambda: dense_attention, "f16", False, kind)
-        both(deep, n, cards, lambda: SparseAttention(TopDensity(0.5)), "f16", True, kind)
+        both(deep, n, cards, None, "f16", False, kind)
+        both(deep, n, cards, TopDensity(0.5), "f16", True, kind)
 
 
 def test_a_model_of_one_layer(tmp_path) -> None:
     one = load_model(write_tiny(tmp_path / "one.gguf", "qwen3", block_count=1))
-    both(one, 1100, 2, lambda: dense_attention, "f16", rotate=False)
+    both(one, 1100, 2, None, "f16", rotate=False)
 
 
 @pytest.mark.parametrize(("kv", "rotate"), [("f32", False), ("f16", True), ("q4_0", False), ("q4_0", True)])
 def test_caches_of_all_kinds(model, kv, rotate) -> None:
-    both(model, 1100, 4, lambda: dense_attention, kv, rotate)
+    both(model, 1100, 4, None, kv, rotate)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +133,14 @@ def test_caches_of_all_kinds(model, kv, rotate) -> None:
     ],
 )
 def test_selectors_list_the_same_blocks(model, selector) -> None:
-    both(model, 1499, 4, lambda: SparseAttention(selector), "f16", rotate=True)
+    both(model, 1499, 4, selector, "f16", rotate=True)
 
 
 def test_gates_and_few_cards(gated) -> None:
     assert gated.config.gated
-    both(gated, 1100, 2, lambda: SparseAttention(TopDensity(0.5)), "f16", rotate=False)
+    both(gated, 1100, 2, TopDensity(0.5), "f16", rotate=False)
     few = TopDensity(0.4, sink=1, window=1, last_n=0)  # without what is always read a block of 64 queries is told apart
-    both(gated, 960, 4, lambda: SparseAttention(few), "f16", rotate=False)
+    both(gated, 960, 4, few, "f16", rotate=False)
 
 
 def test_stripes_are_whole_pages_and_balanced() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dry_walk import walked
 from outside_family import FFN, HIDDEN, LAYERS, VOCAB, Variant, page_code, tern_logits, tern_tensors, write_tern
 
 from sp.errors import ConfigError, ModelError
@@ -162,10 +161,7 @@ for path in ("sm_90a", "portable"):
 
 def test_every_launch_fits(tmp_path) -> None:
     path = write_tern(tmp_path / "tern.gguf", tern_tensors())
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", WALK, str(here), str(here.parent), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    walked(WALK, str(Path(__file__).parents[1]), str(path))
 
 
 @dataclass(frozen=True)

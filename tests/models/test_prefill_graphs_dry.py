@@ -75,7 +75,7 @@ def used():
     return dry_memory.pool.used_bytes()
 
 cache = model.new_cache(4000)
-for n in (2048, *range(16, 2048, 16)):  # what kernels keep for themselves
+for n in (2048, *range(16, 128, 16), *range(128, 2048, 128)):  # what kernels keep for themselves, for each graph's size
     read(n, cache, None)
     cache.reset()
 before = used()

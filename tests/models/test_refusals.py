@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plan_calls import call as status_of
 from tiny_drafts import write_draft
 from tiny_models import KEYS, rewritten, write_tiny
 
-from sp import cli
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ARCHITECTURES, load_model
@@ -187,10 +187,7 @@ def test_an_architecture_that_is_an_array_is_refused_everywhere(tmp_path: Path) 
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return int(stop.value.code or 0)
+    return status_of(*map(str, arguments), monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])

@@ -17,6 +17,7 @@ CARDS, N, VOCAB, DEPTH = int(sys.argv[7]), int(sys.argv[4]), int(sys.argv[3]), 8
 STRIPES = 2 * CARDS if CARDS > 1 else 1
 dry_device.H200["major"] = int(sys.argv[5])
 dry_nccl.install(CARDS)
+dry_nccl.copied[0] = False  # zeros to where zeros are, for no kernel runs
 import threading
 from bisect import bisect
 from collections import defaultdict

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from dry_walk import walked
 
 from sp.models.synthetic.shapes import find_shape, list_shapes
 
@@ -91,8 +88,5 @@ DRAFTERS = [name for name in PUBLISHED if find_shape(name).tied]
     ("shape", "file_type"), [*((name, "q4_k_m") for name in PUBLISHED), *((name, "bf16") for name in DRAFTERS)]
 )
 def test_every_launch_fits(shape, file_type) -> None:
-    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), shape, file_type]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    hopper, portable = map(int, done.stdout.split())
+    hopper, portable = map(int, walked(WALK, shape, file_type).split())
     assert hopper > 0 < portable

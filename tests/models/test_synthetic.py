@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from read_by_gguf import read_by_gguf
 
 from sp.arrays import Ints
 from sp.errors import ConfigError, GGUFError
@@ -99,7 +99,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
 @pytest.mark.parametrize(("shape", "file_type"), CASES)
 def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file_type: str) -> None:
     plan = tensor_plan(shape, file_type)
-    reader = GGUFReader(tiny[shape, file_type])
+    reader = read_by_gguf(tiny[shape, file_type])
     held = {t.name: (tuple(int(n) for n in t.shape[::-1]), t.tensor_type.name, int(t.n_bytes)) for t in reader.tensors}
     assert held == {name: (size, fmt.name, fmt.nbytes(size)) for name, size, fmt in plan}
     with GGUFFile.open(tiny[shape, file_type]) as file:

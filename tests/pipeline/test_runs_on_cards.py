@@ -37,7 +37,7 @@ def options(scorer: str = "tail") -> RunOptions:
 
 
 def test_a_run_keeps_what_it_keeps_on_one_card_and_says_who_read(alone: Pipeline) -> None:
-    asked = prompt(alone, 6000)
+    asked = prompt(alone, 3000)
     want, got = (each.run(asked, options(), full=False) for each in (alone, on_cards(alone, 2)))
     assert len(want.prompt) > 1024
     assert got.selection.indices.tolist() == want.selection.indices.tolist()
@@ -46,7 +46,7 @@ def test_a_run_keeps_what_it_keeps_on_one_card_and_says_who_read(alone: Pipeline
     assert got.answer.trace.facts["cards"] == ["drafter: read by 2 cards together"]
 
 
-@pytest.mark.parametrize(("scorer", "characters"), [("lookahead", 6000), ("tail", 1500)])
+@pytest.mark.parametrize(("scorer", "characters"), [("lookahead", 3500), ("tail", 1500)])
 def test_who_reads_alone_is_told(alone: Pipeline, scorer: str, characters: int) -> None:
     found = on_cards(alone, 4).run(prompt(alone, characters), options(scorer), full=False)
     (line,) = found.answer.trace.facts["cards"]

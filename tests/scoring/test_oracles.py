@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from sp.scoring import SCORERS, ScoreRequest, chunk_means
 from sp.scoring.answer_likelihood import log_likelihoods
 from sp.scoring.attention.reduction import average_pool
 
-N, SEED = 390, 3
+N, SEED = 262, 3
+Looked = list[tuple[Floats, ...]]
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
@@ -27,6 +30,40 @@ def asked(arch: str, retrievers: dict[str, Model]) -> ScoreRequest:
     found = ask(retrievers[arch], N, seed=SEED)
     assert found.start // 32 not in (0, N // 32)
     return silently(found, progress=None)
+
+
+@pytest.fixture(scope="module")
+def whole(retrievers: dict[str, Model]) -> Callable[[str], Floats]:
+    """What every chunk of a prompt changes, by architecture."""
+
+    @cache
+    def of(arch: str) -> Floats:
+        request = silently(ask(retrievers[arch], N, seed=SEED), progress=None)
+        return SCORERS.build("leave_one_out", {"among": 0, "answer_tokens": VALUE}).score(request).scores[::32]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def looked(retrievers: dict[str, Model]) -> Callable[[str], Looked]:
+    """Queries, keys of the prompt and of three tokens of its answer by layer, by architecture."""
+
+    @cache
+    def of(arch: str) -> Looked:
+        request, model = ask(retrievers[arch], N, seed=SEED).request, retrievers[arch]
+        seen: dict[int, list[tuple[Floats, Floats]]] = {}
+
+        def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+            seen.setdefault(layer, []).append((q, k))
+
+        keys = model.new_cache(N + 3, "f32")
+        logits = prefill(model, request.ids, request.positions, keys, rows=N, tap=tap)
+        for step in range(3):
+            logits = decode_step(model, int(logits.argmax()), N + step, keys, tap=tap)
+        layers = [zip(*parts, strict=True) for parts in seen.values()]
+        return [tuple(np.concatenate(each).astype(float) for each in both) for both in layers]
+
+    return of
 
 
 def answer_of(request: ScoreRequest, tokens: int) -> list[int]:
@@ -74,10 +111,9 @@ def test_what_an_answer_loses_is_what_plain_calls_say(asked: ScoreRequest) -> No
 
 
 @each_arch
-def test_the_needles_chunk_is_missed_most(asked: ScoreRequest) -> None:
-    scores = SCORERS.build("leave_one_out", {"among": 0, "answer_tokens": VALUE}).score(asked).scores
+def test_the_needles_chunk_is_missed_most(asked: ScoreRequest, arch: str, whole) -> None:
     needle = np.unique(chunk_of(asked)[asked.needle])
-    changes = scores[::32]
+    changes = whole(arch)
     assert changes.argmax() in needle
     others = np.delete(changes, needle)
     assert changes.max() > 3
@@ -85,11 +121,11 @@ def test_the_needles_chunk_is_missed_most(asked: ScoreRequest) -> None:
 
 
 @each_arch
-def test_chunks_that_are_not_tried_come_behind_in_the_order_of_attention(asked: ScoreRequest) -> None:
-    every = SCORERS.build("leave_one_out", {"among": 0, "answer_tokens": VALUE}).score(asked).scores[::32]
+def test_chunks_that_are_not_tried_come_behind_in_the_order_of_attention(asked: ScoreRequest, arch: str, whole) -> None:
+    every = whole(arch)
     some = SCORERS.build("leave_one_out", {"among": 4, "answer_tokens": VALUE}).score(asked).scores[::32]
-    looked = chunk_means(SCORERS.build("answer_attention", {"queries": VALUE}).score(asked).scores, 32)
-    order = np.argsort(-looked)
+    seen = chunk_means(SCORERS.build("answer_attention", {"queries": VALUE}).score(asked).scores, 32)
+    order = np.argsort(-seen)
     assert set(chunk_of(asked)[asked.needle]) & set(order[:4])
     np.testing.assert_allclose(some[order[:4]], every[order[:4]], atol=5e-3 * every.max())
     behind = some[order[4:]]
@@ -100,26 +136,17 @@ def test_chunks_that_are_not_tried_come_behind_in_the_order_of_attention(asked: 
 @each_arch
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("heads", "layers"), [("max", "mean"), ("mean", "max"), ("mean", "mean"), ("max", "max")])
-def test_attention_of_the_answer_is_its_formula(asked: ScoreRequest, last: bool, heads: str, layers: str) -> None:
+def test_attention_of_the_answer_is_its_formula(
+    asked: ScoreRequest, arch: str, looked, last: bool, heads: str, layers: str
+) -> None:
     """In float64, layer by layer: softmax over the prompt, nothing on text that is kept anyway, pooled, then heads,
     layers and the answer's tokens."""
-    model, config, tokens = asked.model, asked.model.config, 3
+    config, tokens = asked.model.config, 3
     asked = replace(asked, protected=asked.question | (np.arange(N) < 12))
-    queries: dict[int, list[Floats]] = {}
-    keys: dict[int, list[Floats]] = {}
-
-    def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
-        queries.setdefault(layer, []).append(q)
-        keys.setdefault(layer, []).append(k)
-
-    cache = model.new_cache(N + tokens, "f32")
-    logits = prefill(model, asked.ids, asked.positions, cache, rows=N, tap=tap)
-    for step in range(tokens):
-        logits = decode_step(model, int(logits.argmax()), N + step, cache, tap=tap)
     rows = slice(N - 1, N + tokens - 1) if last else slice(N, N + tokens)
     by_layer = []
-    for layer, k in keys.items():
-        q, k = np.concatenate(queries[layer])[rows].astype(float), np.concatenate(k)[:N].astype(float)
+    for q, k in looked(arch):
+        q, k = q[rows], k[:N]
         of_heads = []
         for head in range(config.heads):
             energy = q[:, head] @ k[:, head // config.group].T / np.sqrt(config.head_dim)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from sp.scoring.attention.reduction import Fold, Reduction
 from sp.scoring.reading import SPARSE_TOKENS, by_length
 
 N = 1500
+KNOWN: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,21 @@ def ids() -> np.ndarray:
     return np.asarray(token_task(N, 20, seed=4).ids)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """What several tests ask for is scored and read once, and held no longer than they run."""
+    yield
+    KNOWN.clear()
+
+
 def score(model: Model, ids: np.ndarray, scorer: str = "tail", by_head: bool = False, **options) -> Importance:
+    key = str((id(model), len(ids), scorer, by_head, sorted(options.items())))
+    if key not in KNOWN:
+        KNOWN[key] = scored(model, ids, scorer, by_head, options)
+    return KNOWN[key]
+
+
+def scored(model: Model, ids: np.ndarray, scorer: str, by_head: bool, options: dict[str, Any]) -> Importance:
     mask = np.zeros(len(ids), bool)
     request = ScoreRequest(model, ids, np.arange(len(ids)), mask, mask, by_head=by_head)
     return SCORERS.build(scorer, options).score(request)
@@ -96,11 +113,15 @@ def test_early_exit_is_the_drafter_without_its_later_layers(drafter, ids) -> Non
 
 def stored_of(model: Model, ids: np.ndarray) -> tuple[dict[int, np.ndarray], Cache]:
     """The last queries of every layer, and all keys, as a whole prefill has them."""
+    key = str((id(model), len(ids)))
+    if key in KNOWN:
+        return KNOWN[key]
     queries: dict[int, np.ndarray] = {}
     cache = model.new_cache(len(ids))
     prefill_by_layer(
         model, ids, np.arange(len(ids)), cache, rows=8, watch=lambda i, q, _: queries.update({i: q[-8:].copy()})
     )
+    KNOWN[key] = queries, cache
     return queries, cache
 
 

@@ -36,15 +36,18 @@ MATRIX = [(name, options) for name, several in CONFIGURATIONS.items() for option
 
 WORDS = ["the", "magic", "number", "3.14", "naïve", "e.g.", "dusk", "Zürich", "x"]
 ENDINGS = [". ", "! ", "?\n", '." ', "…\n\n", "。", ", ", " ", " ", " ", "\n", ".", "..."]
+PIECES = [word + ending for word in WORDS for ending in ENDINGS]
+"""Each of two bytes at least."""
 
 
 def make_text(rng: np.random.Generator, n: int) -> tuple[bytes, np.ndarray]:
     """Text in n tokens of one to six bytes, which may part characters, and their spans."""
     lengths = rng.integers(1, 7, n)
-    words, endings = rng.integers(0, [[len(WORDS)], [len(ENDINGS)]], (2, int(lengths.sum())))
-    pieces = [WORDS[word] + ENDINGS[ending] for word, ending in zip(words, endings, strict=True)]
-    raw = "".join(pieces).encode()[: int(lengths.sum())].decode(errors="ignore").encode()
-    raw += b"." * (int(lengths.sum()) - len(raw))
+    size = int(lengths.sum())
+    words, endings = rng.integers(0, [[len(WORDS)], [len(ENDINGS)]], (2, size))
+    enough = (words * len(ENDINGS) + endings)[: size // 2 + 1].tolist()
+    raw = "".join([PIECES[piece] for piece in enough]).encode()[:size].decode(errors="ignore").encode()
+    raw += b"." * (size - len(raw))
     ends = np.cumsum(lengths)
     return raw, np.stack([ends - lengths, ends], 1)
 

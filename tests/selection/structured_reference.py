@@ -6,6 +6,7 @@ Shares no code with `sp.selection`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
@@ -76,9 +77,7 @@ def slow_structured(name: str, request: SelectionRequest, given: Mapping[str, An
         return set(range(n))
     cuts, needs = pieces_of(name, request.text.decode(), options["longest"], [start for start, _ in spans])
     cuts.append(len(request.text))
-    touched = [
-        [p for p, (low, high) in enumerate(pairwise(cuts)) if low < end and high > start] for start, end in spans
-    ]
+    touched = [list(range(bisect_right(cuts, start) - 1, bisect_left(cuts, end))) for start, end in spans]
     number = list(range(len(cuts) - 1))  # of the unit each piece is in
     for (start, end), pieces in zip(spans, touched, strict=True):
         if any(request.text[at : at + 1] and request.text[at] >> 6 == 2 for at in (start, end)):
@@ -89,7 +88,10 @@ def slow_structured(name: str, request: SelectionRequest, given: Mapping[str, An
                 number = [min(held) if unit in held else unit for unit in number]
     alone = set(number) - {unit for piece, unit in enumerate(number) if piece not in needs.values()}
     above = {number[piece]: number[shell] for piece, shell in needs.items() if number[piece] != number[shell]}
-    whole = {unit: {t for t, pieces in enumerate(touched) if unit in {number[p] for p in pieces}} for unit in number}
+    whole = {unit: set[int]() for unit in number}
+    for token, pieces in enumerate(touched):
+        for piece in pieces:
+            whole[number[piece]].add(token)
     joined: dict[int, int] = {}
     counts: dict[int, int] = {}
     last = None

@@ -108,11 +108,15 @@ def test_equals_the_slow_reference(name: str, options: dict[str, Any], request: 
         assert set(kept.tolist()) == slow(name, request, options)
 
 
+@pytest.fixture(scope="module")
+def long_request() -> SelectionRequest:
+    return make_request(7, 131072, 0.1, 0.001, "peaks")
+
+
 @pytest.mark.parametrize("name", list(CONFIGURATIONS))
-def test_a_prompt_of_128k_tokens(name: str) -> None:
-    request = make_request(7, 131072, 0.1, 0.001, "peaks")
+def test_a_prompt_of_128k_tokens(name: str, long_request: SelectionRequest) -> None:
     for options in ({}, {"neighbours": "by_length", "backbone": 0.1, "min_run": 16}):
-        check(SELECTORS.build(name, options).select(request), request)
+        check(SELECTORS.build(name, options).select(long_request), long_request)
 
 
 @pytest.mark.parametrize("name", list(CONFIGURATIONS))

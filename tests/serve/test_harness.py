@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +45,10 @@ def served(folder: Path) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
-def prompts(folder: Path) -> list[dict[str, Any]]:
+def prompts(folder: Path, amount: int) -> list[dict[str, Any]]:
     """What the script writes for the task."""
     out = folder / "sp_needle.jsonl"
-    script = [sys.executable, TASKS / "make_sp_needle.py", out, "--n", str(AMOUNT + 1)]
+    script = [sys.executable, TASKS / "make_sp_needle.py", out, "--n", str(amount)]
     subprocess.run(script, check=True, env=ENVIRONMENT)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -65,7 +65,7 @@ def ask(url: str, record: dict[str, Any]) -> dict[str, Any]:
         "seed": 1234,
         "sp": sent["sp"],
     }
-    reply = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    reply = web.post(f"{url}/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -78,7 +78,7 @@ def right(said: str, answer: str) -> bool:
 
 def test_the_request_of_the_task_compresses_and_is_answered(tmp_path: Path, server: tool.Running) -> None:
     """Without the harness: the very fields it sends, so that the task cannot rot where it is not installed."""
-    record = prompts(tmp_path)[0]
+    (record,) = prompts(tmp_path, 1)
     reply = ask(f"{server.url}/v1", record)
     facts = reply["usage"]["sp"]
     assert facts["compressed"]
@@ -88,7 +88,7 @@ def test_the_request_of_the_task_compresses_and_is_answered(tmp_path: Path, serv
 
 @pytest.mark.skipif(not HARNESS, reason="SP_LM_EVAL names no lm_eval")
 def test_the_harness_reports_what_the_server_answers(tmp_path: Path) -> None:
-    made = prompts(tmp_path)
+    made = prompts(tmp_path, AMOUNT + 1)
     with served(tmp_path) as url:
         arguments = {
             "--model": "local-chat-completions",
@@ -104,7 +104,7 @@ def test_the_harness_reports_what_the_server_answers(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         answers = [ask(url, record)["choices"][0]["message"]["content"] for record in made[:AMOUNT]]
-        counted = httpx.get(f"{url.removesuffix('/v1')}/metrics").text
+        counted = web.get(f"{url.removesuffix('/v1')}/metrics").text
     (results,) = (tmp_path / "out").rglob("results_*.json")
     (samples,) = (tmp_path / "out").rglob("samples_sp_needle_*.jsonl")
     score = json.loads(results.read_text())["results"]["sp_needle"]["exact_match,none"]

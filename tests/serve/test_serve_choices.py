@@ -7,10 +7,10 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import serving as tool
+import web
 from sampling_reference import LEAST, agree, shares
 
 from sp.conversation import Conversations
@@ -25,7 +25,7 @@ PROMPT = "The grass is"
 
 def post(server: tool.Running, path: str = "completions", **body: Any) -> dict[str, Any]:
     given = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": "Who is it?"}]}
-    reply = httpx.post(f"{server.url}/v1/{path}", json=given | body, timeout=60)
+    reply = web.post(f"{server.url}/v1/{path}", json=given | body, timeout=60)
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
@@ -34,7 +34,7 @@ def post(server: tool.Running, path: str = "completions", **body: Any) -> dict[s
 def streamed(server: tool.Running, path: str, **body: Any) -> list[dict[str, Any]]:
     given = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": "Who is it?"}]}
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{server.url}/v1/{path}", json=given | options | body, timeout=60) as reply:
+    with web.stream("POST", f"{server.url}/v1/{path}", json=given | options | body, timeout=60) as reply:
         return [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
 
 
@@ -219,7 +219,7 @@ def test_schemas_that_are_not_supported_are_refused(server: tool.Running, schema
     pytest.importorskip("llguidance")
     body = {"messages": [{"role": "user", "content": "hi"}], "response_format": asked(schema), "max_tokens": 5}
     for stream in (False, True):
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"stream": stream}, timeout=30)
+        reply = web.post(f"{server.url}/v1/chat/completions", json=body | {"stream": stream}, timeout=30)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "response_format")
         assert "not supported" in error["message"]

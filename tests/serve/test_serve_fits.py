@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 
 from sp.conversation import Conversation, Conversations
 from sp.pipeline import Pipeline, RunOptions, stages
@@ -44,7 +44,7 @@ def test_over_the_window(
 ) -> None:
     options = RunOptions(keep_ratio=0.5, compress="always")
     with tool.serving(narrow, talks=Conversations(narrow) if sessions else None, options=options) as server:
-        reply = httpx.post(f"{server.url}/v1/{path}", json=body | {"stream": stream}, timeout=30)
+        reply = web.post(f"{server.url}/v1/{path}", json=body | {"stream": stream}, timeout=30)
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert f"has a context of {WINDOW}; sp.keep_ratio 0.5 leaves" in error["message"]
@@ -59,7 +59,7 @@ def test_over_a_budget_of_memory(read: list[str], sessions: bool, monkeypatch: p
     monkeypatch.setattr(Conversation, "_score", lambda *_: read.append("score"))
     options = RunOptions(keep_ratio=0.5, compress="always")
     with tool.serving(tight, talks=Conversations(tight) if sessions else None, options=options) as server:
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=30)
+        reply = web.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=30)
     assert reply.status_code == 400
     assert "GiB at least, and the budget is" in reply.json()["error"]["message"]
     assert not read

@@ -6,9 +6,9 @@ import re
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 from serving import ALWAYS, TASKS, chat, client
 
 openai = pytest.importorskip("openai")
@@ -60,15 +60,15 @@ def test_options_of_a_request_are_those_of_that_request_only(server: tool.Runnin
 
 
 def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
-    health = httpx.get(f"{server.url}/health").json()
+    health = web.get(f"{server.url}/health").json()
     assert health["status"] == "ok"
     assert health["math"] == {"target": "bf16", "drafter": "bf16"}
     assert client(server).models.list().data[0].id == "target"
-    text = httpx.get(f"{server.url}/metrics").text
+    text = web.get(f"{server.url}/metrics").text
     assert 'sp_requests_total{outcome="ok"}' in text
     assert 'sp_tokens_total{kind="kept"}' in text
     for method, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/v1/embeddings", 404)):
-        reply = httpx.request(method, server.url + path)
+        reply = web.request(method, server.url + path)
         assert reply.status_code == status
         assert path in reply.json()["error"]["message"]
 
@@ -98,7 +98,7 @@ def test_bad_requests_get_one_json_error(server: tool.Running, body: bytes, stat
 
     for content in (body, chunked()):
         headers = {"content-type": "application/json"}
-        reply = httpx.post(f"{server.url}/v1/chat/completions", content=content, headers=headers, timeout=30)
+        reply = web.post(f"{server.url}/v1/chat/completions", content=content, headers=headers, timeout=30)
         error = reply.json()["error"]
         assert (reply.status_code, error["type"]) == (status, "invalid_request_error")
         assert re.search(said, error["message"])
@@ -115,5 +115,5 @@ def test_an_error_in_a_stream_has_a_status(server: tool.Running) -> None:
 
 
 def test_other_content_types_are_refused(server: tool.Running) -> None:
-    reply = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    reply = web.post(f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert reply.status_code == 415

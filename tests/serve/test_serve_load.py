@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 import pytest
 import serving as tool
+import web
 from serving import ALWAYS, TASKS, chat, client
 
-from sp.pipeline import Pipeline
+from sp import cli
+from sp.pipeline import Pipeline, embedded
 from sp.serve.http.bodies import Limits
 
 openai = pytest.importorskip("openai")
@@ -83,8 +85,8 @@ def test_nothing_is_lost_or_mixed_up_under_load(server: tool.Running, expected: 
     async def everyone() -> None:
         limits = httpx.Limits(max_connections=200)
         async with (
-            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as api,
-            httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as http,
+            tool.async_client(server.url) as api,
+            httpx.AsyncClient(base_url=server.url, limits=limits, verify=False, timeout=60) as http,
         ):
             ask = api.chat.completions.create
             crowd = [polite(ask, n) for n in range(18)] + [leaving(ask, n) for n in range(4)]
@@ -160,37 +162,42 @@ def test_an_unexpected_error_is_told_without_details_and_the_next_request_is_ser
         assert reply.choices[0].message.content == expected[TASKS[0][0]]
 
 
-def test_the_server_adds_little_to_the_time_to_first_token(server: tool.Running) -> None:
-    """Generous, as other programs run; `experiments/serve_load.py` measures it."""
+def test_the_server_adds_little_to_the_time_to_first_token() -> None:
+    """Of the whole embedded pair. Generous, as other programs run; `experiments/serve_load.py` measures it."""
     added = []
-    http = httpx.Client(timeout=30)  # one for all: making it takes longer than what is measured
-    for number in range(7):
-        body = {"messages": chat(*TASKS[number % len(TASKS)]), "stream": True, "max_tokens": 2} | ALWAYS
-        body["stream_options"] = {"include_usage": True}
-        start, first = time.perf_counter(), 0.0
-        with http.stream("POST", f"{server.url}/v1/chat/completions", json=body) as reply:
-            lines = []
-            for line in reply.iter_lines():
-                if line.startswith("data: {"):
-                    first = first or time.perf_counter() - start
-                    lines.append(json.loads(line[6:]))
-        added.append(1e3 * first - lines[-1]["usage"]["sp"]["ttft_ms"])
+    with tool.serving(tool.load()) as whole:
+        for number in range(7):
+            body = {"messages": chat(*TASKS[number % len(TASKS)]), "stream": True, "max_tokens": 2} | ALWAYS
+            body["stream_options"] = {"include_usage": True}
+            start, first = time.perf_counter(), 0.0
+            with web.stream("POST", f"{whole.url}/v1/chat/completions", json=body) as reply:
+                lines = []
+                for line in reply.iter_lines():
+                    if line.startswith("data: {"):
+                        first = first or time.perf_counter() - start
+                        lines.append(json.loads(line[6:]))
+            added.append(1e3 * first - lines[-1]["usage"]["sp"]["ttft_ms"])
     assert sorted(added)[3] < 30, added  # Nagle's algorithm alone would add 40
 
 
 @pytest.mark.slow
-def test_the_command_ends_in_order_on_sigterm() -> None:
+def test_the_command_ends_in_order_on_sigterm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--grace", "20"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
-        taken = subprocess.run([*command[:5], url.rpartition(":")[2]], capture_output=True, text=True, check=False)
-        assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
-        assert "choose --host and --port" in taken.stderr
-        tool.until(lambda: _up(url), 30)
+        monkeypatch.setattr("sys.argv", ["sp", "serve", "--port", url.rpartition(":")[2]])
+        with pytest.raises(SystemExit) as taken:
+            cli.main()
+        told = capsys.readouterr().err
+        assert (taken.value.code, told.count("\n")) == (2, 1)
+        assert "choose --host and --port" in told
+        tool.until(lambda: _up(url), 30, pause=0.05)
 
         async def talk() -> tuple[list[str], int]:
-            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+            async with tool.async_client(url) as api:
                 ask = api.chat.completions.create
                 stream = await ask(model="any", messages=chat(*TASKS[0]), stream=True, max_tokens=12)
                 parts = stream.__aiter__()
@@ -215,15 +222,16 @@ def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
     """SIGKILL in the middle of an answer, then the same command: same port, nothing left over, right answers."""
     key, value = TASKS[0]
     body = {"messages": chat(key, value), "stream": True, "max_tokens": 200} | ALWAYS
-    port = "0"
+    port, drafter = "0", str(embedded("drafter"))  # those of `pair`
     for life in range(2):
-        command = [sys.executable, "-m", "sp.cli", "serve", "--port", port, "--device", "cpu", "--keep-ratio", "0.5"]
+        command = [sys.executable, "-m", "sp.cli", "serve", "--port", port, "--device", "cpu", "--keep-ratio", "0.5",
+                   "--target", drafter, "--drafter", drafter]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
             url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
             port = url.rpartition(":")[2]
-            tool.until(lambda at=url: _up(at), 30)
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as reply:
+            tool.until(lambda at=url: _up(at), 30, pause=0.05)
+            with web.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as reply:
                 lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
                 if life == 0:
                     assert [next(lines), next(lines)]
@@ -234,8 +242,8 @@ def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
                     continue
                 deltas = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines]
             assert "".join(deltas).startswith(expected[key])
-            assert httpx.get(f"{url}/health").json()["waiting"] == 0
-            told = httpx.get(f"{url}/metrics").text
+            assert web.get(f"{url}/health").json()["waiting"] == 0
+            told = web.get(f"{url}/metrics").text
             assert 'sp_requests_total{outcome="ok"} 1.0' in told
             assert "cancelled" not in told
             assert 'sp_session_requests_total{found="miss"} 1.0' in told  # nothing is left of the other life's session
@@ -267,7 +275,7 @@ def test_a_client_that_leaves_in_the_middle_of_an_answer_frees_its_work(
         prompt = "The grass is green. " * 20
         body = {"prompt": prompt, "stream": True, "max_tokens": 4096, "sp": {"off": True}}
         Counting.tokens = 0
-        with httpx.stream("POST", f"{fresh.url}/v1/completions", json=body, timeout=30) as reply:
+        with web.stream("POST", f"{fresh.url}/v1/completions", json=body, timeout=30) as reply:
             assert next(line for line in reply.iter_lines() if line)
             after = client(fresh).chat.completions.with_raw_response.create
         answer = after(model="any", messages=chat(key, value), extra_body=ALWAYS, max_tokens=12).parse()
@@ -278,6 +286,6 @@ def test_a_client_that_leaves_in_the_middle_of_an_answer_frees_its_work(
 
 def _up(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return web.get(f"{url}/health").status_code == 200
     except httpx.TransportError:
         return False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 import serving as tool
+import web
 from markup_read import Read
 from serving import TASKS, chat
 
@@ -14,7 +14,7 @@ from sp.serve.protocol import parse_request
 
 
 def test_the_page_needs_nothing_else_and_is_framed_by_nobody(server: tool.Running) -> None:
-    reply = httpx.get(f"{server.url}/")
+    reply = web.get(f"{server.url}/")
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
@@ -22,7 +22,7 @@ def test_the_page_needs_nothing_else_and_is_framed_by_nobody(server: tool.Runnin
     assert not [attributes for _, attributes in seen.tags if "src" in attributes or "href" in attributes]
     labelled = {attributes["for"] for name, attributes in seen.tags if name == "label" and "for" in attributes}
     assert labelled == {"document", "question"}
-    assert httpx.post(f"{server.url}/").status_code == 405
+    assert web.post(f"{server.url}/").status_code == 405
 
 
 @pytest.mark.parametrize("session", [True, False])
@@ -30,7 +30,7 @@ def test_kept_text_is_told_to_who_asks(server: tool.Running, session: bool) -> N
     key, value = TASKS[0]
     asked = {"compress": "always", "return_kept": True, "session": session}
     body = {"messages": chat(key, value), "max_tokens": 2, "sp": asked}
-    told = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["usage"]["sp"]
+    told = web.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["usage"]["sp"]
     text = "".join(piece["text"] for piece in told["kept_text"])
     assert text.startswith("<|im_start|>user\n" + tool.document(key, value).strip()[:40])
     by_kind = {kind: "".join(p["text"] for p in told["kept_text"] if p["kind"] == kind) for kind in
@@ -41,7 +41,7 @@ def test_kept_text_is_told_to_who_asks(server: tool.Running, session: bool) -> N
         assert one["kind"] != other["kind"]
     assert sum(piece["tokens"] for piece in told["kept_text"]) == told["cached"] + told["new"]
     del body["sp"]["return_kept"]  # type: ignore[attr-defined]
-    told = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["usage"]["sp"]
+    told = web.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["usage"]["sp"]
     assert "kept_text" not in told
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 from serving import ALWAYS, TASKS
 
 from sp.pipeline import Pipeline, RunOptions
@@ -88,7 +88,7 @@ def test_question_and_opening_are_protected_and_the_document_is_not(pair: Pipeli
 
 def post(server: tool.Running, content: str, **more: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12} | more
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    reply = web.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
@@ -108,7 +108,7 @@ def test_one_string_is_compressed_told_and_answered_as_in_full(server: tool.Runn
     kept = post(server, text, sp={"compress": "auto", "protect": "turn"})["usage"]["sp"]
     assert kept["question"]["found"] == "turn"
     assert not kept["compressed"]  # all of it is kept
-    assert 'sp_questions_total{found="paragraph"}' in httpx.get(f"{server.url}/metrics").text
+    assert 'sp_questions_total{found="paragraph"}' in web.get(f"{server.url}/metrics").text
 
 
 @pytest.mark.parametrize("text", [f"{FILL * 55}Green?", "word " * 900, f"{FILL * 55}\n\n\n\n"])
@@ -139,5 +139,5 @@ def test_completions_have_a_question_too(pair: Pipeline, text: str, found: str |
 
 
 def test_a_short_completion_is_read_whole(server: tool.Running) -> None:
-    reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "The grass is", "max_tokens": 2}, timeout=30)
+    reply = web.post(f"{server.url}/v1/completions", json={"prompt": "The grass is", "max_tokens": 2}, timeout=30)
     assert not reply.json()["usage"]["sp"]["compressed"]

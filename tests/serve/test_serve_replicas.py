@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import pytest
 import serving as tool
+import web
 
 from sp import cli, cluster
 from sp.chat import Thinking
 from sp.conversation import ConversationOptions
 from sp.errors import ConfigError
+from sp.pipeline import embedded
 from sp.serve.errors import RequestError
 from sp.serve.replicas.beginnings import Beginnings, prefixes_of
 from sp.serve.server import Server, listen
@@ -53,9 +55,10 @@ def three() -> Iterator[cluster.Cluster]:
 
 
 @pytest.fixture(scope="module")
-def url(three: cluster.Cluster) -> Iterator[str]:
-    """Where two replicas are."""
-    with open_door(ASKED, 2, None, ("*",), print) as (door, model):
+def url(three: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where two replicas are, of the same pair as `pair`."""
+    (target := tmp_path_factory.mktemp("models") / "target.gguf").symlink_to(embedded("drafter"))
+    with open_door(replace(ASKED, target=target, drafter=embedded("drafter")), 2, None, ("*",), print) as (door, model):
         assert model == "target"
         server, listener = Server(door, grace=5), listen("127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_on, args=[listener])
@@ -68,11 +71,11 @@ def url(three: cluster.Cluster) -> Iterator[str]:
 
 
 def post(url: str, messages: list[dict[str, Any]], **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 8, **body}, timeout=120)
+    return web.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 8, **body}, timeout=120)
 
 
 def health(url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{url}/health", timeout=30).json()
+    found: dict[str, Any] = web.get(f"{url}/health", timeout=30).json()
     return found
 
 
@@ -83,7 +86,7 @@ def at_work(url: str) -> list[int]:
 
 def counted(url: str, name: str) -> list[float]:
     """A metric of each replica that has it."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = web.get(f"{url}/metrics").text.splitlines()
     return sorted(float(line.split()[1]) for line in lines if line.startswith(name) and 'replica="' in line)
 
 
@@ -113,20 +116,20 @@ def test_answers_streams_and_errors_are_those_of_one_server(url: str, expected: 
         assert whole.json()["choices"][0]["message"]["content"] == expected[key]
         assert len(whole.headers.get_list("x-request-id")) == 1
         body = {"messages": tool.chat(key, value), "stream": True, **always}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as reply:
+        with web.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as reply:
             events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
         assert events[-1] == "[DONE]"
         pieces = [json.loads(each)["choices"][0]["delta"].get("content") or "" for each in events[:-1]]
         assert "".join(pieces) == expected[key]
         assert sum(bool(piece) for piece in pieces) > 1
-    assert "<textarea" in httpx.get(f"{url}/").text
-    assert [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"]] == ["target"]
-    other = httpx.get(f"{url}/v1/models/other", headers={"origin": "http://a.b"})
+    assert "<textarea" in web.get(f"{url}/").text
+    assert [each["id"] for each in web.get(f"{url}/v1/models").json()["data"]] == ["target"]
+    other = web.get(f"{url}/v1/models/other", headers={"origin": "http://a.b"})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     assert other.headers["access-control-allow-origin"] == "*"
-    send = partial(httpx.post, f"{url}/v1/chat/completions", headers={"content-type": "application/json"})
+    send = partial(web.post, f"{url}/v1/chat/completions", headers={"content-type": "application/json"})
     assert [send(content=raw).status_code for raw in (b"{", b'{"messages": 3}', b"x" * (2 << 20))] == [400, 400, 413]
-    assert httpx.post(f"{url}/v1/chat/completions", content=b"{}").status_code == 415
+    assert web.post(f"{url}/v1/chat/completions", content=b"{}").status_code == 415
 
 
 @pytest.mark.slow
@@ -149,8 +152,8 @@ def test_nothing_of_it_listens_on_a_network(three: cluster.Cluster, url: str) ->
 def test_a_client_that_leaves_ends_the_work(url: str) -> None:
     before = counted(url, 'sp_requests_total{outcome="cancelled"')
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/chat/completions", json={"messages": long_chat(), **WHOLE}, timeout=0.5)
-    tool.until(lambda: not at_work(url), 60)
+        web.post(f"{url}/v1/chat/completions", json={"messages": long_chat(), **WHOLE}, timeout=0.5)
+    tool.until(lambda: not at_work(url), 60, pause=0.1)
     assert sum(counted(url, 'sp_requests_total{outcome="cancelled"')) == sum(before) + 1
 
 
@@ -159,7 +162,7 @@ def test_a_killed_replica_costs_one_clear_error_and_is_replaced(url: str) -> Non
     before = {each["process"] for each in health(url)["replicas"]}
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(post, url, long_chat(), **WHOLE)
-        tool.until(lambda: bool(at_work(url)), 30)
+        tool.until(lambda: bool(at_work(url)), 30, pause=0.05)
         (killed,) = at_work(url)
         os.kill(killed, signal.SIGKILL)
         reply = lost.result(timeout=60)
@@ -167,19 +170,22 @@ def test_a_killed_replica_costs_one_clear_error_and_is_replaced(url: str) -> Non
     assert reply.headers["retry-after"] == "1"
     talks = [tool.chat(*task) for task in tool.TASKS[:4]]
     assert [post(url, each, **WHOLE).status_code for each in talks] == [200] * 4, "the other one goes on at once"
-    tool.until(lambda: len(health(url)["replicas"]) == 2, 120)
+    tool.until(lambda: len(health(url)["replicas"]) == 2, 120, pause=0.25)
     assert len(before | {each["process"] for each in health(url)["replicas"]}) == 3
     assert [post(url, each, **WHOLE).status_code for each in talks] == [200] * 4
 
 
 @pytest.mark.slow
-def test_what_cannot_start_is_told_in_one_line(three: cluster.Cluster, url: str, tmp_path: Path) -> None:
+def test_what_cannot_start_is_told_in_one_line(
+    three: cluster.Cluster, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (missing := tmp_path / "x.gguf").write_bytes(b"none")
     asked = replace(ASKED, target=missing)
     told = r"^no replica could be started: .*x\.gguf.*$"
     joined = replace(three, alone=False, opened=False)
     with pytest.raises(ConfigError, match=told), deployed(joined, partial(open_service, asked), 1, "CPU"):
         pass
+    monkeypatch.setattr(cluster, "RETURN_SECONDS", 0.0)  # no GPU will come back
     told = r"^--replicas 2: the cluster has 0 GPUs free, and each replica needs one; "
     with pytest.raises(ConfigError, match=told), deployed(joined, partial(open_service, asked), 2, "GPU"):
         pass

@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 from serving import client, document, question
 from typer.testing import CliRunner
 
@@ -44,7 +44,7 @@ def warm(pair: Pipeline) -> Iterator[tool.Running]:
         yield running
 
 
-def asked(facts: dict[str, str], keys: list[str], filler: int = 4) -> list[dict[str, Any]]:
+def asked(facts: dict[str, str], keys: list[str], filler: int = 3) -> list[dict[str, Any]]:
     """A chat: a document of facts with a question, an answer, a question, ..., the last one open."""
     text = " ".join(document(key, int(value), filler) for key, value in facts.items())
     parts = [{"type": "text", "text": part} for part in (text, question(keys[0]))]
@@ -62,7 +62,7 @@ def ask(server: tool.Running, messages: list[dict[str, Any]], **body: Any) -> tu
 
 
 def metric(server: tool.Running, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{server.url}/metrics").text, re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)} (\S+)$", web.get(f"{server.url}/metrics").text, re.MULTILINE)
     assert found, name
     return float(found[1])
 
@@ -121,7 +121,7 @@ def test_clients_that_take_turns_have_sessions_of_their_own(warm: tool.Running) 
         return found
 
     async def everyone() -> list[list[str]]:
-        async with openai.AsyncOpenAI(base_url=f"{warm.url}/v1", api_key="x", max_retries=0, timeout=60) as api:
+        async with tool.async_client(warm.url) as api:
             return await asyncio.gather(*(talk(api, number) for number in range(2)))
 
     for found in asyncio.run(everyone()):
@@ -174,7 +174,7 @@ def test_a_client_that_leaves_ends_its_turn_and_spoils_nothing(pair: Pipeline) -
         ask(server, asked(FACTS, keys[:1]))
         talks.tokens = 0
         body = {"messages": asked(FACTS, keys), "stream": True, "max_tokens": 64}
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+        with web.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
             assert next(line for line in reply.iter_lines() if line)
         tool.until(lambda: not server.worker.state["running"])
         assert 0 < talks.tokens < 8  # of the nine that the answer has
@@ -217,7 +217,7 @@ def test_requests_that_can_have_no_session_are_runs_by_themselves_and_told_why(
         assert (said, told.sp["kept"]) == (want, usage.sp["kept"])
         assert "--sessions 0" in told.sp["session_reason"]
     long = {"prompt": "The grass is green. " * 20, "sp": {"session": False}, "max_tokens": 2}
-    assert httpx.post(f"{warm.url}/v1/completions", json=long).json()["usage"]["sp"]["session"] == "none"
+    assert web.post(f"{warm.url}/v1/completions", json=long).json()["usage"]["sp"]["session"] == "none"
 
 
 @pytest.mark.parametrize("way", ["append", "rewind", "off"])
@@ -251,7 +251,7 @@ def test_completions_have_sessions_too(warm: tool.Running) -> None:
 )
 def test_wrong_fields_are_refused(warm: tool.Running, given: dict[str, Any], said: str) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "sp": given}
-    reply = httpx.post(f"{warm.url}/v1/chat/completions", json=body)
+    reply = web.post(f"{warm.url}/v1/chat/completions", json=body)
     assert reply.status_code == 400
     assert re.search(said, json.dumps(reply.json()))
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 import serving as tool
+import web
 from thinking_templates import OPENED, SWITCHED
 
 from sp.gguf import ChatTemplate
@@ -130,7 +130,7 @@ def test_old_thinking_is_dropped_as_the_template_says(switched: tool.Running) ->
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_is_refused(switched: tool.Running, asked: Any, param: str, said: str) -> None:
-    told = httpx.post(f"{switched.url}/v1/chat/completions", json={"messages": ASK, **asked}, timeout=60)
+    told = web.post(f"{switched.url}/v1/chat/completions", json={"messages": ASK, **asked}, timeout=60)
     assert told.status_code == 400
     error = told.json()["error"]
     assert error["param"] == param

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import serving as tool
+import web
 from thinking_templates import OPENED
 from tool_templates import BARE, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 
@@ -189,7 +189,7 @@ def test_what_a_template_cannot_show_is_one_line(
 ) -> None:
     with tool.serving(scripted(pair, source, TWO)) as running:
         body = {"messages": ASK, "tools": list(TOOLS), **given}
-        told = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+        told = web.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
         error = told.json()["error"]
         assert (told.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
         assert said in error["message"]

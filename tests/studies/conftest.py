@@ -14,7 +14,7 @@ pairs: {{target: {target}, drafter: {drafter}}}
 tasks:
   task: needle
   task.value: word
-  tokens: 600
+  tokens: 300
   examples: 6
   per_run: 2
 cells:

@@ -64,7 +64,7 @@ def test_plans(sweep_file: Path, tmp_path: Path) -> None:
     parts = [make_plan(sweep, shard=(i, 2)) for i in (1, 2)]
     assert sorted(job.hash for part in parts for job in part.jobs) == sorted(job.hash for job in whole.jobs)
     assert parts[1].path.name == "rows-2of2.jsonl"
-    assert [job.run.first for job in make_plan(sweep, only="*/600/2").jobs] == [2]
+    assert [job.run.first for job in make_plan(sweep, only="*/300/2").jobs] == [2]
     with pytest.raises(ConfigError, match=r"--only 'x' matches none of 3 runs; runs are called like"):
         make_plan(sweep, only="x")
     with pytest.raises(ConfigError, match="do not fit"):
@@ -123,7 +123,7 @@ def test_a_failed_run_is_told_and_tried_again(
     shown = capsys.readouterr()
     assert "2 runs done, 0 were done before" in shown.out
     assert "sp: failed: " in shown.err
-    assert "600/2: the needle broke" in shown.err
+    assert "300/2: the needle broke" in shown.err
     plan = make_plan(load_sweep(sweep_file))
     assert [job.run.first for job in plan.left] == [2]
     estimate = from_earlier(plan)

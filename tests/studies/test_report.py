@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from study_rows import RIGHT, N, rows
 
 from sp.errors import ConfigError
@@ -29,6 +30,12 @@ def results(tmp_path: Path) -> Path:
     with Store(folder / "rows.jsonl", session_line("demo", "abc123", "cpu")) as store:
         store.add("a", rows(), seconds=1.0, config={"cells": []}, models=models)
     return folder
+
+
+@pytest.fixture
+def no_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps of needles are left empty: they take most of a report's time, and one test draws them."""
+    monkeypatch.setattr("sp.studies.pages.quality.needle_figure", lambda *_, **__: Figure())
 
 
 def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -61,6 +68,7 @@ def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
     assert "| tail | 0.0512 (20.0x) | 0.205 (20.0x) | 20 |" in text
 
 
+@pytest.mark.usefixtures("no_maps")
 def test_times_can_be_left_out(results: Path, tmp_path: Path) -> None:
     page = write_report([results], tmp_path / "out", times=False)
     text = page.read_text()
@@ -137,6 +145,7 @@ def test_needle_maps_are_means_by_depth_and_length() -> None:
     assert np.isnan(values[0, 0])
 
 
+@pytest.mark.usefixtures("no_maps")
 def test_parts_with_other_cells_are_told_apart(results: Path, tmp_path: Path) -> None:
     models: dict[str, Any] = {}
     with Store(results / "more.jsonl", session_line("demo", "abc123", "cpu")) as store:
@@ -151,6 +160,7 @@ def test_parts_with_other_cells_are_told_apart(results: Path, tmp_path: Path) ->
     assert len(list((tmp_path / "out").glob("*cells.csv"))) == 2
 
 
+@pytest.mark.usefixtures("no_maps")
 def test_rows_of_sp_eval_make_a_report_too(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({**row, "needle_rank": None}) + "\n" for row in rows()))

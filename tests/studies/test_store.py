@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sp import cli
 from sp.errors import ConfigError
 from sp.studies.sweep import store
 from sp.studies.sweep.conduct import make_plan
@@ -97,14 +98,13 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
     assert path.read_text() == text
 
 
-def sweep(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "sp.cli", "sweep", *map(str, arguments)]
-
-
 @pytest.mark.slow
-def test_kill_9_in_the_middle_loses_nothing_finished(sweep_file: Path, tmp_path: Path) -> None:
+def test_kill_9_in_the_middle_loses_nothing_finished(
+    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out" / "rows.jsonl"
-    process = subprocess.Popen(sweep(sweep_file), stdout=subprocess.DEVNULL, env={**os.environ, "SP_COMMIT": "one"})
+    command = [sys.executable, "-m", "sp.cli", "sweep", str(sweep_file)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "SP_COMMIT": "one"})
     deadline = time.monotonic() + 120
     while not (path.exists() and b'"kind":"run"' in path.read_bytes()):
         assert process.poll() is None, "it ended before it could be killed"
@@ -117,11 +117,14 @@ def test_kill_9_in_the_middle_loses_nothing_finished(sweep_file: Path, tmp_path:
     assert 1 <= len(finished) < 3
     with path.open("ab") as file:
         file.write(TORN)
-    resumed = {**os.environ, "SP_COMMIT": "two"}
-    again = subprocess.run([*sweep(sweep_file), "--json"], capture_output=True, text=True, check=False, env=resumed)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["already_done"] == len(finished)
-    assert "runs done at one stand" in again.stderr
+    monkeypatch.setenv("SP_COMMIT", "two")
+    monkeypatch.setattr("sys.argv", ["sp", "sweep", str(sweep_file), "--json"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    again = capsys.readouterr()
+    assert not stop.value.code, again.err
+    assert json.loads(again.out)["already_done"] == len(finished)
+    assert "runs done at one stand" in again.err
     assert path.read_bytes().startswith(before)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     closed = [line["run"] for line in lines if line["kind"] == "run"]

@@ -99,12 +99,12 @@ def test_the_command_resumes(
 ) -> None:
     out = tmp_path / "rows.jsonl"
     models = ["--target", retriever_target, "--drafter", retriever_drafter, "--device", "cpu"]
-    common = ["discriminates", *models, "-t", "needle[value=word]", "-p", 600, "--keep-ratio", 0.3, "--out", out]
+    common = ["discriminates", *models, "-t", "needle[value=word]", "-p", 300, "--keep-ratio", 0.3, "--out", out]
     assert call(monkeypatch, *common, "-n", 1, "--json") == 0
     first = capsys.readouterr()
     assert "1 of 1 runs are left; about" in first.err
     [found] = json.loads(first.out)["results"]
-    assert (found["task"], found["tokens"], found["n"]) == ("needle value=word", 600, 1)
+    assert (found["task"], found["tokens"], found["n"]) == ("needle value=word", 300, 1)
     assert [found[bar.scorer]["n"] for bar in bars(0.3)] == [1] * 5
     assert found["fails"] == [bar.scorer for bar in bars(0.3) if not bar.met(found[bar.scorer]["accuracy"])]
     written = out.read_bytes()

@@ -1,0 +1,48 @@
+"""Groups of cards, threads in their place, whose gathers come later than those of `HostGroup`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from sp.parallel.group import Card
+from sp.parallel.host import HostGroup
+from sp.parallel.meeting import Meeting
+
+
+class LateGroup(HostGroup):
+    """Gathers as late as it may be, while `HostGroup` does so as early as it can be."""
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        with super()._card(rank, meeting) as card:
+            begin = card.begin_gather
+            card.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
+            yield card
+
+
+class FetchingGroup(HostGroup):
+    """Fetches parts while those whose they are go on, the last card last, as copy engines may."""
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        with super()._card(rank, meeting) as card:
+
+            def begin(*wholes: np.ndarray) -> Callable[[], None]:
+                meeting.show(rank, wholes)  # type: ignore[arg-type]
+                step = meeting.come(rank, "all-gather")
+
+                def fetched() -> None:
+                    assert meeting.all_came(step, 20)
+                    for other, shown in sorted(meeting.parts[step.number].items()):
+                        time.sleep(1e-3 * rank)
+                        for whole, theirs in zip(wholes, shown, strict=True):
+                            whole[other] = theirs[other]
+
+                return fetched
+
+            card.begin_gather = begin  # type: ignore[method-assign]
+            yield card
