@@ -9,7 +9,6 @@ from pathlib import Path
 from sp.kernels import packings
 
 CUDA = Path(__file__).parent / "cuda"
-LINE = re.compile(r"^#line .*\n", re.MULTILINE)
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 WRITTEN = {packings.NAME: packings.packings_header}
@@ -69,8 +68,3 @@ def locate(name: str) -> Path:
     if len(found) > 1:
         raise FileExistsError(f"{len(found)} CUDA sources are called {name}: {', '.join(map(str, found))}")
     return found[0]
-
-
-def text(source: str) -> str:
-    """`flatten` without the directives that tell where a line stood: what is compiled, wherever its files lie."""
-    return LINE.sub("", flatten(source))

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from sp.kernels.flatten import CUDA, text
+from sp.kernels.flatten import CUDA, flatten
 from sp.kernels.host_code import host_digest
 from sp.kernels.nvrtc import compile_options
 
+LINE = re.compile(r"^#line .*\n", re.MULTILINE)
 TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
 SPACE = re.compile(r"[ \t]+")
 
@@ -33,20 +34,20 @@ def kernel_hash(sources: Iterable[str]) -> str:
     """
     digest = hashlib.sha256("\0".join(compile_options({}, "80")).encode())
     for source in sorted(set(sources)):
-        digest.update(b"\0" + source.encode() + b"\0" + bare(text(source)).encode())
+        digest.update(b"\0" + source.encode() + b"\0" + bare(flatten(source)).encode())
         digest.update(b"\0" + host_digest(source))
     return digest.hexdigest()[:16]
 
 
 @cache
 def bare(text: str) -> str:
-    """A CUDA text without comments, blank lines and indentation.
+    """A flattened text without comments, blank lines, indentation and the directives that tell where a line stood.
 
     Examples
     --------
     >>> bare("int a;  // first; /* and */")
     'int a;'
     """
-    code = TOKEN.sub(lambda found: " " if found[0].startswith(("//", "/*")) else found[0], text)
+    code = TOKEN.sub(lambda found: " " if found[0].startswith(("//", "/*")) else found[0], LINE.sub("", text))
     lines = (SPACE.sub(" ", line).strip() for line in code.splitlines())
     return "\n".join(line for line in lines if line)

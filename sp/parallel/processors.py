@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from math import inf
 
 LOOKS = 4
 """Most processors that are looked at before the fastest of them is taken. Six find no faster ones."""
@@ -30,7 +31,7 @@ class Processors:
     Parameters
     ----------
     look : callable, optional
-        Seconds that the processor which the calling thread is on takes for something; of `look` by default.
+        Seconds that the processor which the calling thread is on takes for something; `look_at` by default.
 
     Examples
     --------
@@ -75,8 +76,7 @@ class Processors:
             finally:
                 with suppress(OSError):
                     os.sched_setaffinity(0, before)
-            known = FORGET * self._fastest or found[self._last]
-            self._fastest = min(known, found[self._last])
+            self._fastest = min(FORGET * self._fastest or inf, found[self._last])
             return self._last
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,15 +75,6 @@ def test_spread_of_one_sample():
 
 
 FILES = measured_files(RESULTS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hashed_once():
-    """Thousands of records are of the same few sets of kernels."""
-    known = cache(kernel_hash)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(record, "kernel_hash", lambda sources: known(tuple(sources)))
-        yield
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(RESULTS)))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sp.evals import TASKS, Example
+from sp.evals.run import counter
 from sp.evals.story import StoryTask
 from sp.gguf import GGUFFile, Tokenizer
 from sp.pipeline import embedded
@@ -62,8 +63,8 @@ def tokenizer() -> Tokenizer:
 
 
 def count(text: str) -> int:
-    """Tokens of a text for the embedded target: of no special ones, whose spans nobody asks for."""
-    return len(tokenizer()._model._backend.encode(text, add_special_tokens=False))
+    """Tokens of a text for the embedded target."""
+    return counter(tokenizer())(text)
 
 
 def built(name: str, **options: object) -> StoryTask:

@@ -60,7 +60,7 @@ def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(metadata=vocabularies(), text=texts, prefix=st.booleans())
 def test_ids_equal_the_reference(metadata: dict[str, Any], text: str, prefix: bool) -> None:
     tokenizer = Tokenizer.from_metadata({**metadata, f"{KEY}add_space_prefix": prefix})
@@ -76,7 +76,7 @@ def synthetic() -> Tokenizer:
 words = st.sampled_from(["the", "quiet", "harbour", "aaa", "zz", " ", "  ", "\n", ",", "é", "狐", "</s>", "🦙", "A"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(text=st.one_of(st.lists(words, max_size=30).map("".join), st.text(max_size=40)))
 def test_a_synthetic_vocabulary_gives_every_text_back(text: str) -> None:
     tokenizer = synthetic()

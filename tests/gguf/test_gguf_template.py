@@ -240,7 +240,7 @@ fragments = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=400, deadline=2000)
 @given(st.lists(fragments, max_size=25).map(" ".join))
 def test_any_template_renders_or_is_refused(source: str) -> None:
     try:

@@ -34,7 +34,7 @@ texts = st.one_of(st.lists(corners, max_size=30).map("".join), assigned)
 
 
 @pytest.mark.parametrize("pre", VECTORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=texts)
 def test_ids_equal_the_reference(pre: str, text: str) -> None:
     merges = METADATA["tokenizer.ggml.merges"]

@@ -11,8 +11,11 @@ from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import synthetic_metadata
 from sp.quant import F32
 
+FEW = 1000
+"""Tokens that are words, where no test looks at them."""
 
-def write_hollow(path: Path, shape: str, file_type: str, text_tokens: int | None = 1000) -> Path:
+
+def write_hollow(path: Path, shape: str, file_type: str, text_tokens: int | None = FEW) -> Path:
     """A file as large as the real one that takes only its header's room on the disk.
 
     Of its tokens so many are words and the others unused, for reading all the words takes longest; None: as published.

@@ -9,9 +9,9 @@ from sp import cli
 PAIR = ["plan", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b"]
 
 
-def call(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def call(*words: object, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit status of the program with these arguments."""
-    monkeypatch.setattr("sys.argv", ["sp", *words])
+    monkeypatch.setattr("sys.argv", ["sp", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dry_walk import walked
-from hollow_files import write_hollow
+from hollow_files import FEW, write_hollow
 from rich.console import Console
 
 from sp.bench.record import newest
@@ -219,7 +219,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [name for name in list_shapes() if not name.startswith("tiny-")])
 def test_every_published_shape_is_told_within_80_columns(shape: str, tmp_path: Path) -> None:
     whole = shape == "llama-3.2-1b"  # of the other vocabularies one each is told whole in the tests around this one
-    info = inspect_file(write_hollow(tmp_path / "m.gguf", shape, "q4_k_m", None if whole else 1000))
+    info = inspect_file(write_hollow(tmp_path / "m.gguf", shape, "q4_k_m", None if whole else FEW))
     assert info["warnings"] == []
     assert info["family"]["layers"] == find_shape(shape).config.layers
     assert info["cards"] is not None

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hollow_files import write_hollow
-from plan_calls import call as status_of
+from hollow_files import FEW, write_hollow
+from plan_calls import call
 from test_refusals import later_drafts, refused_files
 from tiny_models import KEYS, rewritten, write_tiny
 
@@ -38,7 +38,7 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     folder = tmp_path_factory.mktemp("hollow")
 
     @cache
-    def write(shape: str, file_type: str, text_tokens: int | None = 1000) -> Path:
+    def write(shape: str, file_type: str, text_tokens: int | None = FEW) -> Path:
         return write_hollow(folder / f"{shape}-{file_type}-{text_tokens}.gguf", shape, file_type, text_tokens)
 
     return write
@@ -196,10 +196,6 @@ def test_a_given_drafter_is_reckoned_with_and_its_vocabulary_compared(
         plan_file(hollow("llama-3.1-8b", "bf16"), embedded("draft"))
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    return status_of(*map(str, arguments), monkeypatch=monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("shape", "options", "status", "told"),
     [
@@ -221,7 +217,7 @@ def test_the_command_keeps_to_80_columns(
     path = hollow(shape, "q4_k_m", None)
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv("COLUMNS", "80")
-    assert call(monkeypatch, "plan", path.name, *options) == status
+    assert call("plan", path.name, *options, monkeypatch=monkeypatch) == status
     shown = capsys.readouterr().out
     assert told in shown
     lines = [line for line in shown.splitlines() if not line.startswith("sp run")]
@@ -231,12 +227,12 @@ def test_the_command_keeps_to_80_columns(
 
 
 def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(monkeypatch, "plan", embedded("target"), "--drafter", embedded("drafter"), "--json") == 0
+    assert call("plan", embedded("target"), "--drafter", embedded("drafter"), "--json", monkeypatch=monkeypatch) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["verdict"]["line"] == "yes: 128K tokens on a card of 12 GB"
     assert plan["drafter"]["vocabulary"] == "same"
     assert [row["card"] for row in plan["cards"]] == list(CARDS)
-    assert call(monkeypatch, "inspect", embedded("target")) == 0
+    assert call("inspect", embedded("target"), monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out.startswith("runs: yes")
 
 
@@ -257,7 +253,7 @@ def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys
 def test_wrong_options_are_one_line(
     options: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "plan", embedded("target"), *options) == 2
+    assert call("plan", embedded("target"), *options, monkeypatch=monkeypatch) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_calls import call as status_of
+from plan_calls import call
 from tiny_drafts import write_draft
 from tiny_models import KEYS, rewritten, write_tiny
 
@@ -186,10 +186,6 @@ def test_an_architecture_that_is_an_array_is_refused_everywhere(tmp_path: Path) 
         load_draft(path, load_model(tiny))
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    return status_of(*map(str, arguments), monkeypatch=monkeypatch)
-
-
 @pytest.mark.parametrize("command", ["run", "serve"])
 @pytest.mark.parametrize("option", ["--target", "--drafter"])
 def test_commands_refuse_models_in_one_line(
@@ -198,7 +194,7 @@ def test_commands_refuse_models_in_one_line(
     monkeypatch.chdir(tmp_path)
     for what, (path, told, advice) in refused_files(tmp_path).items():
         port = ["--port", "0"] if command == "serve" else []
-        assert call(monkeypatch, command, option, path, "--device", "cpu", *port) == 2, what
+        assert call(command, option, path, "--device", "cpu", *port, monkeypatch=monkeypatch) == 2, what
         error = capsys.readouterr().err
         assert error.startswith(f"sp: error: {path}: "), (what, error)
         assert error.count("\n") == 1, error
@@ -213,7 +209,8 @@ def test_commands_refuse_drafts_in_one_line(
     monkeypatch.chdir(tmp_path)
     for what, (path, told, advice) in later_drafts(tmp_path).items():
         port = ["--port", "0"] if command == "serve" else []
-        assert call(monkeypatch, command, "--decode", "dflash", "--draft", path, "--device", "cpu", *port) == 2, what
+        asked = command, "--decode", "dflash", "--draft", path, "--device", "cpu", *port
+        assert call(*asked, monkeypatch=monkeypatch) == 2, what
         error = capsys.readouterr().err
         assert error.startswith(f"sp: error: {path}: "), (what, error)
         assert error.count("\n") == 1, error
@@ -229,6 +226,6 @@ def test_inspect_tells_the_same_as_a_warning(
     for what, (path, told, advice) in {**later_drafts(tmp_path), **refused_files(more)}.items():
         if what == "model":
             continue
-        assert call(monkeypatch, "inspect", path) == 0
+        assert call("inspect", path, monkeypatch=monkeypatch) == 0
         shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
         assert any(told in line and advice in line for line in shown), (what, shown)

@@ -31,10 +31,10 @@ def thinking() -> Pipeline:
     return Pipeline(replace(pair.target, template=template), pair.drafter)
 
 
-def recall(pair: Pipeline, options: RunOptions, known: bool = True, prompts: int = 4) -> float:
-    """Mean needle recall of some prompts; unless `known`, as if nothing told where the question ends."""
+def recall(pair: Pipeline, options: RunOptions, known: bool = True) -> float:
+    """Mean needle recall of four prompts; unless `known`, as if nothing told where the question ends."""
     task, found = known_task(), []
-    for index in range(prompts):
+    for index in range(4):
         example = task.example(index, 1024, lambda text: len(pair.target.tokenizer.encode(text).ids))
         prompt = pair.tokenise(example.prompt(pair.target.template))
         if not known:
@@ -52,7 +52,7 @@ def test_the_question_asks_and_not_the_marks_behind_it(thinking: Pipeline) -> No
     assert without > 0.9
     assert by_marks < 0.8
     lookahead = replace(OPTIONS, scorer=SCORERS.build("lookahead"))
-    assert recall(thinking, lookahead, prompts=2) == recall(thinking, lookahead, known=False, prompts=2)
+    assert recall(thinking, lookahead) == recall(thinking, lookahead, known=False)
 
 
 def test_what_is_thought_is_no_answer(thinking: Pipeline) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
-from sp.kernels.flatten import text
+from sp.kernels.flatten import flatten
 from sp.kernels.hashing import bare
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.tools.baseline import BASELINE, Baseline, Rows, compare, compiler, read_baseline
@@ -110,7 +110,7 @@ def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[
 
 def job_hash(job: Job) -> str:
     """Of what is compiled: the flattened text without comments, and all options."""
-    return sha256("\0".join((bare(text(job.source)), *job.options)).encode()).hexdigest()[:12]
+    return sha256("\0".join((bare(flatten(job.source)), *job.options)).encode()).hexdigest()[:12]
 
 
 def names(job: Job) -> list[str]:
