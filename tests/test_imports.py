@@ -49,7 +49,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
         *("synthetic", "drafts", "inspect", "timing"),
     ),
     "pipeline": ("cards",),
-    "evals": ("text", "tasks", "formats", "transcripts", "turns"),
+    "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),
     "serve": ("choices", "http", "replicas"),

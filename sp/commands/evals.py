@@ -13,6 +13,7 @@ from sp.commands.bench.bench import numbers
 from sp.commands.eval.board import board
 from sp.commands.eval.discriminates import discriminates
 from sp.commands.eval.file import file
+from sp.commands.eval.natural import natural
 from sp.commands.eval.options import Amount, Asked, Lengths, asking
 from sp.commands.eval.run import PERPLEXITY, check_writable, gather, run_tasks, show, trained_for, write_page
 from sp.commands.eval.tasks import tasks as tasks_by_name
@@ -28,6 +29,7 @@ eval_app.command("discriminates")(discriminates)
 eval_app.command("board")(board)
 eval_app.command("file")(file)
 eval_app.command("turns")(turns)
+eval_app.command("natural")(natural)
 
 
 @eval_app.command("needle")

@@ -68,6 +68,30 @@ def any_of(text: str, answers: Sequence[str]) -> float:
     return float(any(answer.lower() in said for answer in answers))
 
 
+@match("all_words")
+def share_of_all_words(text: str, answers: Sequence[str]) -> float:
+    """The share of the answers that occur in the text as whole words, letter case aside."""
+    return sum(_as_words(answer, text) for answer in answers) / len(answers)
+
+
+@match("any_words")
+def any_of_words(text: str, answers: Sequence[str]) -> float:
+    """Whether one of the answers occurs in the text as whole words, letter case aside.
+
+    Examples
+    --------
+    >>> any_of_words("I do not know.", ["no"]), any_of_words("No.", ["no"]), any_of_words("It is 30", ["3"])
+    (0.0, 1.0, 0.0)
+    """
+    return float(any(_as_words(answer, text) for answer in answers))
+
+
+def _as_words(answer: str, text: str) -> bool:
+    """Whether no letter or digit continues an answer at either end where it begins or ends with one."""
+    pattern = r"\s+".join(map(re.escape, answer.split()))
+    return re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE) is not None
+
+
 @match("exact")
 def in_order(text: str, answers: Sequence[str]) -> float:
     """Whether the text is the answers joined by ", ", with or without a full stop, letter case aside."""

@@ -46,6 +46,11 @@ def test_squad(said: str, answers: list[str]) -> None:
 @pytest.mark.parametrize(
     ("match", "said", "answers", "score"),
     [
+        ("any_words", "I do not know", ["no", "yes"], 0),
+        ("any_words", "At NOON.", ["midnight", "noon"], 1),
+        ("any_words", "pass --keep here", ["--keep"], 1),
+        ("any_words", "it is 30", ["3"], 0),
+        ("all_words", "two\n miles", ["two miles", "three"], 1 / 2),
         ("squad_exact", "The Eiffel Tower!", ["eiffel tower"], 1),
         ("squad_exact", "Eiffel Tower in Paris", ["eiffel tower"], 0),
         ("squad_f1", "Eiffel Tower in Paris", ["eiffel tower", "Rome"], 2 * (2 / 4) * 1 / (2 / 4 + 1)),

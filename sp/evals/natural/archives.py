@@ -21,7 +21,7 @@ LARGEST = 1 << 26
 SAID = 300
 """Characters of what pip says that an error repeats."""
 WITHOUT_PIP = (
-    "this Python has no pip, through which documents are downloaded; run python -m ensurepip, or uv pip install pip"
+    "documents are downloaded through pip, which this Python has not; run python -m ensurepip, or uv pip install pip"
 )
 
 
@@ -36,14 +36,14 @@ class Archive:
     requirement : str
         Package and version, as in ``"click==8.5.1"``.
     sha256 : str
-    bytes : int
-        Size of the download.
+    size : int
+        Bytes of the download.
     """
 
     name: str
     requirement: str
     sha256: str
-    bytes: int
+    size: int
 
     @property
     def is_wheel(self) -> bool:

@@ -1,4 +1,4 @@
-"""The documents that the questions are about: built from pinned archives into the cache, checked whenever they are read."""
+"""Documents that the questions are about: built from pinned archives into the cache, checked whenever they are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Document:
         Path inside the archive; of a source distribution inside the package's folder.
     sha256 : str
         Of the document, in UTF-8.
-    bytes : int
+    size : int
+        Bytes of the document.
     limit : int
         Cut behind the last line that ends within so many bytes; 0 for nowhere.
     """
@@ -41,7 +42,7 @@ class Document:
     archive: Archive
     member: str
     sha256: str
-    bytes: int
+    size: int
     limit: int = 0
 
     @property
@@ -114,7 +115,7 @@ def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambd
         members = fetch_members(archive, [document.member for document in wanted])
         for document, member in zip(wanted, members, strict=True):
             write_atomic(document.path, document.build(member))
-        progress(archive.bytes)
+        progress(archive.size)
 
 
 def read_document(document: Document) -> str:

@@ -7,14 +7,15 @@ import re
 HARD = 0.34
 """Largest overlap of a question that counts as hard."""
 WORD = re.compile(r"[a-z0-9]+")
-STOP_WORDS = frozenset(
+_STOP = (
     "a about after again all also an and any are as at be because been before being between both but by can cannot "
     "could did do does doing down during each even ever few for from further get had has have having he her here hers "
-    "him his how i if in into is it its itself just let like made make many may me might more most much must my no nor "
-    "not now of off on once one only or other our out over own rather s same shall she should so some still such t than "
-    "that the their them then there these they this those through to too under until up upon us use used using very was "
-    "we were what when where which while who whom whose why will with would yes yet you your".split()
+    "him his how i if in into is it its itself just let like made make many may me might more most much must my no "
+    "nor not now of off on once one only or other our out over own rather s same shall she should so some still such "
+    "t than that the their them then there these they this those through to too under until up upon us use used using "
+    "very was we were what when where which while who whom whose why will with would yes yet you your"
 )
+STOP_WORDS = frozenset(_STOP.split())
 SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "ed", "es", "ly", "s")
 STEM = 3
 """Fewest letters that are left of a word whose suffix is taken off."""

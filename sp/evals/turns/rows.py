@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sp.chat import Thinking
-from sp.checked import ATOM, check
-from sp.errors import ConfigError
 from sp.evals.base import WITHOUT, Count
+from sp.evals.known_rows import Key
+from sp.evals.known_rows import known_rows as rows_of_file
 from sp.evals.run import Row, cell_columns
 from sp.evals.transcripts.transcript import Transcript
 from sp.evals.turns.session import TOKENS, Progress, Session
 from sp.evals.turns.ways import WAYS
-from sp.json_lines import parse_object
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring.base import ModelFreeScorer
 
@@ -23,8 +22,6 @@ KEY = ("example", "way", "scorer", "selector", "decode", "keep_ratio", "position
 """What tells a row from all others of the same models."""
 THOUGHT = ("thinking", "reasoning_effort")
 """Likewise, where rows have it."""
-
-Key = tuple[Any, ...]
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -137,30 +134,5 @@ class Work:
 
 
 def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:
-    """Rows of a file that are of these models, by key; a last line that was cut off is taken off the file.
-
-    Rows of other commands, and of other models, are passed over.
-
-    Raises
-    ------
-    ConfigError
-        For a line that is no JSON object.
-    """
-    found: dict[Key, Row] = {}
-    with path.open("r+b") as file:
-        whole, number = 0, 0
-        for line in file:
-            if not line.endswith(b"\n"):
-                file.truncate(whole)
-                break
-            whole, number = whole + len(line), number + 1
-            where = f"{path}, line {number}"
-            try:
-                row = parse_object(line, where)
-            except ConfigError as error:
-                told = str(error).removeprefix(where).lstrip(": ")
-                raise ConfigError(f"{where}: no row of results ({told}); name another file with --out") from None
-            if row.get("models") == models and all(name in row for name in KEY):
-                check(row, dict.fromkeys((*KEY, *THOUGHT), ATOM.optional), where)
-                found[key_of(row)] = row
-    return found
+    """Rows of turns of a file that are of these models, by key; see `sp.evals.known_rows`."""
+    return rows_of_file(path, models, KEY, key_of, THOUGHT)

@@ -70,8 +70,14 @@ TURNS = View(
      "first token (s)": "ttft_s", "x": "speedup"},
     _way, (0, 100),
 )  # fmt: skip
-WORDS = frozenset({"task", "kind"})
-GROUP = ("task", "kind", "tokens_asked", "keep_ratio")
+NATURAL = View(
+    "whole", "low", "high", 100, "evidence kept whole, % (95 %)", "{:.0f}",
+    {"overlap": "overlap", "keep": "keep_ratio", "n": "n", "kept whole": "whole", "share of tokens": "recall",
+     "rank": "rank", "scoring (s)": "score_s", "right": "accuracy"},
+    _strategy, (0, 100),
+)  # fmt: skip
+WORDS = frozenset({"task", "kind", "overlap"})
+GROUP = ("task", "kind", "overlap", "tokens_asked", "keep_ratio")
 """Lines that have these in common stand in one plot; the full prefill, which has no keep ratio, in each."""
 
 

