@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
+from sp.pipeline import Pipeline
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -80,6 +81,20 @@ def test_rows_are_made_once_and_say_why_evidence_is_lost(
     mine.write_text(mine.read_text().replace("larder", "pantry"))  # another answer: only its rows are made again
     assert call(monkeypatch, *common, "--scorer", "recency", "--no-controls", "--json") == 0
     assert "4 of 6 rows were" in capsys.readouterr().err
+
+
+def test_a_scorer_reads_once_for_all_keep_ratios(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+    score = Pipeline.score
+
+    def counted(self: Pipeline, tokenised: Any, options: Any, *others: Any, **named: Any) -> Any:
+        read.append((type(options.scorer).__name__, len(tokenised)))
+        return score(self, tokenised, options, *others, **named)
+
+    monkeypatch.setattr(Pipeline, "score", counted)
+    common = ["--questions", mine, "--device", "cpu", "--keep-ratio", "0.2,0.4,0.3", "--no-controls", "--json"]
+    assert call(monkeypatch, *common, "--scorer", "tail,snapkv", "--max-tokens", "600") == 0
+    assert sorted(name for name, _ in read) == ["SnapKVScorer", "TailScorer"]
 
 
 def test_the_target_answers_if_asked(

@@ -40,6 +40,15 @@ def test_the_questions_that_ship_are_many_and_mixed() -> None:
     assert all(thirds.count(third) >= len(SHIPPED) / 6 for third in range(3))
 
 
+def test_the_page_has_their_numbers() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "evaluation.md").read_text().split())
+    hard = sum(one["overlap"] <= HARD for one in SHIPPED)
+    two = sum(len(one["evidence"]) > 1 for one in SHIPPED)
+    assert f"asks {len(SHIPPED)} questions, written by hand, about {len(known_documents())} real documents" in page
+    assert f"{hard} are **hard**" in page
+    assert f"{len(SHIPPED) - hard} **easy**; {two} need two places" in page
+
+
 @pytest.mark.parametrize("one", SHIPPED, ids=lambda one: one["id"])
 def test_a_question_that_ships_is_whole(one: dict[str, Any]) -> None:
     size = known_documents()[one["document"]].size

@@ -16,7 +16,9 @@ _STOP = (
     "very was we were what when where which while who whom whose why will with would yes yet you your"
 )
 STOP_WORDS = frozenset(_STOP.split())
-SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "ed", "es", "ly", "s")
+PLURALS = (("ies", "y"), ("ss", "ss"), ("s", ""))
+ENDINGS = (("ied", "y"), ("ingly", ""), ("edly", ""), ("ing", ""), ("ed", ""), ("ly", ""))
+SILENT = (("e", ""),)
 STEM = 3
 """Fewest letters that are left of a word whose suffix is taken off."""
 
@@ -33,16 +35,19 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def stem(word: str) -> str:
-    """A word without the first of `SUFFIXES` that it ends in, where enough letters are left.
+    """A word without its plural, common endings and a silent e; of each group the first that fits is taken off.
 
     Examples
     --------
-    >>> stem("retries"), stem("uses"), stem("is")
-    ('retr', 'use', 'is')
+    >>> [stem(word) for word in ("copies", "copied", "copying", "settings", "setting", "used", "class", "is")]
+    ['copy', 'copy', 'copy', 'sett', 'sett', 'used', 'class', 'is']
     """
-    for suffix in SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= STEM:
-            return word.removesuffix(suffix)
+    for group in (PLURALS, ENDINGS, SILENT):
+        for suffix, instead in group:
+            left = word.removesuffix(suffix) + instead
+            if word.endswith(suffix) and len(left) >= STEM:
+                word = left
+                break
     return word
 
 
