@@ -21,6 +21,7 @@ from sp.commands.every.options import complete
 from sp.commands.heads import heads
 from sp.commands.inspect import inspect
 from sp.commands.kernels import kernels_app
+from sp.commands.known.get import get
 from sp.commands.list import list_
 from sp.commands.plan import plan
 from sp.commands.report import report
@@ -53,6 +54,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(run)
 app.command()(chat)
+app.command()(get)
 app.command("list")(list_)
 app.command()(inspect)
 app.command()(plan)

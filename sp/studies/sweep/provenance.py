@@ -14,8 +14,8 @@ from typing import Any
 
 from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_metadata
+from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
-from sp.kernels.device import cache_folder
 from sp.models import ModelConfig, read_config
 from sp.pipeline import embedded
 from sp.plugins import file_of
