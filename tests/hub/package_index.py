@@ -60,6 +60,32 @@ def index_environment(folder: Path, cache: Path) -> dict[str, str]:
     }
 
 
+QUICK_PIP = """
+import os, shutil, sys, time
+from pathlib import Path
+place, package = Path(sys.argv[sys.argv.index("--dest") + 1]), sys.argv[-1].partition("=")[0]
+place.mkdir()
+if mark := os.environ.get("HANGS"):
+    (place / "half-1.0-py3-none-any.whl").write_bytes(b"half a wheel")
+    Path(mark).write_text("begun")
+    time.sleep(30)
+wheel = Path(os.environ["PIP_FIND_LINKS"]) / f"{package.replace('-', '_')}-1.0-py3-none-any.whl"
+if not wheel.exists():
+    sys.exit(f"ERROR: No matching distribution found for {package}")
+shutil.copy(wheel, place)
+"""
+"""Stands for pip where what it does is not what is tested: it takes a second or more to start. With ``HANGS`` it writes
+half a wheel, then the file of that name, and waits."""
+
+
+def write_quick_pip(folder: Path) -> Path:
+    """A folder with a module ``pip``, for ``PYTHONPATH``."""
+    (folder / "pip").mkdir(parents=True)
+    (folder / "pip" / "__init__.py").write_text("")
+    (folder / "pip" / "__main__.py").write_text(QUICK_PIP)
+    return folder
+
+
 COMMAND = """
 import sys
 import package_index

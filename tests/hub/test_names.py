@@ -52,7 +52,10 @@ def test_a_folder_of_that_name_does_not(cache: Path) -> None:
     ("named", "message"),
     [
         ("smollm2-135m", r"^smollm2-135m is not here yet; fetch it with: sp get smollm2-135m$"),
-        ("SmolLM2-135m", r"^SmolLM2-135m: no such file, and no model of that name; did you mean 'smollm2-135m'\? Known"),
+        (
+            "SmolLM2-135m",
+            r"^SmolLM2-135m: no such file, and no model of that name; did you mean 'smollm2-135m'\?",
+        ),
         ("qwen", r"^qwen: no such file, and no model of that name\. Known: gemma-3-270m, smollm2-135m$"),
         ("qwen.gguf", r"^qwen.gguf: no such file; check the path$"),
         ("folder/smollm2-135m", r"^folder/smollm2-135m: no such file; check the path$"),
