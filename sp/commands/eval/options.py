@@ -109,18 +109,18 @@ class Asked:
 
     def pair(self) -> Pair:
         """Both models as a sweep names them."""
-        from sp.pipeline.pair import default_drafter
-        from sp.studies.sweep.pairs import Pair
+        from sp.studies.sweep.pairs import Pair, with_drafter
 
         ropes, maths = asked_ropes(self.target_rope, self.drafter_rope), asked_maths(self.math, self.drafter_math)
-        return Pair(
+        pair = Pair(
             self.target,
-            self.drafter or default_drafter(self.target, self.scorers()),
+            self.drafter,
             target_rope=ropes.get("target_rope"),
             drafter_rope=ropes.get("drafter_rope"),
             math=maths["math"],
             drafter_math=maths["drafter_math"],
         )
+        return with_drafter(pair, self.scorers())
 
     def models(self) -> dict[str, Any]:
         """What rows say of the models they are of, by role: file, SHA-256 and what was asked of RoPE and arithmetic."""

@@ -168,7 +168,7 @@ def plan_runs(
     }
     named = [{"scorer": Located(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
     cells = tuple(make_cell(each, Located({}, "--keep-ratio")) for each in named)
-    pair = with_drafter(pair, [cell.options.scorer for cell in cells])
+    pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])
     specs = [
         TaskSpec(task, label(TASKS, task), {"name": task.name, **asdict(task)})  # type: ignore[call-overload]
         for task in tasks

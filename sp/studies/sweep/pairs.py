@@ -92,11 +92,11 @@ def _asked(role: str, value: Located) -> AskedScaling | str:
         raise value.error(error) from None
 
 
-def with_drafter(pair: Pair, scorers: Iterable[Scorer]) -> Pair:
-    """The pair with the drafter of another target than the embedded one, where none is named; ConfigError without."""
+def with_drafter(pair: Pair, scorers: Iterable[type[Scorer]]) -> Pair:
+    """The pair, where no drafter of another target than the embedded one is named, with that of `default_drafter`."""
     if pair.target is None or pair.drafter is not None:
         return pair
-    return replace(pair, drafter=default_drafter(pair.target, [type(scorer) for scorer in scorers]))
+    return replace(pair, drafter=default_drafter(pair.target, scorers))
 
 
 def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:

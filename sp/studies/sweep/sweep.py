@@ -138,7 +138,7 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
         for each in _combinations(part, "tasks"):
             for run in make_runs(each, part["tasks"], pair, cells_of, full):
                 guesses = any(isinstance(cell.options.decode, Speculative) for cell in run.cells)
-                ready = with_drafter(pair, [cell.options.scorer for cell in run.cells])
+                ready = with_drafter(pair, [type(cell.options.scorer) for cell in run.cells])
                 yield dataclasses.replace(run, part=name, pair=with_draft(ready, guesses, part["cells"]))
 
 
