@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sp.errors import ConfigError, short
-from sp.gguf import GGUFFile
+from sp.gguf import GGUFFile, Tokenizer
 from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
-from sp.models import Cards
+from sp.models import Cards, read_config
 from sp.models.arithmetic import scoring
 from sp.models.model import Device
 from sp.parallel.nccl import NcclGroup, copies
@@ -37,8 +37,8 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
     ------
     ConfigError
         No such model was fetched.
-    GGUFError
-        The same, of a target that cannot be opened either.
+    GGUFError, ModelError
+        The same, of a target that cannot be opened, or is no model, either.
 
     Examples
     --------
@@ -54,7 +54,9 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
         return embedded("drafter")
     if (model := best_drafter()) is not None:
         return Path(model.name)
-    GGUFFile.open(target).close()  # what is wrong with it comes first
+    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+        read_config(file)
+        Tokenizer.from_gguf(file)
     raise ConfigError(
         f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
         "sp get smollm2-135m, or name one with --drafter"

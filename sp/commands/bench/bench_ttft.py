@@ -203,7 +203,7 @@ def open_timed_pair(
     from sp.pipeline.opened import sharing
     from sp.pipeline.pair import default_drafter
 
-    if drafter[:2] == (None, None):
+    if (target[1], *drafter[:2]) == (None, None, None):
         drafter = (default_drafter(target[0]), *drafter[1:])
     group = sharing(cards, target_cards, device, budgets[0])
     pair = Pipeline.assemble(
