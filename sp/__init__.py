@@ -82,12 +82,13 @@ def load(
     math: str = "bf16",
     drafter_math: str = "bf16",
 ) -> Pipeline:
-    """Open a target and a drafter; the embedded pair where a path is left out.
+    """Open a target and a drafter; the embedded pair if both are left out.
 
     Parameters
     ----------
     target, drafter : path, optional
-        GGUF files.
+        GGUF files, or names of known models that `sp get` has fetched. A target without a drafter has the best of
+        these.
     device : {"auto", "cpu", "cuda"}
         Where both run; `auto` is the GPU where there is one.
     vram : str or int, optional

@@ -18,9 +18,10 @@ from sp.commands.chat import chat
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.every.options import complete
+from sp.commands.get import get
 from sp.commands.heads import heads
 from sp.commands.inspect import inspect
-from sp.commands.kernels import kernels_app
+from sp.commands.kernels.kernels import kernels_app
 from sp.commands.list import list_
 from sp.commands.plan import plan
 from sp.commands.report import report
@@ -28,7 +29,7 @@ from sp.commands.run import run
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.synth import synth
-from sp.commands.train import train_app
+from sp.commands.train.train import train_app
 from sp.errors import SpError
 from sp.kernels import device_errors
 
@@ -53,6 +54,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(run)
 app.command()(chat)
+app.command()(get)
 app.command("list")(list_)
 app.command()(inspect)
 app.command()(plan)

@@ -19,6 +19,10 @@ class GGUFError(SpError):
     """A GGUF file is truncated, hostile or uses something `sp` does not support."""
 
 
+class FetchError(SpError):
+    """A known model could not be fetched: no network, a damaged download, a folder that cannot be written."""
+
+
 class ModelError(SpError):
     """A file is valid GGUF but does not describe a model `sp` can run."""
 

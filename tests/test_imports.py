@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"checked", "cluster", "config", "json_lines", "plain_yaml", "plugins", "trace"},
+    {"checked", "cluster", "config", "folders", "json_lines", "plain_yaml", "plugins", "trace"},
     {"named"},
     {"structure"},
+    {"hub"},
     {"quant"},
     {"gguf"},
     {"kernels"},

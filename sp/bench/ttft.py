@@ -15,7 +15,8 @@ from sp.bench.record import make_record
 from sp.bench.request import Request, measure, pair_config
 from sp.bench.timing import HostTime
 from sp.errors import SpError
-from sp.kernels.device import cache_folder, device_errors
+from sp.folders import cache_folder
+from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.shards.shared_model import SharedModel
 from sp.pipeline import Pipeline, RunOptions

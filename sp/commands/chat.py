@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import asked_maths, asked_ropes, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, open_pair, scorers_of, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -120,7 +120,8 @@ def chat(
     if picture is not None and picture.suffix != ".png":
         raise ConfigError(f"--picture draws a PNG, so {picture} must end in .png")
     texts = [(path, read_text(path, "--load")) for path in load or []]
-    pipeline = open_pair(target, drafter, device, vram, break_even, None, ropes | maths)
+    how = {**ropes, **maths, "scorers": scorers_of(options)}
+    pipeline = open_pair(target, drafter, device, vram, break_even, None, how)
     tell_thinking(asked, pipeline.target)
     session = Session(Conversation(pipeline, options, memory), system, asked, tuple(needle or ()))
     for path, text in texts:

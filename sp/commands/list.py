@@ -13,7 +13,9 @@ from sp.errors import unknown_name
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="scorers, selectors, decoders, tasks, formats, models, plugins, or keys of sweep files."),
+        typer.Argument(
+            help="scorers, selectors, decoders, tasks, formats, models, families, plugins, or keys of sweep files."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them, to be told of each of its options.")] = None,
     as_page: Annotated[bool, typer.Option("--md", help="Print a page of Markdown instead.")] = False,
@@ -28,6 +30,8 @@ def list_(
       sp list scorers tail
 
       sp list tasks --plugin mine.py
+
+      sp list models
 
       sp list keys cells
     """

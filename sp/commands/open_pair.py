@@ -14,8 +14,9 @@ from sp.errors import ConfigError
 if TYPE_CHECKING:
     from sp.chat import Thinking
     from sp.models import AskedScaling
-    from sp.pipeline import Pipeline
+    from sp.pipeline import Pipeline, RunOptions
     from sp.pipeline.load import Loaded
+    from sp.scoring import Scorer
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:
@@ -73,6 +74,17 @@ def tell_thinking(thinking: Thinking, target: Loaded) -> None:
         print(f"sp: {target.path.name}: {note}", file=sys.stderr)
 
 
+def tell_drafter(pair: Pipeline) -> None:
+    """Say, in a line, which drafter a target has where none was named."""
+    if pair.drafter is not None and pair.drafter.chosen:
+        print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
+
+
+def scorers_of(options: RunOptions) -> list[type[Scorer]]:
+    """The classes of the scorers that runs with these options use, as `Pipeline.open` takes them."""
+    return [] if options.compress == "off" else [type(options.scorer)]
+
+
 def open_pair(
     target: Path | None,
     drafter: Path | None,
@@ -82,8 +94,8 @@ def open_pair(
     draft: Path | None = None,
     asked: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `asked` what
-    `asked_ropes` and `asked_maths` found.
+    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `asked` what else
+    `Pipeline.open` takes.
     """
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
@@ -93,6 +105,7 @@ def open_pair(
     if where == "cuda":
         compile_kernels()
     pair = Pipeline.open(target, drafter, device=where, vram=budget, **(asked or {})).with_break_evens(break_even)
+    tell_drafter(pair)
     return settled(pair if draft is None else pair.with_draft(draft))
 
 

@@ -32,8 +32,13 @@ def tokens_option(*names: str, least: int, **told: Any) -> Any:
     return typer.Option(*names, parser=read, metavar="<tokens>", **told)
 
 
-Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
-Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+Target = Annotated[
+    Path | None, typer.Option(help="GGUF of the heavy model, or a known name; the embedded one if left out.")
+]
+Drafter = Annotated[
+    Path | None,
+    typer.Option(help="GGUF of the small model, or a known name; if left out, the best one here (see sp get)."),
+]
 SyntheticTarget = Annotated[str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3.6-27b.")]
 SyntheticDrafter = Annotated[str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")]
 TargetType = Annotated[str, typer.Option(help="File type of the target's random weights.")]

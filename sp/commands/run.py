@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sp import __version__
-from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, scorers_of, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -153,7 +153,7 @@ def run(
         raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
-    on = {"cards": cards, "target_cards": target_cards}
+    on = {"cards": cards, "target_cards": target_cards, "scorers": scorers_of(options)}
     pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | on)
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}

@@ -19,6 +19,7 @@ from sp.arrays import Bytes
 from sp.errors import GGUFError
 from sp.gguf.header import Header, TensorInfo, parse_header
 from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
+from sp.hub import model_path
 from sp.quant import FORMATS, Weight
 from sp.values import text, whole
 
@@ -84,6 +85,8 @@ class GGUFFile:
     def open(cls, path: str | Path) -> GGUFFile:
         """Open `path`; for one shard of a model (`...-00001-of-00003.gguf`) all shards beside it.
 
+        The name of a known model stands for its file, see `sp.hub.model_path`.
+
         Raises
         ------
         GGUFError
@@ -91,7 +94,7 @@ class GGUFFile:
         """
         parts: list[_Part] = []
         try:
-            for index, shard in enumerate(_shard_paths(Path(path))):
+            for index, shard in enumerate(_shard_paths(model_path(path))):
                 parts.append(_open_part(shard, index))
                 if index == 0 and _split(parts[0], "split.count") <= 1:
                     break  # only named like a shard

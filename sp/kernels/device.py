@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from sp.errors import DeviceError, unknown_name
+from sp.folders import cache_folder
 from sp.kernels.setting import setting
 
 INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
@@ -29,12 +29,6 @@ NOT_READY = 600
 def is_device(array: object) -> bool:
     """Whether an op given this array launches kernels: everything but a NumPy array does."""
     return not isinstance(array, np.ndarray)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``SP_CACHE_DIR``, else ``sp`` in the user's cache folder."""
-    named = os.environ.get("SP_CACHE_DIR")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sp"
 
 
 @cache

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import DeviceError
+from sp.folders import cache_folder
 from sp.kernels import nvrtc
-from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
+from sp.kernels.device import device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
 from sp.kernels.nvrtc import Define
 from sp.kernels.repeats import Kernel

@@ -52,6 +52,8 @@ class Loaded:
         longer.
     asked : AskedScaling, optional
         The scaling of RoPE that was asked for.
+    chosen : str
+        Why it is this file, of a drafter that was not named; empty for others.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Loaded:
     file: GGUFFile | None = None
     trained: int | None = None
     asked: AskedScaling | None = None
+    chosen: str = ""
 
     def __repr__(self) -> str:
         vocabulary = f"vocabulary of {self.tokenizer.vocab_size:,}, {self.nbytes / 1e6:,.1f} MB"
@@ -106,7 +109,7 @@ def load(
     Parameters
     ----------
     path : path
-        The file, or the first of its shards.
+        The file, or the first of its shards; or the name of a known model that was fetched.
     extrapolate : bool
         Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
         target's: its scores only have to rank. The report says when RoPE is extrapolated, see `sp.pipeline.told`.

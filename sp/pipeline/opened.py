@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,12 +19,14 @@ from sp.pipeline.cards.draft import draft_on_cards
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
-from sp.pipeline.pair import load_pair, spread, to_score
+from sp.pipeline.pair import default_drafter, load_pair, spread, to_score
 from sp.pipeline.residency import Residency
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
+from sp.scoring.base import Scorer
 
 OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+NOT_NAMED = "the best drafter that is here, as none was named"
 
 
 def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
@@ -96,19 +98,22 @@ class Opened:
         drafter_math: str = Math.BF16,
         cards: int = 1,
         target_cards: int | None = None,
+        scorers: Iterable[type[Scorer]] | None = None,
     ) -> Self:
-        """Open two GGUF files; the embedded ones where a path is left out.
+        """Open two GGUF files, by path or known name; the embedded target if left out, and as drafter its own.
 
-        `vram` is for both, `math` the target's. On several `cards` the drafter reads together with copies of itself,
-        and they share the target, or `target_cards` do. The rest and errors as for `load`.
+        Without a `drafter` another target has that of `default_drafter`, which `scorers` is for. `vram` is for both,
+        `math` the target's. On several `cards` the drafter reads together with copies of itself, and they share the
+        target, or `target_cards` do. The rest and errors as for `load`.
         """
         group = sharing(cards, target_cards, pick_device(device), vram)
         how: dict[str, Any] = {"rope": target_rope, "room": vram, "math": math, "group": group}
+        small = drafter or default_drafter(target, scorers)
+        chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
+        drafting: dict[str, Any] = {"extrapolate": True, "rope": drafter_rope, "math": drafter_math}
         return cls.assemble(
             lambda where: load(target or embedded("target"), device=where, **how),
-            lambda where: load(
-                drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope, math=drafter_math
-            ),
+            lambda where: replace(load(small, device=where, **drafting), chosen=chosen),
             device=device,
             vram=vram,
             cards=cards,

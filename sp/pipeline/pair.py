@@ -1,17 +1,71 @@
-"""A target and its drafter: loaded one after the other under one budget of memory, or the drafter on several cards."""
+"""A target and its drafter: which one where none is named, and both loaded, under one budget or on several cards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from sp.errors import ConfigError
+from sp.errors import ConfigError, short
+from sp.gguf import GGUFFile, Tokenizer
+from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
-from sp.models import Cards
+from sp.models import Cards, read_config
 from sp.models.arithmetic import scoring
 from sp.models.model import Device
 from sp.parallel.nccl import NcclGroup, copies
-from sp.pipeline.load import Loaded, Where
+from sp.pipeline.load import Loaded, Where, embedded
 from sp.pipeline.residency import Residency
+from sp.scoring.base import ModelFreeScorer, Scorer
+
+
+def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
+    """The drafter of a target where none is named: its path, or the name of a known model.
+
+    The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
+    target has the best known model that was fetched.
+
+    Parameters
+    ----------
+    target : str or Path, optional
+        The embedded one if left out.
+    scorers : iterable of type, optional
+        Classes of all scorers that will be used, where that is known: if none of them runs a model, the embedded
+        drafter will do, for it reads nothing.
+
+    Raises
+    ------
+    ConfigError
+        No such model was fetched.
+    GGUFError, ModelError
+        The same, of a target that cannot be opened, or is no model, either.
+
+    Examples
+    --------
+    >>> default_drafter(None).name
+    'drafter.gguf'
+    >>> from sp.scoring import SCORERS
+    >>> default_drafter("target.gguf", [SCORERS.class_of("bm25")]).name
+    'drafter.gguf'
+    """
+    if target is None or _same(model_path(target), embedded("target")):
+        return embedded("drafter")
+    if scorers is not None and all(issubclass(scorer, ModelFreeScorer) for scorer in scorers):
+        return embedded("drafter")
+    if (model := best_drafter()) is not None:
+        return Path(model.name)
+    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+        read_config(file)
+        Tokenizer.from_gguf(file)
+    raise ConfigError(
+        f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
+        "sp get smollm2-135m, or name one with --drafter"
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one place."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def load_pair(

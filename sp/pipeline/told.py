@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
+from sp.errors import plain
 from sp.models import Draft, Gaps
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
@@ -45,6 +46,7 @@ def told(
         Facts that are known already.
     """
     facts = {
+        "drafter": [f"{plain(drafter.path.stem)}, {drafter.chosen}"] if drafter and drafter.chosen else [],
         "repacked": repacked_lines(target, drafter, draft),
         "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
         "positions": position_lines(target, drafter, options.scorer, scored),

@@ -67,7 +67,7 @@ def test_every_kind_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys:
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines()), default=0) <= 80
         assert all(item.name in shown for item in items(kind))
-    assert counts["models"] == len(ARCHITECTURES)
+    assert counts["families"] == len(ARCHITECTURES)
     assert call(monkeypatch, "scorers", "tail") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "queries=8 " in shown

@@ -23,7 +23,7 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import grouped
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack
-from sp.pipeline import Pipeline, RunOptions, load
+from sp.pipeline import Pipeline, RunOptions, embedded, load
 from sp.prompt import Prompt
 from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat
 
@@ -126,7 +126,7 @@ def test_trees(models, nodes, path) -> None:
 def test_a_pair_within_a_budget_that_does_not_hold_the_target(tmp_path: Path) -> None:
     """The same answer as without a budget, within it, and what waits is told."""
     path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen35moe", "q4_k_m", seed=3)
-    whole = Pipeline.open(path, device="cuda")
+    whole = Pipeline.open(path, embedded("drafter"), device="cuda")
     prompt = Prompt.from_document("A line of words that say little. " * 400, "What is said?", whole.target.template)
     options = RunOptions(0.3, compress="always", max_new_tokens=8)
     want = whole.run(prompt, options).answer
@@ -134,7 +134,7 @@ def test_a_pair_within_a_budget_that_does_not_hold_the_target(tmp_path: Path) ->
     del whole
     cupy.get_default_memory_pool().free_all_blocks()
     budget = work_bytes(config) + nbytes - 1
-    tight = Pipeline.open(path, device="cuda", vram=budget)
+    tight = Pipeline.open(path, embedded("drafter"), device="cuda", vram=budget)
     assert tight.target.model.cold is not None
     try:
         for _ in range(3):

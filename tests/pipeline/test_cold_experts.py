@@ -25,17 +25,17 @@ import dry_device, dry_memory
 dry_device.install()
 from dataclasses import asdict
 from sp.errors import SpError
-from sp.pipeline import Pipeline, RunOptions, load, synthetic
+from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
 from sp.prompt import Prompt
 
 path, budget = sys.argv[2], json.loads(sys.argv[3])
 out = {}
 for name, device in (("cuda", budget), ("none", 1 << 20)):
     try:
-        pair = Pipeline.open(path, device="cuda", vram=device)
+        pair = Pipeline.open(path, embedded("drafter"), device="cuda", vram=device)
     except SpError as error:
         out["refused"] = str(error)
-pair = Pipeline.open(path, device="cuda", vram=budget)
+pair = Pipeline.open(path, embedded("drafter"), device="cuda", vram=budget)
 out["layers"] = pair.target.model.cold.ring.layers
 out["nbytes"] = pair.target.model.nbytes
 out["held"] = dry_memory.pool.total_bytes()
@@ -70,10 +70,12 @@ import dry_device, dry_memory
 dry_device.install()
 from sp import cli
 from sp.commands import open_pair
+from sp.pipeline import embedded
 open_pair.compile_kernels = lambda: None
 dry_memory.most_pinned.append(1 << 20)
 given = "--device", "cuda", "--prompt-file", sys.argv[4], "--question", "What?"
-sys.argv = ["sp", "run", "--target", sys.argv[2], "--vram", sys.argv[3], *given]
+pair = "--target", sys.argv[2], "--drafter", str(embedded("drafter"))
+sys.argv = ["sp", "run", *pair, "--vram", sys.argv[3], *given]
 cli.main()
 """
 

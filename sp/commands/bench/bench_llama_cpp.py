@@ -51,9 +51,11 @@ def bench_llama_cpp(
     from sp.bench.llama_cpp import bench_command, describe_peer, run_bench, with_best
     from sp.bench.names import file_facts
     from sp.bench.record import append, make_record
+    from sp.hub import model_path
     from sp.kernels.device import pick_device
 
     output = asked_output(output, as_json, record)
+    model = model_path(model)
     if not model.is_file():
         raise ConfigError(f"cannot read {model}: no such file; name a GGUF file with -m")
     lengths, decoded = ([n for n in numbers(t, name) if n] for t, name in ((prompts, "-p"), (new, "-n")))

@@ -201,7 +201,10 @@ def open_timed_pair(
     from sp.bench.request import without_ends
     from sp.pipeline import Pipeline
     from sp.pipeline.opened import sharing
+    from sp.pipeline.pair import default_drafter
 
+    if (target[1], *drafter[:2]) == (None, None, None):
+        drafter = (default_drafter(target[0]), *drafter[1:])
     group = sharing(cards, target_cards, device, budgets[0])
     pair = Pipeline.assemble(
         lambda at: open_model(*target, "target", at, asked["math"], asked.get("target_rope"), budgets[0], group),

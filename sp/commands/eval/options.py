@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sp.commands.open_pair import asked_maths, asked_ropes, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, tell_drafter, tell_thinking, thinking_of
 from sp.commands.options import (
     Cache,
     Drafter,
@@ -29,11 +29,12 @@ from sp.commands.strategies import read_shares
 from sp.commands.tables import Wide
 from sp.commands.terminal import AsJson
 from sp.config import from_mapping
-from sp.named import read_strategies
+from sp.named import read_names, read_strategies
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
     from sp.pipeline import Pipeline, RunOptions
+    from sp.scoring import Scorer
     from sp.studies.sweep.pairs import Pair
 
 CONTROLS = ("random", "lexical", "head_tail", "oracle")
@@ -99,12 +100,19 @@ class Asked:
             for one, other in pairs
         ]
 
+    def scorers(self) -> list[type[Scorer]]:
+        """Classes of the scorers of all cells; their options may name files of another task every time."""
+        from sp.scoring import SCORERS
+
+        names = [name for name, _ in read_names(self.scorer, "--scorer")]
+        return [SCORERS.class_of(name) for name in (*names, *(CONTROLS if self.controls else ()))]
+
     def pair(self) -> Pair:
         """Both models as a sweep names them."""
-        from sp.studies.sweep.pairs import Pair
+        from sp.studies.sweep.pairs import Pair, with_drafter
 
         ropes, maths = asked_ropes(self.target_rope, self.drafter_rope), asked_maths(self.math, self.drafter_math)
-        return Pair(
+        pair = Pair(
             self.target,
             self.drafter,
             target_rope=ropes.get("target_rope"),
@@ -112,6 +120,7 @@ class Asked:
             math=maths["math"],
             drafter_math=maths["drafter_math"],
         )
+        return with_drafter(pair, self.scorers())
 
     def models(self) -> dict[str, Any]:
         """What rows say of the models they are of, by role: file, SHA-256 and what was asked of RoPE and arithmetic."""
@@ -129,7 +138,9 @@ class Asked:
 
         asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
         maths = asked_maths(self.math, self.drafter_math)
-        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes, **maths)  # type: ignore[arg-type]
+        on: dict[str, Any] = {"device": self.device, "scorers": self.scorers(), **ropes, **maths}
+        pipeline = Pipeline.open(self.target, self.drafter, **on)
+        tell_drafter(pipeline)
         tell_thinking(asked, pipeline.target)
         return pipeline
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sp.commands.known.fields import Field, fields_of, summary_of
 from sp.commands.known.keys import sections
+from sp.hub import KNOWN, KnownModel, fetched
 from sp.plugins import BUILT_IN, loaded_plugins, source_of
 
-MODELS, PLUGINS, KEYS = "models", "plugins", "keys"
+MODELS, FAMILIES, PLUGINS, KEYS = "models", "families", "plugins", "keys"
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,20 @@ class Item:
         Its options.
     source : str
         ``built in``, or the plugin it comes from.
+    facts : mapping
+        What else a record says.
     """
 
     name: str
     told: str
     fields: tuple[Field, ...] = ()
     source: str = BUILT_IN
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
         """Plain values; the default of an option that must be given is null, of others a text."""
-        return asdict(self)
+        record = asdict(self)
+        return {**record, **record.pop("facts")}
 
 
 def registries() -> dict[str, Any]:
@@ -54,15 +60,17 @@ def kinds() -> list[str]:
     Examples
     --------
     >>> kinds()
-    ['scorers', 'selectors', 'decoders', 'tasks', 'formats', 'models', 'plugins', 'keys']
+    ['scorers', 'selectors', 'decoders', 'tasks', 'formats', 'models', 'families', 'plugins', 'keys']
     """
-    return [*registries(), MODELS, PLUGINS, KEYS]
+    return [*registries(), MODELS, FAMILIES, PLUGINS, KEYS]
 
 
 def items(kind: str) -> list[Item]:
-    """All of a kind: strategies, tasks and families by name, parts of a sweep file in their order."""
+    """All of a kind: strategies, tasks, models and families by name, parts of a sweep file in their order."""
     if kind == MODELS:
-        return _models()
+        return [_model(model) for model in KNOWN.values()]
+    if kind == FAMILIES:
+        return _families()
     if kind == PLUGINS:
         return [Item(one.module, one.file or "A module.", source=one.named) for one in loaded_plugins()]
     if kind == KEYS:
@@ -74,7 +82,15 @@ def items(kind: str) -> list[Item]:
     return found
 
 
-def _models() -> list[Item]:
+def _model(model: KnownModel) -> Item:
+    """A model that is fetched by name: what it is, its licence, and where it lies if it is here."""
+    path = fetched(model)
+    where = f"not here; sp get {model.name}" if path is None else f"here: {path}"
+    facts = {"path": path and str(path), "bytes": model.nbytes, "licence": model.licence, "sha256": model.sha256}
+    return Item(model.name, f"{model.about}; {model.nbytes / 1e6:,.1f} MB, {model.licence}; {where}", facts=facts)
+
+
+def _families() -> list[Item]:
     """Families of models that run, and the tokenizers that their files come with."""
     from sp.models.architectures.base import ARCHITECTURES
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sp.errors import DeviceError
+from sp.folders import cache_folder
 from sp.kernels import nvml, nvrtc
 from sp.kernels.device import (
-    cache_folder,
     current_device,
     device_count,
     device_errors,

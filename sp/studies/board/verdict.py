@@ -14,7 +14,7 @@ from sp.studies.board.entries import Entry, Told, make_board
 from sp.studies.sweep.conduct import Plan
 from sp.studies.sweep.keys import Device
 from sp.studies.sweep.located import Located
-from sp.studies.sweep.pairs import Pair
+from sp.studies.sweep.pairs import Pair, with_drafter
 from sp.studies.sweep.runs import Run, Sweep, TaskSpec
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import make_cell
@@ -168,6 +168,7 @@ def plan_runs(
     }
     named = [{"scorer": Located(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
     cells = tuple(make_cell(each, Located({}, "--keep-ratio")) for each in named)
+    pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])
     specs = [
         TaskSpec(task, label(TASKS, task), {"name": task.name, **asdict(task)})  # type: ignore[call-overload]
         for task in tasks

@@ -70,6 +70,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "target_density": mean_density(result.answer.densities),
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
+        "drafter": result.answer.trace.facts.get("drafter", []),
         "repacked": result.answer.trace.facts.get("repacked", []),
         "math": result.answer.trace.facts.get("math", []),
         "cards": result.answer.trace.facts.get("cards", []),
@@ -221,7 +222,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("repacked", "math", "cards", "experts", "positions", "selection"):
+    for name in ("drafter", "repacked", "math", "cards", "experts", "positions", "selection"):
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -252,6 +253,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
 
 
 NOTES = {
+    "drafter": "Drafter",
     "repacked": "Re-packed",
     "math": "Products",
     "cards": "Cards",

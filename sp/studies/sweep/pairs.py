@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sp.errors import ConfigError
+from sp.errors import ConfigError, GGUFError
+from sp.hub import model_path
 from sp.models import AskedScaling, read_math
-from sp.pipeline import embedded
+from sp.pipeline.load import embedded
+from sp.pipeline.pair import default_drafter
 from sp.quant import Math
+from sp.scoring import Scorer
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.keys import names_of
 from sp.studies.sweep.located import Located, check_located
@@ -25,7 +29,8 @@ class Pair:
     Parameters
     ----------
     target, drafter : Path, optional
-        GGUF files; the embedded ones if left out.
+        GGUF files, or names of known models; the embedded ones if left out, but for another target the best drafter
+        that was fetched.
     draft : Path, optional
         DFlash draft of the target, where cells guess ahead; the embedded target has its own.
     target_rope, drafter_rope : AskedScaling, optional
@@ -63,11 +68,20 @@ def make_pair(each: Combination) -> Pair:
         if role in (*ROPES, *MATHS):
             found[role] = _asked(role, value)
             continue
-        path = Path(check_located(value, str, role))
-        if not path.is_file():
-            raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
-        found[role] = path
+        found[role] = located_model(value, role)
     return Pair(**found)
+
+
+def located_model(value: Located, role: str) -> Path:
+    """The path of a model's file, which must exist, or the name of a known model that was fetched."""
+    path = Path(check_located(value, str, role))
+    try:
+        there = model_path(path).is_file()
+    except GGUFError as error:
+        raise value.error(error) from None
+    if not there:
+        raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
+    return path
 
 
 def _asked(role: str, value: Located) -> AskedScaling | str:
@@ -76,6 +90,13 @@ def _asked(role: str, value: Located) -> AskedScaling | str:
         return str(read_math(text, role)) if role in MATHS else AskedScaling.parse(text, role)
     except ConfigError as error:
         raise value.error(error) from None
+
+
+def with_drafter(pair: Pair, scorers: Iterable[type[Scorer]]) -> Pair:
+    """The pair, where no drafter of another target than the embedded one is named, with that of `default_drafter`."""
+    if pair.target is None or pair.drafter is not None:
+        return pair
+    return replace(pair, drafter=default_drafter(pair.target, scorers))
 
 
 def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:

@@ -14,10 +14,11 @@ from typing import Any
 
 from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_metadata
+from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
-from sp.kernels.device import cache_folder
 from sp.models import ModelConfig, read_config
-from sp.pipeline import embedded
+from sp.pipeline.load import embedded
+from sp.pipeline.pair import default_drafter
 from sp.plugins import file_of
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.runs import Run
@@ -53,8 +54,8 @@ class PairFacts:
 
 
 def pair_paths(pair: Pair) -> dict[str, Path]:
-    """File of each role, the embedded one where none is named; a draft only where the pair has one."""
-    paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or embedded("drafter")}
+    """File of each role, that of `default_drafter` where none is named; a draft only where the pair has one."""
+    paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or default_drafter(pair.target)}
     return paths | ({"draft": pair.draft} if pair.draft else {})
 
 

@@ -27,7 +27,7 @@ from sp.selection import SELECTORS
 from sp.studies.sweep.combine import Combination, expand, for_task, override
 from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
-from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft
+from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft, with_drafter
 from sp.studies.sweep.runs import Cell, Run, Sweep, TaskSpec, config_hash
 
 SECTIONS = ("pairs", "tasks", "cells")
@@ -138,7 +138,8 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
         for each in _combinations(part, "tasks"):
             for run in make_runs(each, part["tasks"], pair, cells_of, full):
                 guesses = any(isinstance(cell.options.decode, Speculative) for cell in run.cells)
-                yield dataclasses.replace(run, part=name, pair=with_draft(pair, guesses, part["cells"]))
+                ready = with_drafter(pair, [type(cell.options.scorer) for cell in run.cells])
+                yield dataclasses.replace(run, part=name, pair=with_draft(ready, guesses, part["cells"]))
 
 
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:

@@ -15,6 +15,7 @@ from sp.evals.run import label
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.trained.base import TrainedScorer
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
+from sp.studies.sweep.pairs import located_model
 from sp.studies.sweep.sweep import make_strategy
 
 EVIDENCE = "evidence"
@@ -64,7 +65,7 @@ class TrainPlan:
         Of tasks that name none, and of the fit.
     labels : Labels
     drafter, target : Path, optional
-        The embedded ones by default. Of the target only tokens and chat template matter, unless the labels read it.
+        As in a sweep's pairs. Of the target only tokens and chat template matter, unless the labels read it.
     """
 
     kind: str
@@ -234,7 +235,4 @@ def _labels(section: Located) -> Labels:
 def _file(given: Mapping[str, Located], role: str) -> Path | None:
     if role not in given:
         return None
-    path = Path(check_located(given[role], str, role))
-    if not path.is_file():
-        raise given[role].error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
-    return path
+    return located_model(given[role], role)

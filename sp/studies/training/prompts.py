@@ -14,6 +14,7 @@ from sp.evals.run import counter
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.ops.attention.reduction import chunk_means
 from sp.pipeline.load import Loaded, Where, embedded, load
+from sp.pipeline.pair import default_drafter
 from sp.pipeline.stages import score_request
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import ScoreRequest
@@ -43,7 +44,7 @@ class Readers:
     @classmethod
     def open(cls, plan: TrainPlan, device: Where) -> Readers:
         """Load the drafter, and of the target as much as the labels need."""
-        drafter = load(plan.drafter or embedded("drafter"), extrapolate=True, device=device)
+        drafter = load(plan.drafter or default_drafter(plan.target), extrapolate=True, device=device)
         path = plan.target or embedded("target")
         if plan.labels.scorer is not None and plan.labels.scorer.reads_target:
             target = load(path, device=device)

@@ -178,7 +178,8 @@ def build(family: Family = None) -> None:
 
       sp kernels build
     """
-    from sp.kernels.device import cache_folder, require_device
+    from sp.folders import cache_folder
+    from sp.kernels.device import require_device
     from sp.kernels.jit import device_arches
     from sp.kernels.manifest import kernels
     from sp.kernels.tools.build import build_all

@@ -1,0 +1,1 @@
+"""`sp kernels`: what is done with the CUDA kernels."""

@@ -1,0 +1,1 @@
+"""`sp train`: what learns."""
