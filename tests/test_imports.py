@@ -51,7 +51,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     ),
     "pipeline": ("cards",),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
-    "scoring": ("attention", "trained"),
+    "scoring": ("attention", "calibration", "trained"),
     "selection": ("structured",),
     "serve": ("choices", "http", "replicas"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sp.commands.known.strategies import read_settings
 from sp.commands.open_pair import asked_maths, asked_ropes, open_pair, scorers_of, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
@@ -29,7 +30,6 @@ from sp.commands.options import (
     ThinkingMode,
     tokens_option,
 )
-from sp.commands.strategies import read_settings
 from sp.commands.talk.lines import piped_lines, typed_lines
 from sp.commands.terminal import check_folder, read_text
 from sp.config import from_mapping

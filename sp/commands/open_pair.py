@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,9 @@ def tell_drafter(pair: Pipeline) -> None:
         print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
 
 
-def scorers_of(options: RunOptions) -> list[type[Scorer]]:
-    """The classes of the scorers that runs with these options use, as `Pipeline.open` takes them."""
-    return [] if options.compress == "off" else [type(options.scorer)]
+def scorers_of(options: RunOptions) -> list[Scorer]:
+    """The scorers that runs with these options use, as `Pipeline.open` takes them."""
+    return [] if options.compress == "off" else [options.scorer]
 
 
 def open_pair(
@@ -104,9 +105,18 @@ def open_pair(
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":
         compile_kernels()
-    pair = Pipeline.open(target, drafter, device=where, vram=budget, **(asked or {})).with_break_evens(break_even)
+    given = {"reporter": once, **(asked or {})}
+    pair = Pipeline.open(target, drafter, device=where, vram=budget, **given).with_break_evens(break_even)
     tell_drafter(pair)
     return settled(pair if draft is None else pair.with_draft(draft))
+
+
+@contextmanager
+def once(what: str, total: int) -> Iterator[Any]:
+    """A `progress_bar` of what is done once and kept, and a line about it wherever standard error goes."""
+    print(f"sp: {what}: which of its layers retrieve; once, it is kept", file=sys.stderr)
+    with progress_bar(what.split()[0], total) as progress:
+        yield progress
 
 
 def settled(pair: Pipeline) -> Pipeline:

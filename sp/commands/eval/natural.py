@@ -79,7 +79,7 @@ def natural(
     given = chosen_questions(questions, fetch)
     models = asked.models() if asked.out else {}
     done = known_rows(asked.out, models, KEY, key_of, OPTIONAL) if asked.out else {}
-    pipeline = asked.open()
+    pipeline = asked.open(cells)
     if max_tokens is not None:
         count = counter(pipeline.target.tokenizer)
         given = short_enough(given, {one.document: count(one.text) for one in given}, max_tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 from sp.errors import ConfigError
 from sp.evals.natural.archives import Archive, fetch_members
 from sp.json_lines import read_object
-from sp.kernels.device import cache_folder
+from sp.folders import cache_folder
 from sp.trace import write_atomic
 
 MANIFEST = Path(__file__).with_name("documents.json")
