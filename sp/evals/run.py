@@ -76,7 +76,8 @@ def evaluate(
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
         ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and
-        the other facts of the example; ``thinking`` where that was not off, and ``reasoning_effort`` if one was asked.
+        the other facts of the example; ``rope_needed``, such as ``yarn:2``, where the drafter so read a prompt beyond
+        its window; ``thinking`` where that was not off, and ``reasoning_effort`` if one was asked.
 
     Raises
     ------
@@ -138,7 +139,7 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
     before = [stage for stage in first.trace.stages if stage.name == stages.DRAFTED]
-    return replace(scored, trace=Trace([*before, *scored.trace.stages]))
+    return replace(scored, trace=Trace([*before, *scored.trace.stages], facts=scored.trace.facts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,9 @@ class Reading:
         densities = scored.importance.densities
         density = float(np.mean(densities)) if densities else None
         kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
-        return self.row(index, cell) | self.results(answer, kept, forced, caught(selection, self.evidence), density)
+        scaled = {name: fact for name, fact in scored.trace.facts.items() if name == SCALED}
+        found = self.results(answer, kept, forced, caught(selection, self.evidence), density)
+        return self.row(index, cell) | found | scaled
 
     def row(self, index: int, options: RunOptions) -> Row:
         """What is known before anything is read."""
@@ -205,6 +208,8 @@ STAGES = {
     "prefill_s": "target prefill",
     "decode_s": "decode",
 }
+SCALED = "rope_needed"
+"""The scaling that the drafter needed, in rows of prompts beyond its window."""
 RESULTS = (
     "answer", "correct", "score", "kept_tokens", "forced_tokens", "realised_keep",
     "needle_recall", "needle_rank", "needle_margin", "given_kept",
