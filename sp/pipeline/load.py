@@ -71,7 +71,7 @@ class Loaded:
         return f"Loaded({plain(self.path.name)!r}, {self.model!r}, {vocabulary})"
 
     def for_prompt(self, tokens: int) -> Loaded:
-        """The model as it reads a prompt of so many tokens: beyond its window with YaRN, unless a scaling was asked for.
+        """The model as it reads so many tokens: beyond its window with YaRN, unless a scaling of RoPE was asked for.
 
         Only a drafter, whose context is longer than its window, reads more than that; see `needed_scaling`.
 

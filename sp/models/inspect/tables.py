@@ -56,6 +56,8 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "shape", " · ".join(known)
     if info["family"] is not None:
         yield from _family(info["family"])
+        if info["verdict"]["role"] == "drafter":
+            yield "as a drafter", info["family"]["as_drafter"]
     tokenizer = info["tokenizer"]
     if tokenizer is not None:
         shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
