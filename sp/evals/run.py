@@ -75,9 +75,8 @@ def evaluate(
         and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
-        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and
-        the other facts of the example; ``rope_needed``, such as ``yarn:2``, where the drafter so read a prompt beyond
-        its window; ``thinking`` where that was not off, and ``reasoning_effort`` if one was asked.
+        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed; ``expected, depth`` and
+        other facts of the example; ``rope_needed`` of a drafter; ``thinking`` if not off, ``reasoning_effort`` if set.
 
     Raises
     ------
@@ -165,12 +164,10 @@ class Reading:
         trace = Trace([*self.tokenised.stages, *scored.trace.stages])
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
         answer = self.pipeline.read(self.prompt, selection, options, trace)
-        densities = scored.importance.densities
-        density = float(np.mean(densities)) if densities else None
-        kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
-        scaled = {name: fact for name, fact in scored.trace.facts.items() if name == SCALED}
-        found = self.results(answer, kept, forced, caught(selection, self.evidence), density)
-        return self.row(index, cell) | found | scaled
+        density = float(np.mean(densities)) if (densities := scored.importance.densities) else None
+        counts = int(selection.kept.sum()), int(selection.forced.sum())
+        rope = {name: fact for name, fact in scored.trace.facts.items() if name == "rope_needed"}
+        return self.row(index, cell) | self.results(answer, *counts, caught(selection, self.evidence), density) | rope
 
     def row(self, index: int, options: RunOptions) -> Row:
         """What is known before anything is read."""
@@ -208,8 +205,6 @@ STAGES = {
     "prefill_s": "target prefill",
     "decode_s": "decode",
 }
-SCALED = "rope_needed"
-"""The scaling that the drafter needed, in rows of prompts beyond its window."""
 RESULTS = (
     "answer", "correct", "score", "kept_tokens", "forced_tokens", "realised_keep",
     "needle_recall", "needle_rank", "needle_margin", "given_kept",
