@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -13,7 +12,6 @@ import numpy as np
 from sp.arrays import Bools, Floats
 from sp.chat import split_reply
 from sp.decode.greedy import gather
-from sp.errors import SpWarning
 from sp.gguf import Tokenizer
 from sp.models import Cards
 from sp.models.drafts.dflash import Draft
@@ -25,7 +23,7 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.pair import cards_line
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
-from sp.pipeline.told import extrapolated
+from sp.pipeline.told import warn_extrapolated
 from sp.pipeline.window import check_scoring
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
 from sp.scoring import Importance, KeptKeys, ScoreRequest
@@ -100,7 +98,9 @@ def score(
     new = n - (keys.trail.tokens if keys else 0)
     check_scoring(reader, new, options.scorer, residency.budget)
     if not isinstance(options.scorer, ModelFreeScorer):
-        _tell_extrapolated(role, reader, n, trace)
+        reading = reader.for_prompt(n)
+        trace.facts |= {"rope_needed": str(reading.needed)} if reading.needed else {}
+        warn_extrapolated(role, reading, n)
     with (
         trace.stage("score", new),
         reporter("scoring", new * reader.model.config.layers) as progress,
@@ -118,19 +118,6 @@ def score(
         if cards is not None:
             trace.facts["cards"] = [cards_line(cards, together=cards.group.runs > before)]
     return found
-
-
-def _tell_extrapolated(role: str, reader: Loaded, tokens: int, trace: Trace) -> None:
-    """Warn of a reading beyond the window that RoPE is not scaled for; the trace has the scaling of one that it is."""
-    reading = reader.for_prompt(tokens)
-    if reading.needed is not None:
-        trace.facts["rope_needed"] = str(reading.needed)
-    if extrapolated(role, reading, tokens) is not None:
-        # Without the length: filters of warnings then show it once.
-        how = f"{role} {reader.path.name} reads beyond its window of {reading.trained:,} tokens, extrapolated"
-        left_out = reader.asked is not None and role == "drafter" and not reader.model.config.delta_layers
-        mend = "; leave --drafter-rope out, and RoPE is scaled by YaRN" if left_out else ""
-        warnings.warn(how + mend, SpWarning, stacklevel=3)
 
 
 def apart(stages: Sequence[Stage], found: Importance) -> list[Stage]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
+from sp.errors import SpWarning
 from sp.models import Draft, Gaps, unscalable
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
@@ -159,3 +161,13 @@ def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
     elif asked and isinstance(scaling, LinearScaling):
         original = window / scaling.factor
     return f"{line}; --{role}-rope yarn:{2 ** ceil(log2(tokens / original))} would scale RoPE instead"
+
+
+def warn_extrapolated(role: str, loaded: Loaded, tokens: int) -> None:
+    """A `SpWarning` where `extrapolated` has something to say, without the length: filters then show it once."""
+    if extrapolated(role, loaded, tokens) is None:
+        return
+    how = f"{role} {loaded.path.name} reads beyond its window of {loaded.trained:,} tokens, extrapolated"
+    left_out = loaded.asked is not None and role == "drafter" and not loaded.model.config.delta_layers
+    mend = "; leave --drafter-rope out, and RoPE is scaled by YaRN" if left_out else ""
+    warnings.warn(how + mend, SpWarning, stacklevel=3)
