@@ -1,4 +1,4 @@
-"""Launches that are repeated turn keys by their own reading's RoPE, without a device; readings of one length mix nothing."""
+"""Launches that are repeated turn keys by the RoPE of their own reading alone, without a device."""
 
 from __future__ import annotations
 
