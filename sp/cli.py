@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +34,7 @@ from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.synth import synth
 from sp.commands.train.train import train_app
-from sp.errors import SpError
+from sp.errors import SpError, SpWarning
 from sp.kernels import device_errors
 
 app = typer.Typer(
@@ -83,10 +86,26 @@ def common(
         raise typer.Exit
 
 
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Inside, warnings of `sp` are one line on stderr, without the place in the code."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, SpWarning):
+                print(f"sp: warning: {message}", file=sys.stderr, flush=True)
+            else:
+                usual(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
+
+
 def main() -> None:
     """Entry point of the `sp` command."""
     try:
-        with device_errors():
+        with device_errors(), warnings_as_lines():
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except SpError as error:
         print(f"sp: error: {error}", file=sys.stderr)

@@ -15,6 +15,10 @@ class SpError(Exception):
     """Base of every error the command line prints as one line before it exits with status 2."""
 
 
+class SpWarning(UserWarning):
+    """What a user should know of work that goes on; the command line prints it as one line on stderr."""
+
+
 class GGUFError(SpError):
     """A GGUF file is truncated, hostile or uses something `sp` does not support."""
 

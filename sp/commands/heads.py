@@ -43,6 +43,7 @@ def heads(
     from sp.evals.heads import measure_heads
     from sp.evals.trained_for import note_of_file
     from sp.pipeline.load import embedded, load
+    from sp.pipeline.told import warn_extrapolated
 
     lengths = [length for length in numbers(tokens, "-t") if length]
     if not lengths:
@@ -52,6 +53,8 @@ def heads(
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # type: ignore[arg-type]
     if max(lengths) > (longest := loaded.model.config.context):
         raise ConfigError(f"-t {max(lengths)}: {loaded.path.name} reads {longest} tokens at most; ask for fewer")
+    loaded = loaded.for_prompt(max(lengths))
+    warn_extrapolated("model", loaded, max(lengths))
     drawn_from = TASKS.build(task)
 
     def count(text: str) -> int:

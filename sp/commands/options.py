@@ -47,7 +47,7 @@ TargetRope = Annotated[
     str | None, typer.Option(help="RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.")
 ]
 DrafterRope = Annotated[
-    str | None, typer.Option(help="RoPE scaling of the drafter in place of its file's: none, linear:2, yarn:4.")
+    str | None, typer.Option(help="The same of the drafter; left out, it reads beyond its window with YaRN as needed.")
 ]
 TargetMath = Annotated[
     str, typer.Option("--math", help="What the target multiplies where it reads a prompt: bf16, int8, fp8 or auto.")

@@ -200,6 +200,8 @@ class Conversation:
             trail.settle()
         facts = {"residency": pipeline.residency.report(start)}
         trace.facts |= told_of(pipeline.target, pipeline.drafter, None, options, scored, trace.stages, facts)
+        if scored is not None and self._drafter is not None and self._drafter.forgotten:
+            trace.facts["positions"] = [*trace.facts.get("positions", ()), *self._drafter.forgotten]
         if chosen.told:
             trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)

@@ -23,4 +23,5 @@ def _identity(loaded: Loaded | None) -> str:
     if loaded is None:
         return "none"
     model = loaded.model
-    return f"{loaded.path.resolve()} {loaded.nbytes} {loaded.tokenizer.sha256} {model.device} {model.config.rope!r}"
+    rope = f"{model.config.rope!r} {loaded.asked}"  # that of long prompts hangs on whether one was asked for
+    return f"{loaded.path.resolve()} {loaded.nbytes} {loaded.tokenizer.sha256} {model.device} {rope}"

@@ -75,8 +75,8 @@ def evaluate(
         and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
-        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and
-        the other facts of the example; ``thinking`` where that was not off, and ``reasoning_effort`` if one was asked.
+        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed; ``expected, depth`` and
+        other facts of the example; ``rope_needed`` of a drafter; ``thinking`` if not off, ``reasoning_effort`` if set.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
     before = [stage for stage in first.trace.stages if stage.name == stages.DRAFTED]
-    return replace(scored, trace=Trace([*before, *scored.trace.stages]))
+    return replace(scored, trace=Trace([*before, *scored.trace.stages], facts=scored.trace.facts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,10 +164,10 @@ class Reading:
         trace = Trace([*self.tokenised.stages, *scored.trace.stages])
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
         answer = self.pipeline.read(self.prompt, selection, options, trace)
-        densities = scored.importance.densities
-        density = float(np.mean(densities)) if densities else None
-        kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
-        return self.row(index, cell) | self.results(answer, kept, forced, caught(selection, self.evidence), density)
+        density = float(np.mean(densities)) if (densities := scored.importance.densities) else None
+        counts = int(selection.kept.sum()), int(selection.forced.sum())
+        rope = {name: fact for name, fact in scored.trace.facts.items() if name == "rope_needed"}
+        return self.row(index, cell) | self.results(answer, *counts, caught(selection, self.evidence), density) | rope
 
     def row(self, index: int, options: RunOptions) -> Row:
         """What is known before anything is read."""

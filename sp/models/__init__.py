@@ -13,6 +13,7 @@ from sp.models.cache.trail import Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.drafts.dflash import Draft, load_draft
+from sp.models.extended_window import describe_window, needed_scaling, unscalable
 from sp.models.layers.block import Tap
 from sp.models.load import load_model
 from sp.models.model import Model
@@ -53,10 +54,12 @@ __all__ = [
     "Watch",
     "decode_step",
     "dense_attention",
+    "describe_window",
     "flops",
     "load_draft",
     "load_model",
     "load_shards",
+    "needed_scaling",
     "prefill",
     "prefill_by_layer",
     "prefill_cost",
@@ -68,4 +71,5 @@ __all__ = [
     "read_repeated",
     "register_architecture",
     "stream_by_layer",
+    "unscalable",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -20,10 +22,26 @@ from sp.models.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
+from sp.ops.rope import Rope
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
 Found = TypeVar("Found")
+
+
+@dataclass(eq=False)
+class Placement:
+    """Where a model's weights lie now, and what was found in them; one for all models of the same weights.
+
+    Attributes
+    ----------
+    trunk : Trunk
+    facts : dict
+        By the function that found them.
+    """
+
+    trunk: Trunk
+    facts: dict[Any, Any] = field(default_factory=dict)
 
 
 class Model:
@@ -37,6 +55,8 @@ class Model:
     config : ModelConfig
     trunk : Trunk
         Another one where weights are put elsewhere.
+    placement : Placement
+        Of the weights, which models by `with_rope` share.
     device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
@@ -75,8 +95,7 @@ class Model:
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self.config = config
-        self._found: dict[Any, Any] = {}
-        self.trunk = trunk
+        self.placement = Placement(trunk)
         self.device: Device = device
         self.nbytes = nbytes
         self.repacked = repacked
@@ -90,30 +109,39 @@ class Model:
     @property
     def trunk(self) -> Trunk:
         """See `Model`."""
-        return self._trunk
+        return self.placement.trunk
 
     @trunk.setter
     def trunk(self, trunk: Trunk) -> None:
-        self._trunk, self._found = trunk, {}
+        self.placement.trunk, self.placement.facts = trunk, {}
 
     def of_trunk(self, find: Callable[[Trunk], Found]) -> Found:
         """What is found in the weights, looked for once as long as they lie where they lie."""
-        if find not in self._found:
-            self._found[find] = find(self._trunk)
-        found: Found = self._found[find]
+        facts = self.placement.facts
+        if find not in facts:
+            facts[find] = find(self.trunk)
+        found: Found = facts[find]
         return found
 
     @property
     def depth(self) -> int:
         """Layers that are loaded, the first ones."""
-        return len(self._trunk.blocks)
+        return len(self.trunk.blocks)
 
     def check_loaded(self, depth: int | None = None) -> None:
         """ModelError unless so many layers are loaded; by default all of them and the head."""
-        headless = depth is None and self._trunk.output is None
+        headless = depth is None and self.trunk.output is None
         if headless or self.depth < (self.config.layers if depth is None else depth):
             wanted = f"all {self.config.layers} and the head are" if depth is None else f"{depth} are"
             raise ModelError(f"only the first {self.depth} layers of the model are loaded, and {wanted} needed")
+
+    def with_rope(self, rotary: Rope) -> Model:
+        """The same weights, wherever they lie, with another rotary embedding: that of its caches and of its scorers."""
+        if rotary == self.config.rope:
+            return self
+        other = copy(self)
+        other.config = replace(self.config, rope=rotary)
+        return other
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""

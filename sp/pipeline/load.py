@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards, read_config
+from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards, needed_scaling, read_config
 from sp.models.arithmetic import AUTO, read_math
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
@@ -56,6 +56,8 @@ class Loaded:
         The scaling of RoPE that was asked for.
     chosen : str
         Why it is this file, of a drafter that was not named; empty for others.
+    needed : AskedScaling, optional
+        The scaling that a prompt beyond the window needs; see `for_prompt`.
     """
 
     path: Path
@@ -67,10 +69,32 @@ class Loaded:
     trained: int | None = None
     asked: AskedScaling | None = None
     chosen: str = ""
+    needed: AskedScaling | None = None
 
     def __repr__(self) -> str:
         vocabulary = f"vocabulary of {self.tokenizer.vocab_size:,}, {self.nbytes / 1e6:,.1f} MB"
         return f"Loaded({plain(self.path.name)!r}, {self.model!r}, {vocabulary})"
+
+    def for_prompt(self, tokens: int) -> Loaded:
+        """The model as it reads so many tokens: beyond its window with YaRN, unless a scaling of RoPE was asked for.
+
+        Only a drafter, whose context is longer than its window, reads more than that; see `needed_scaling`.
+
+        Examples
+        --------
+        >>> drafter = load(embedded("drafter"), extrapolate=True, device="cpu")
+        >>> drafter.for_prompt(163_840) is drafter, str(drafter.for_prompt(200_000).needed)
+        (True, 'yarn:2')
+        """
+        window, config = self.trained, self.model.config
+        if self.asked is not None or window is None or not window < tokens <= config.context:
+            return self
+        own = replace(config, context=window)
+        needed = needed_scaling(own, tokens)
+        if needed is None:
+            return self
+        scaled = needed.applied(own)
+        return replace(self, model=self.model.with_rope(scaled.rope), trained=scaled.context, needed=needed)
 
     def describe(self) -> dict[str, object]:
         """Facts for the trace."""
@@ -87,7 +111,9 @@ class Loaded:
             "vocabulary_sha256": self.tokenizer.sha256,
             "repacked": [asdict(each) for each in self.model.repacked],
             "math": self.model.arithmetic.as_dict(),
-            "rope": rope_facts(config.rope) | {"positions": self.trained, "asked": self.asked and str(self.asked)},
+            "rope": rope_facts(config.rope)
+            | {"positions": self.trained, "asked": self.asked and str(self.asked)}
+            | ({"needed": str(self.needed)} if self.needed else {}),
         }
 
 
@@ -117,7 +143,8 @@ def load(
         The file, or the first of its shards; or the name of a known model that was fetched.
     extrapolate : bool
         Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
-        target's: its scores only have to rank. The report says when RoPE is extrapolated, see `sp.pipeline.told`.
+        target's: its scores only have to rank. It then reads them with YaRN, see `Loaded.for_prompt`; where that
+        cannot be RoPE is extrapolated, and the report says so, see `sp.pipeline.told`.
     device : {"auto", "cpu", "cuda"}
         `auto` is the GPU where there is one that the kernels run on.
     rope : AskedScaling, optional

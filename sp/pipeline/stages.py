@@ -23,6 +23,7 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.pair import cards_line
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
+from sp.pipeline.told import warn_extrapolated
 from sp.pipeline.window import check_scoring
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
 from sp.scoring import Importance, KeptKeys, ScoreRequest
@@ -96,12 +97,20 @@ def score(
     n = len(drafted)
     new = n - (keys.trail.tokens if keys else 0)
     check_scoring(reader, new, options.scorer, residency.budget)
+    if not isinstance(options.scorer, ModelFreeScorer):
+        reading = reader.for_prompt(n)
+        trace.facts |= {"rope_needed": str(reading.needed)} if reading.needed else {}
+        warn_extrapolated(role, reading, n)
     with (
         trace.stage("score", new),
         reporter("scoring", new * reader.model.config.layers) as progress,
         ExitStack() as stack,
     ):
-        request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys, cards=cards)
+        request = score_request(reader, drafted, options.seed, progress, by_head)
+        if cards is not None:
+            alike = [request.model, *(model.with_rope(request.model.config.rope) for model in cards.models[1:])]
+            cards = cards._replace(models=alike)
+        request = replace(request, keys=keys, cards=cards)
         if isinstance(options.scorer, ModelFreeScorer):
             return options.scorer.score(request)
         before = 0 if cards is None else cards.group.runs
@@ -137,9 +146,9 @@ def score_request(
     progress: Callable[[int], None] | None = None,
     by_head: bool = False,
 ) -> ScoreRequest:
-    """What a scorer is given of a prompt in the reader's vocabulary."""
+    """What a scorer is given of a prompt in the reader's vocabulary, and the model as it reads so long a one."""
     return ScoreRequest(
-        model=reader.model,
+        model=reader.for_prompt(len(drafted)).model,
         ids=drafted.ids,
         positions=np.arange(len(drafted), dtype=np.int64),
         question=drafted.mask("question"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
-from sp.errors import plain
-from sp.models import Draft, Gaps
+from sp.errors import SpWarning, plain
+from sp.models import Draft, Gaps, unscalable
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
@@ -110,11 +111,11 @@ def rounded_tokens(tokens: int, chunk: int) -> int:
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
     """How the models of a run come by positions that they were not trained for, a line each."""
     models = {"target": target} | ({"drafter": drafter} if drafter else {})
-    lines = [f"{role}: {line}" for role, one in models.items() if (line := scaled(one))]
-    if scored is None or isinstance(scorer, ModelFreeScorer):
-        return lines
-    role = "target" if scorer.reads_target else "drafter"
-    line = extrapolated(role, models[role], len(scored.drafted))
+    role, line = "target" if scorer.reads_target else "drafter", None
+    if scored is not None and not isinstance(scorer, ModelFreeScorer):
+        models[role] = models[role].for_prompt(len(scored.drafted))
+        line = extrapolated(role, models[role], len(scored.drafted))
+    lines = [f"{name}: {how}" for name, one in models.items() if (how := scaled(one))]
     return [*lines, f"{role}: {line}"] if line else lines
 
 
@@ -127,9 +128,11 @@ def scaled(loaded: Loaded) -> str | None:
     >>> from sp.pipeline.load import embedded, load
     >>> scaled(load(embedded("drafter"), device="cpu", rope=AskedScaling("yarn", 4.0)))
     'RoPE scaled by YaRN, 4 x 163,840 positions, as was asked'
+    >>> scaled(load(embedded("drafter"), extrapolate=True, device="cpu").for_prompt(200_000))
+    'RoPE scaled by YaRN, 2 x 163,840 positions, as the prompt needs'
     """
     scaling = loaded.model.config.rope.scaling
-    who = "as was asked" if loaded.asked else "as its file says"
+    who = "as was asked" if loaded.asked else "as the prompt needs" if loaded.needed else "as its file says"
     if isinstance(scaling, YarnScaling):
         return f"RoPE scaled by YaRN, {scaling.factor:g} x {scaling.original_context:,} positions, {who}"
     if isinstance(scaling, LinearScaling):
@@ -140,13 +143,32 @@ def scaled(loaded: Loaded) -> str | None:
 
 
 def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
-    """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it."""
-    trained = loaded.trained
-    if trained is None or tokens <= trained:
+    """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it.
+
+    `loaded` is the model as it reads them, see `Loaded.for_prompt`.
+    """
+    window = loaded.trained
+    if window is None or tokens <= window:
         return None
-    scaling = loaded.model.config.rope.scaling
-    told = f"trained to {trained:,} positions, the prompt has {tokens:,}: {tokens / trained:.1f} x as far, extrapolated"
-    if not (scaling is None or isinstance(scaling, LinearScaling | YarnScaling)):
-        return told  # by a tensor, which no option replaces
-    original = scaling.original_context if isinstance(scaling, YarnScaling) else trained
-    return f"{told}; --{role}-rope yarn:{2 ** ceil(log2(tokens / original))} would scale RoPE instead"
+    line = f"trained to {window:,} positions, the prompt has {tokens:,}: {tokens / window:.1f} x as far, extrapolated"
+    config, asked = loaded.model.config, loaded.asked is not None
+    if not asked and (reason := unscalable(config)) is not None:
+        line += f", for {reason}"
+        if not config.delta_layers:
+            return line  # the file's own scaling, which no option goes on from
+    scaling, original = config.rope.scaling, float(window)
+    if isinstance(scaling, YarnScaling):
+        original = scaling.original_context
+    elif asked and isinstance(scaling, LinearScaling):
+        original = window / scaling.factor
+    return f"{line}; --{role}-rope yarn:{2 ** ceil(log2(tokens / original))} would scale RoPE instead"
+
+
+def warn_extrapolated(role: str, loaded: Loaded, tokens: int) -> None:
+    """A `SpWarning` where `extrapolated` has something to say, without the length: filters then show it once."""
+    if extrapolated(role, loaded, tokens) is None:
+        return
+    how = f"{role} {loaded.path.name} reads beyond its window of {loaded.trained:,} tokens, extrapolated"
+    left_out = loaded.asked is not None and role == "drafter" and not loaded.model.config.delta_layers
+    mend = "; leave --drafter-rope out, and RoPE is scaled by YaRN" if left_out else ""
+    warnings.warn(how + mend, SpWarning, stacklevel=3)

@@ -98,6 +98,8 @@ class ScoreRequest:
     def __post_init__(self) -> None:
         if self.cards is not None and self.cards.models[0] is not self.model:
             raise ConfigError("the first of the cards must hold the model that reads")
+        if self.keys is not None and self.keys.trail.config.rope != self.model.config.rope:
+            raise ConfigError("keys were kept with another RoPE than the model reads with now; read the prompt again")
 
     @property
     def kept(self) -> Bools:

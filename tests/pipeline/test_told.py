@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from retriever_files import TextTask, text_task
 
+from sp.errors import SpWarning
 from sp.models import AskedScaling
 from sp.models.synthetic.retriever import write_retriever
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
@@ -46,9 +47,22 @@ def told(pair: Pipeline, task: TextTask, **changes: object) -> list[str]:
     return list(lines)
 
 
-def test_a_drafter_beyond_its_positions_says_so_and_what_helps(short: Path, target: Loaded, task: TextTask) -> None:
-    (line,) = told(Pipeline(target, load(short, extrapolate=True, device="cpu")), task)
-    assert line.startswith("drafter: trained to 512 positions, the prompt has 1,")
+def test_a_drafter_beyond_its_window_is_scaled_and_says_so(short: Path, target: Loaded, task: TextTask) -> None:
+    drafter = load(short, extrapolate=True, device="cpu")
+    assert told(Pipeline(target, drafter), task) == [
+        "drafter: RoPE scaled by YaRN, 4 x 512 positions, as the prompt needs"
+    ]
+    assert drafter.model.config.rope.scaling is None
+
+
+@pytest.mark.parametrize(("asked", "window"), [(AskedScaling("none"), 512), (AskedScaling("yarn", 2.0), 1024)])
+def test_one_that_is_asked_to_extrapolate_says_so_and_what_helps(
+    short: Path, target: Loaded, task: TextTask, asked: AskedScaling, window: int
+) -> None:
+    drafter = load(short, extrapolate=True, device="cpu", rope=asked)
+    with pytest.warns(SpWarning, match=rf"short.gguf reads beyond its window of {window:,} tokens.*; leave --dr"):
+        _, line = told(Pipeline(target, drafter), task)
+    assert line.startswith(f"drafter: trained to {window:,} positions, the prompt has 1,")
     assert " x as far, extrapolated; --drafter-rope yarn:4 would scale RoPE instead" in line
 
 
@@ -71,7 +85,8 @@ def test_the_model_that_reads_is_the_one_that_is_told_of(short: Path, target: Lo
     drafter = load(short, extrapolate=True, device="cpu")
     scorer = SCORERS.build("target_attention")
     assert told(Pipeline(target, drafter), task, scorer=scorer) == []
-    (line,) = told(Pipeline(replace(target, trained=1000), drafter), task, scorer=scorer)
+    with pytest.warns(SpWarning, match="target target.gguf reads beyond its window of 1,000 tokens, extrapolated$"):
+        (line,) = told(Pipeline(replace(target, trained=1000), drafter), task, scorer=scorer)
     assert line.startswith("target: trained to 1,000 positions")
     assert "--target-rope yarn:2" in line
 
@@ -100,8 +115,14 @@ def test_who_wants_which_scaling(scaling: object, asked: AskedScaling | None, wa
     assert scaled(loaded) == want
     line = extrapolated("drafter", loaded, 200_000)
     assert line is not None
-    option = {YarnScaling: "yarn:8", Learned: None}.get(type(scaling), "yarn:2")
-    assert line.endswith(", extrapolated" if option is None else f"; --drafter-rope {option} would scale RoPE instead")
+    ends = {
+        YarnScaling: "; --drafter-rope yarn:8 would scale RoPE instead",
+        Learned: ", extrapolated, for a tensor of its file scales RoPE",
+        LinearScaling: ", extrapolated, for its file scales RoPE linearly",
+    }
+    if asked is not None and asked.kind == "linear":  # to twice the window of the file
+        ends = {LinearScaling: "; --drafter-rope yarn:4 would scale RoPE instead"}
+    assert line.endswith(ends.get(type(scaling), "; --drafter-rope yarn:2 would scale RoPE instead"))
     assert extrapolated("drafter", loaded, 131072) is None
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sp.errors import ConfigError
 from sp.evals.natural.archives import Archive, fetch_members
-from sp.json_lines import read_object
 from sp.folders import cache_folder
+from sp.json_lines import read_object
 from sp.trace import write_atomic
 
 MANIFEST = Path(__file__).with_name("documents.json")

@@ -11,6 +11,7 @@ from typing import Any
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
+from sp.models.extended_window import describe_window
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
 from sp.models.inspect.cold_layers import Cold, cold_layers
 from sp.models.inspect.subject import Subject, read_subject
@@ -165,7 +166,9 @@ class Plan:
             "file": None if self.scorer is None else self.scorer.path,
             "bytes": self.drafter.weights,
             "vocabulary": self.vocabulary,
+            "window": describe_window(self.drafter.config, self.tokens - ANSWER),
         }  # fmt: skip
+        small = self.target.config if self.verdict.role == "drafter" else None
         return {
             "path": self.target.path,
             "verdict": self.told_verdict(),
@@ -174,6 +177,7 @@ class Plan:
             "answer_tokens": ANSWER,
             "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
+            "as_drafter": small and describe_window(small, self.tokens - ANSWER),
             "weights_bytes": self.target.weights,
             "experts": self.cold
             and {

@@ -59,12 +59,15 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "experts", experts["line"]
         each, over = experts["tokens_a_turn"], experts["host_bytes"] / 1e9
         yield "", f"each {each:,} tokens the target reads bring {over:.1f} GB over the bus"
+    if plan["as_drafter"]:
+        yield "drafter", plan["as_drafter"]
     drafter = plan["drafter"]
     if drafter is None:
         return
     named = drafter["name"] if drafter["file"] else f"e.g. {drafter['name']} in BF16"
     crossed = CROSSED.get(drafter["vocabulary"], "no vocabulary")
     yield "drafter", f"{named}, {size_of(drafter['bytes'])}; {crossed}"
+    yield "", drafter["window"]
     if "pays_from_tokens" in drafter:
         begins = drafter["pays_from_tokens"]
         pays = "at no length" if begins is None else f"from {begins:,} tokens on" if begins > SHORT else "at any length"

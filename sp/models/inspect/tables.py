@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sp.models.inspect.cards import LARGEST_DRAFTER
 from sp.quant import Repacked
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "shape", " · ".join(known)
     if info["family"] is not None:
         yield from _family(info["family"])
+        if info["parameters"] <= LARGEST_DRAFTER:
+            yield "as a drafter", info["family"]["as_drafter"]
     tokenizer = info["tokenizer"]
     if tokenizer is not None:
         shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]

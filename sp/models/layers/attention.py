@@ -117,6 +117,7 @@ class Attention:
             As `Cache.attend` takes it.
         """
         c, n = self.config, len(x)
+        rotary = cache.config.rope  # not that of the weights: a reading may scale it, and all its keys alike
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
         wide, k, v = self._projected(x, norm, rows)
         wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
@@ -124,9 +125,9 @@ class Attention:
         gate = wide if c.gated else None
         if rows == n and tap is None:
             return cache.append_heads(self.index, wide, k, v, self.norms, positions, out), gate
-        k = head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, c.rope)
+        k = head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, rotary)
         cache.append(self.index, k, v)
-        q = head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], c.rope)
+        q = head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], rotary)
         if tap is not None:
             tap(self.index, q, k, positions)
         return q, gate

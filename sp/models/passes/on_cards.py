@@ -112,7 +112,8 @@ def read_by_layer_on(
     chunk = tokens_together(model) if chunk is None else chunk
     # Of lengths alike, for another may take other kernels, and NCCL another way.
     of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
-    kind = None if like is None else (ref(model), *of_attention, len(ids).bit_length(), rows, like)
+    of_model = ref(model.placement), model.config.rope
+    kind = None if like is None else (*of_model, *of_attention, len(ids).bit_length(), rows, like)
     known, tell = kind in group.done, _in_turn(progress)
     said = rows, depth, kv, rotate, chunk, tell, known, like is not None
     reading = _Reading(models, ids, positions, stripes, watch, attend, *said)

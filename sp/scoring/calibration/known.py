@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sp.errors import ConfigError
-from sp.json_lines import read_object
 from sp.folders import cache_folder
+from sp.json_lines import read_object
 from sp.scoring.calibration.record import SHA256, Calibration
 
 SHIPPED = Path(str(files("sp") / "assets" / "calibrations"))

@@ -119,7 +119,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
     trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
     trace.facts |= {
         "target": pipeline.target.describe(),
-        "drafter": pipeline.drafter.describe() if pipeline.drafter else None,
+        "drafter": pipeline.drafter and pipeline.drafter.for_prompt(len(result.drafted or ())).describe(),
         "draft": pipeline.draft.describe() if pipeline.draft else None,
         "options": {
             "keep_ratio": options.keep_ratio,
