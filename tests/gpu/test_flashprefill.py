@@ -131,7 +131,9 @@ def test_energies_at_the_threshold_are_listed(path, guarded, blocks, d, share):
     options = FlashPrefill(1.0, sink=0, window=1, last_n=0, share=share)
     energy = block_energy(q.astype(np.float32), means.astype(np.float32), tokens, 1.0, 2 if share == "group" else 1)
     assert (options.mask(energy, len(q), tokens) == want).all()
-    lists = select_on_device(options, guarded(q.shape, q.dtype, q), guarded(means.shape, means.dtype, means), tokens, 1.0)
+    lists = select_on_device(
+        options, guarded(q.shape, q.dtype, q), guarded(means.shape, means.dtype, means), tokens, 1.0
+    )
     assert (mask_of(_on_host(lists), blocks) == want).all()
 
 

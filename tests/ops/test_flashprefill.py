@@ -83,7 +83,7 @@ def test_top_density_counts(share, blocks):
 
 
 def test_energies_at_the_threshold_are_kept():
-    """At least alpha times the largest: in loops above what lies at the threshold may go either way, here nothing may."""
+    """In the loops above what lies at the threshold may go either way; here nothing may."""
     energy = np.float32([[[2, 8, 1.999, 2, 4, 0.5, 0]] * 7])
     options = FlashPrefill(0.25, sink=0, window=1, last_n=0)
     mask = options.mask(energy, 7 * BLOCK, 7 * BLOCK)
