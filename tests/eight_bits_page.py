@@ -27,7 +27,7 @@ WAYS = {
     "math int8: per 256, weights too, loud channels apart": "`--math int8`",
     "math fp8: e4m3 per 256, weights too, loud channels apart": "`--math fp8`",
     "int8 per 256, weights too": "int8 per 256, nothing apart",
-    "int8 per 32, q8_1": "llama.cpp, blocks of 32",
+    "int8 per 32, q8_1": "blocks of 32 as in llama.cpp, emulated",
 }
 """Rows of the records that the page shows, and what it calls them."""
 COLUMNS = ((0, "whole"), (100, "whole"), (100, "quiet"), (1000, "whole"), (1000, "quiet"))

@@ -13,7 +13,7 @@ from sp.evals.turns.summary import ALL, summarise_turns
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "conversations.md"
-HEADS = "way", "scorer", "keep ratio", "n", "right (%)", "against full (points)", "older value (%)", "tokens read"
+HEADS = "way", "scorer", "keep ratio", "n", "right (%)", "against full (points)", "older value (%)", "tokens held"
 
 
 def files() -> list[Path]:

@@ -19,6 +19,7 @@ from sp.evals.base import MARKUP, Count, Example, Match, Task, answer_room
 from sp.evals.text.filler import Sentence, filler
 from sp.evals.text.haystack import haystack
 
+Phrases = Literal["held_out", "fresh", "blind"]
 REDRAWS = 20
 """Stories tried until every piece of evidence stands in its document once."""
 
@@ -65,24 +66,27 @@ class StoryTask(Task):
     facts : int
         Passages of a story; 0 takes one for every `spacing` tokens.
     phrases : str
-        In which set of phrases examples are written. The fresh ones, where a task has such, were written without
-        sight of the training phrases, which were since widened in view of errors with the held-out ones alone.
+        In which set of phrases examples are written; see `held_out`, `fresh` and `blind`.
 
     Attributes
     ----------
-    held_out, fresh : object
-        Phrases and names that examples are written in; the latter None where there are none.
+    held_out, fresh, blind : object
+        Phrases and names that examples are written in; the latter two None where there are none. No training has any of
+        them, but the training phrases of the embedded pair were widened by people who had read errors with the
+        held-out ones, and by the end the fresh ones too. The blind ones (`sp.evals.text.blind`) came after the last
+        training, from someone who had read no training phrases.
     spacing, fewest, most : int
         Tokens a passage, and the limits of their number.
     """
 
     seed: int = 0
     facts: int = 0
-    phrases: Literal["held_out", "fresh"] = field(default="held_out", repr=False)
+    phrases: Phrases = field(default="held_out", repr=False)
     # Not in the representation, so that examples in the held-out phrases are drawn and named as they always were.
 
     held_out: ClassVar[Any]
     fresh: ClassVar[Any] = None
+    blind: ClassVar[Any] = None
     spacing: ClassVar[int] = 400
     fewest: ClassVar[int] = 12
     most: ClassVar[int] = 160
@@ -90,19 +94,19 @@ class StoryTask(Task):
     def __post_init__(self) -> None:
         if self.facts < 0:
             raise ConfigError(f"facts must be at least 0, not {self.facts}")
-        check_type(self.phrases, Literal["held_out", "fresh"], f"task {self.name}: phrases")
+        check_type(self.phrases, Phrases, f"task {self.name}: phrases")
         if self.written_in is None:
-            raise ConfigError(f"task {self.name} has no fresh phrases; leave out phrases=fresh")
+            raise ConfigError(f"task {self.name} has no {self.phrases} phrases; leave out phrases={self.phrases}")
 
     @property
     def written_in(self) -> Any:
         """The phrases of the examples."""
-        return self.fresh if self.phrases == "fresh" else self.held_out
+        return getattr(self, self.phrases)
 
     def example_id(self, index: int, tokens: int) -> str:
-        """See `Task.example_id`; it tells of fresh phrases."""
+        """See `Task.example_id`; it names the phrases unless they are the held-out ones."""
         named = super().example_id(index, tokens)
-        return named if self.phrases == "held_out" else named.replace(self.name, f"{self.name}-fresh", 1)
+        return named if self.phrases == "held_out" else named.replace(self.name, f"{self.name}-{self.phrases}", 1)
 
     @abstractmethod
     def story(self, rng: random.Random, phrases: Any, facts: int) -> Story:

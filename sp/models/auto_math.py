@@ -37,7 +37,7 @@ MOST_ERROR = 0.01
 """Relative error, root mean square, that rounding a weight may cost.
 
 Normal weights lose 0.69 % and normal inputs 0.70 %, loud channels apart (``eight_bit_errors``). A weight at the bound
-and inputs make 1.22 % of a product, which is below the 1.26 % of llama.cpp's blocks of 32 with Q4_K.
+and inputs make 1.22 % of a product, which is below the 1.26 % of blocks of 32, as llama.cpp has them, with Q4_K.
 """
 SAMPLED = 16
 """Rows of a weight that its error is taken from, evenly spaced: 320 groups of 5,120 inputs."""

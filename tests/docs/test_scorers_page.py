@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import blind_page
 from leaderboard_table import ROOT, TASKS, board, entries, lines
 
 from sp.studies.board.markdown import as_markdown
@@ -18,17 +19,35 @@ def test_the_page_is_what_the_records_come_to() -> None:
 
 
 def test_the_page_shows_the_table_of_scorers() -> None:
-    section = (ROOT / "docs" / "results" / "scorers.md").read_text().split("# Can scorers be told apart?\n")[1]
+    section = (
+        (ROOT / "docs" / "results" / "scorers.md")
+        .read_text()
+        .split("# Can scorers be told apart?\n")[1]
+        .split("\n## ")[0]
+    )
     assert "\n".join(lines()) in section, "run tests/leaderboard_table.py and put its table there"
     assert len(section.splitlines()) <= 40
     found = entries(8192)
     better = [
-        task for task in TASKS if (a := found["lines", task]).low > (b := found["tail queries=24", task]).high  # type: ignore[operator]
+        task for task in TASKS if (a := found["lines", task]).low > (b := found["tail", task]).high  # type: ignore[operator]
         or a.accuracy < b.accuracy - 0.02  # type: ignore[operator]
     ]  # fmt: skip
-    said = re.search(r"beats `tail\[queries=24\]` on (.*?) with disjoint", section)
+    said = re.search(r"beats `tail`, the default, on (.*?) with disjoint", section)
     assert said is not None
     assert re.findall(r"`(\w+)`", said[1]) == better
+
+
+def test_phrases_that_nobody_had_read() -> None:
+    [made] = blind_page.tables().values()
+    assert "\n".join(made) in blind_page.PAGE.read_text(), "run: PYTHONPATH=tests python tests/blind_page.py"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    full = {task: int(sum(answers)) for (task, scorer), answers in blind_page.right().items() if scorer == "full"}
+    assert {len(answers) for answers in blind_page.right().values()} == {24}
+    json, code, *others = (
+        full[f"{name} phrases=blind"] for name in ("json", "code", "updates", "multi_session", "nolima")
+    )
+    assert f"`json` {json}, `code` {code} (held-out ones: {full['json seed=1']}, {full['code seed=1']})" in readme
+    assert {f"`updates`, `multi_session`, `nolima` {count}" in readme for count in others} == {True}
 
 
 def test_the_readme_shows_some_of_its_rows_in_few_lines() -> None:

@@ -29,13 +29,17 @@ MARKS: dict[str, tuple[str, ...]] = {
 }
 """Tasks whose phrases share marks with training, and the fields that are those: how a function is called, how words
 are joined, what a record is written in is what these mean."""
+BLIND = [name for name in STORIES if built(name).blind is not None]
 every = pytest.mark.parametrize("name", STORIES)
 fresh = pytest.mark.parametrize("name", FRESH)
+blind = pytest.mark.parametrize("name", BLIND)
+OTHER = [(name, "fresh") for name in FRESH] + [(name, "blind") for name in BLIND]
 
 
 def test_there_are_such_tasks() -> None:
     assert set(UNMATCHED) == set(STORIES) - {"fact"} >= set(FRESH) > set()
     assert len(UNMATCHED) == 7
+    assert set(BLIND) == {"nolima", "updates", "code", "multi_session", "json"}
 
 
 def check_examples(name: str, tokens: int, **options: Any) -> None:
@@ -56,12 +60,12 @@ def test_examples(name: str, tokens: int) -> None:
     check_examples(name, tokens, **TOLD.get(name, {}))
 
 
-@fresh
-def test_fresh_examples_are_as_sound_and_say_so(name: str) -> None:
-    check_examples(name, 2048, phrases="fresh")
-    task, old = built(name, phrases="fresh"), built(name)
+@pytest.mark.parametrize(("name", "phrases"), OTHER)
+def test_examples_in_other_phrases_are_as_sound_and_say_so(name: str, phrases: str) -> None:
+    check_examples(name, 4096, phrases=phrases, **TOLD.get(name, {}))
+    task, old = built(name, phrases=phrases), built(name)
     assert repr(task) == repr(old), "examples in held-out phrases are drawn by it, as before there were others"
-    assert task.example_id(0, 2048) == old.example_id(0, 2048).replace(name, f"{name}-fresh")
+    assert task.example_id(0, 2048) == old.example_id(0, 2048).replace(name, f"{name}-{phrases}")
     assert task.example_id(0, 2048) == task.example(0, 2048, count).id
 
 
@@ -103,6 +107,16 @@ def test_no_frame_or_name_is_trained_and_there_are_many_times_as_many(name: str,
             assert len(set(its)) >= 30 * len(mine), field.name
 
 
+@blind
+def test_no_blind_frame_is_trained_held_out_or_fresh(name: str) -> None:
+    task = built(name)
+    base = task.held_out if task.fresh is None else task.fresh
+    frames = {one.strip().lower() for one in strings(task.blind)} - {one.strip().lower() for one in strings(base)}
+    assert len(frames) >= 12
+    assert all("{" in one for one in frames), "words and names are those of another set"
+    assert not frames & {one.strip().lower() for of in (train(name), task.held_out) for one in strings(of)}
+
+
 @fresh
 def test_no_fresh_frame_is_an_old_one(name: str) -> None:
     task = built(name)
@@ -129,8 +143,9 @@ def test_bad_options_are_told_in_one_line(name: str) -> None:
         built(name, facts="many")
     with pytest.raises(ConfigError, match="phrases is 'frehs'; did you mean 'fresh'"):
         built(name, phrases="frehs")
-    if name not in FRESH:
-        with pytest.raises(ConfigError, match=f"task {name} has no fresh phrases"):
-            built(name, phrases="fresh")
+    for phrases, having in (("fresh", FRESH), ("blind", BLIND)):
+        if name not in having:
+            with pytest.raises(ConfigError, match=f"task {name} has no {phrases} phrases"):
+                built(name, phrases=phrases)
     with pytest.raises(ConfigError, match="ask for more"):
         example(name, 0, 1024, facts=90)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compare import nmse, to_float64
 from sparse_case import BLOCK, KINDS, Case, selected
+from tied_blocks import tied_blocks
 
 from sp.errors import ConfigError, DeviceError
 from sp.ops.attention.key_blocks import BlockLists
@@ -119,6 +120,21 @@ def test_lists_among_very_many_blocks(path, guarded, d, most):
         for place in zip(*np.nonzero(got != want), strict=True):
             assert (np.abs(energy[place[:2]] / energy[place] - 1) < 1e-3).sum() > 1, f"{place}"
         assert (got != want).mean() < 0.001
+
+
+@pytest.mark.parametrize("share", ["head", "group"])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("blocks", [8, 70])
+def test_energies_at_the_threshold_are_listed(path, guarded, blocks, d, share):
+    """Exactly at it, where `test_lists_equal_the_oracle` looks away."""
+    q, means, tokens, want = tied_blocks(d, blocks)
+    options = FlashPrefill(1.0, sink=0, window=1, last_n=0, share=share)
+    energy = block_energy(q.astype(np.float32), means.astype(np.float32), tokens, 1.0, 2 if share == "group" else 1)
+    assert (options.mask(energy, len(q), tokens) == want).all()
+    lists = select_on_device(
+        options, guarded(q.shape, q.dtype, q), guarded(means.shape, means.dtype, means), tokens, 1.0
+    )
+    assert (mask_of(_on_host(lists), blocks) == want).all()
 
 
 def _on_host(lists):

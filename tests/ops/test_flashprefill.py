@@ -9,6 +9,7 @@ import pytest
 from flashprefill_loops import BLOCK, GROUPS, SIZES, paged, sample, slow_energies, slow_mean, slow_selection
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tied_blocks import tied_blocks
 
 from sp.errors import ConfigError
 from sp.ops.sparse.block_energy import block_energy
@@ -79,6 +80,29 @@ def test_top_density_counts(share, blocks):
         assert row.sum() == max(math.ceil(np.float32(share) * np.float32(i + 1)), always[i].sum())
         left_out, free = energy[0, i, : i + 1][~row[: i + 1]], row & ~always[i]
         assert not left_out.size or not free.any() or energy[0, i][free].min() >= left_out.max()
+
+
+def test_energies_at_the_threshold_are_kept():
+    """In the loops above what lies at the threshold may go either way; here nothing may."""
+    energy = np.float32([[[2, 8, 1.999, 2, 4, 0.5, 0]] * 7])
+    options = FlashPrefill(0.25, sink=0, window=1, last_n=0)
+    mask = options.mask(energy, 7 * BLOCK, 7 * BLOCK)
+    assert np.flatnonzero(mask[0, 6]).tolist() == [0, 1, 3, 4, 6]
+    # The largest of those that are not forced, and the smallest energy that counts, are thresholds of their own.
+    unforced = FlashPrefill(0.5, sink=2, window=1, last_n=0, maximum="unforced").mask(energy, 7 * BLOCK, 7 * BLOCK)
+    assert np.flatnonzero(unforced[0, 6]).tolist() == [0, 1, 3, 4, 6]
+    least = np.float32([[[2.0**-126, 0, 2.0**-126, 1]] * 4])
+    tiny = FlashPrefill(1e-45, sink=0, window=1, last_n=0).mask(least, 4 * BLOCK, 4 * BLOCK)
+    assert np.flatnonzero(tiny[0, 3]).tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_equal_energies_are_all_the_largest(together):
+    """Rows that score several blocks alike: at alpha 1 each of these is at the threshold."""
+    q, means, tokens, want = tied_blocks()
+    energy = block_energy(q.astype(np.float32), means.astype(np.float32), tokens, 1.0, together)
+    share = "head" if together == 1 else "group"
+    assert (FlashPrefill(1.0, sink=0, window=1, last_n=0, share=share).mask(energy, len(q), tokens) == want).all()
 
 
 def test_strongest_takes_the_first_of_equals():

@@ -9,10 +9,12 @@ from test_headline import record, rows
 
 from sp import cli
 from sp.errors import ConfigError
+from sp.kernels.hashing import kernel_hash
 from sp.studies.pages.marked_pages import write_pages
 from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import NOTHING
-from sp.studies.tables.page import PARTS
+from sp.studies.tables.page import PARTS, fill
+from sp.studies.tables.speed_table import MODEL, OURS, whole_models
 
 PART = next(part for part in PARTS if part.make is first_result)
 PAGE = f"before\n{PART.begin}\nold\n{PART.end}\nafter\n"
@@ -67,6 +69,37 @@ def test_pages_and_folders_of_pages(
         assert path.read_text().endswith(f"{PART.end}\nafter\n")
     assert third.read_text() == "no marks\n"
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "docs"}
+
+
+def test_figures_of_older_kernels_are_marked_and_say_when_they_were_measured() -> None:
+    part = next(part for part in PARTS if part.make is whole_models)
+    sources = ["rms_norm.cu"]
+    config = OURS | {"path": "sm_90a", "prompt_tokens": 8192}
+    of_today = {
+        "kernels": sources,
+        "kernel_hash": kernel_hash(sources),
+        "commit": "1234567",
+        "date": "2026-11-28T01:02",
+    }
+    old = {"kernels": sources, "kernel_hash": "0", "commit": "abcdef012+", "date": "2026-11-20T01:02"}
+    gone = {"kernels": ["gone.cu"], "kernel_hash": "0", "commit": "fedcba9", "date": "2026-11-22T01:02"}
+    peer = MODEL | {"engine": "llama.cpp", "prompt_tokens": 8192, "batch": None, "ubatch": None, "build": "abc"}
+    speeds = [
+        (config, 9000.0, of_today),
+        (config | {"prompt_tokens": 32768}, 8000.0, old),
+        (config | {"prompt_tokens": 131072}, 7000.0, gone),
+        (peer, 1000.0, {"kernels": [], "kernel_hash": "0"}),
+    ]
+    records = [
+        {"bench": "prefill", "config": keys, "metrics": {"tok_s": rate}, "samples": [rate]} | facts
+        for keys, rate, facts in speeds
+    ]
+    page = fill(f"{part.begin}\n{part.end}", records)
+    found = [[cell.strip() for cell in line.split("|")[2:4]] for line in page.splitlines() if line.startswith("| pre")]
+    assert found == [["9,000", "1,000"], ["8,000 †", ""], ["7,000 †", ""]]
+    assert page.count("\n† ") == 1
+    assert "(measured 2026-11-20 to 2026-11-22, commits abcdef0, fedcba9)" in page
+    assert "†" not in fill(f"{part.begin}\n{part.end}", records[:1])
 
 
 def test_nothing_is_written_unless_all_can_be(tmp_path: Path) -> None:

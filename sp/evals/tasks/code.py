@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sp.config import check_fields
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
+from sp.evals.text.blind import CODE_CONSTANTS, CODE_QUESTIONS
 from sp.evals.text.filler import Sentence
 from sp.evals.text.words import ADJECTIVES, NOUNS, VERBS
 
@@ -182,6 +183,7 @@ class Code(StoryTask):
     """
 
     held_out: ClassVar[CodePhrases] = HELD_OUT
+    blind: ClassVar[CodePhrases] = replace(HELD_OUT, constants=CODE_CONSTANTS, asks=CODE_QUESTIONS)
     spacing: ClassVar[int] = 160
     most: ClassVar[int] = 240
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
+from sp.evals.text.blind import JSON_QUESTIONS
 from sp.evals.text.filler import Sentence
 from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases
 
@@ -68,6 +69,7 @@ class Json(StoryTask):
 
     held_out: ClassVar[JsonPhrases] = HELD_OUT
     fresh: ClassVar[JsonPhrases] = FRESH
+    blind: ClassVar[JsonPhrases] = replace(FRESH, asks=JSON_QUESTIONS)
     spacing: ClassVar[int] = 520
     fewest: ClassVar[int] = 3
     most: ClassVar[int] = 260
@@ -148,7 +150,7 @@ def ask(rng: random.Random, phrases: JsonPhrases, record: Record, group: Group, 
         return Question(asked, (value,), (record.head.strip(), text.strip()), kind=kind)
     joiner, inward = rng.choice(phrases.paths)
     path = f"{key}{joiner}{group.key}" if inward else f"{group.key}{joiner}{key}"
-    asked = rng.choice(phrases.asks).format(name=record.name, path=path)
+    asked = rng.choice(phrases.asks).format(name=record.name, path=path, group=group.key, key=key)
     return Question(asked, (value,), (record.head.strip(), text.strip()), kind=kind)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import ClassVar
 
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
+from sp.evals.text.blind import SESSION_FACTS, SESSION_LINKS, SESSION_QUESTIONS
 from sp.evals.text.filler import Sentence, grammar_sentence
 from sp.evals.text.told import people, tell
 from sp.evals.text.words import NAMES, SURNAMES, TOWNS
@@ -186,6 +187,9 @@ class MultiSession(StoryTask):
     """
 
     held_out: ClassVar[SessionPhrases] = HELD_OUT
+    blind: ClassVar[SessionPhrases] = replace(
+        HELD_OUT, links=SESSION_LINKS, facts=SESSION_FACTS, asked=SESSION_QUESTIONS
+    )
     spacing: ClassVar[int] = 128
 
     def story(self, rng: random.Random, phrases: SessionPhrases, facts: int) -> Story:

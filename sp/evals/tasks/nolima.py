@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
+from sp.evals.text.blind import NOLIMA_FACTS, NOLIMA_QUESTIONS
 from sp.evals.text.told import capital, people, tell
 from sp.evals.text.words import NAMES, SURNAMES
 from sp.evals.text.world import RELATIONS
@@ -168,6 +169,7 @@ class Nolima(StoryTask):
     """
 
     held_out: ClassVar[NolimaPhrases] = HELD_OUT
+    blind: ClassVar[NolimaPhrases] = replace(HELD_OUT, facts=NOLIMA_FACTS, asked=NOLIMA_QUESTIONS)
     spacing: ClassVar[int] = 128
 
     def story(self, rng: random.Random, phrases: NolimaPhrases, facts: int) -> Story:

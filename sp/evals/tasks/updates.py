@@ -7,12 +7,13 @@ closed world are marked again and again; the question names one by its kind, whi
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
+from sp.evals.text.blind import UPDATES_QUESTIONS, UPDATES_STATED
 from sp.evals.text.told import capital, tell
 from sp.evals.text.world import RELATIONS, Relation
 
@@ -161,6 +162,9 @@ class Updates(StoryTask):
     never: int = 48
 
     held_out: ClassVar[UpdatesPhrases] = HELD_OUT
+    blind: ClassVar[UpdatesPhrases] = replace(
+        HELD_OUT, stated=UPDATES_STATED, raised=UPDATES_STATED, lowered=UPDATES_STATED, last=UPDATES_QUESTIONS
+    )
     spacing: ClassVar[int] = 128
 
     def __post_init__(self) -> None:

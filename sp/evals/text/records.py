@@ -52,7 +52,7 @@ class JsonPhrases:
     paths : tuple of (str, bool)
         What joins the words of a path, and whether the innermost comes first.
     asks, asks_top, asks_record, asks_group : tuple of str
-        Frames with {name} and {path}; {name} and {key}; {value}; and {value}.
+        Frames with {name} and {path}, or {group} and {key} in place of it; {name} and {key}; {value}; and {value}.
     """
 
     layouts: tuple[Layout, ...]

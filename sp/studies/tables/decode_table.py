@@ -9,6 +9,7 @@ from typing import Any
 from sp.bench.decode import REAL
 from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
+from sp.studies.tables.lookup import age
 
 Record = Mapping[str, Any]
 TableParts = tuple[str, list[str], list[list[str]], int]
@@ -110,7 +111,8 @@ def _speed(record: Record, simulated: bool) -> list[str]:
     cells = [config["method"], "" if greedy else str(config["budget"])]
     cells += [config.get("acceptance", "")] if simulated else []
     length = "1" if greedy else spread(m, "acceptance_length", "acceptance_low", "acceptance_high", ".2f")
-    cells += [length, f"{m['passes']:,}", spread(m, "tok_s", "tok_s_low", "tok_s_high", ".1f")]
+    rate = f"{spread(m, 'tok_s', 'tok_s_low', 'tok_s_high', '.1f')}{age(record)}"
+    cells += [length, f"{m['passes']:,}", rate]
     cells += [f"{m['speedup']:.2f}x", f"{m['pass_ms']:.2f}"]
     return cells if simulated else [*cells, f"{m['equal']} of {m['answers']}"]
 
@@ -135,7 +137,13 @@ def _rounds(records: Sequence[Record]) -> TableParts:
     for record in sorted(records, key=lambda r: int(r["config"]["nodes"])):
         m, config = record["metrics"], record["config"]
         times = [f"{m[name]:.3f}" for name in ("decode_ms", "draft_ms", "keep_ms", "propose_ms")]
-        line = [config["pass"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
+        line = [
+            config["pass"],
+            str(config["nodes"]),
+            f"{m['ms']:.3f}{age(record)}",
+            f"{m['ratio_to_decode']:.2f}x",
+            *times,
+        ]
         cells.append([*line, str(len(record["samples"]))])
     return f"Parts of a round, medians. {_pair(records[0])}", heads, cells, 1
 

@@ -11,6 +11,7 @@ from sp.kernels.machine import machine_slug
 from sp.pipeline.measured import cards_of, maths_of
 from sp.studies.sweep.cells import is_control
 from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
+from sp.studies.tables.lookup import age
 from sp.studies.tables.report_tables import markdown
 
 Record = Mapping[str, Any]
@@ -48,7 +49,9 @@ def first_result(records: Iterable[Record]) -> str:
         seconds, peak = r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")
         full = fulls.get(maths_of(r["config"])[0])
         gain = f"{full / seconds:.1f}x" if full else ""
-        cells.append([describe(r["config"]), show_seconds(seconds), gain, f"{peak / GIB:.1f}" if peak else ""])
+        cells.append(
+            [describe(r["config"]), f"{show_seconds(seconds)}{age(r)}", gain, f"{peak / GIB:.1f}" if peak else ""]
+        )
     drafters = sorted({r["config"]["drafter"] for r in shown if r["config"]["drafter"]})
     where = shown[0].get("gpu") or shown[0]["cpu"]
     note = f"{where}, target {target}, drafter {', '.join(drafters) or 'none'}; medians of {_samples(shown)} runs."

@@ -21,6 +21,7 @@ from sp.pipeline.measured import (
 from sp.pipeline.sizes import parse_bytes
 from sp.scoring.reading import attending
 from sp.studies.sweep.cells import is_control
+from sp.studies.tables.lookup import age
 
 Record = Mapping[str, Any]
 KEEP = 0.05
@@ -85,15 +86,15 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
         peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=row_order)
         full = full_by_math(here)
         llama = tokens / peer["metrics"]["tok_s"] if peer else None
-        rows = [] if peer is None else [(_setting(peer["config"]), "", full.get("bf16"), llama, None, None)]
+        rows = [] if peer is None else [(_setting(peer["config"]), "", full.get("bf16"), llama, None, None, "")]
         for r in here:
             limit, metrics = r["config"]["vram"] or "none", r["metrics"]
             first, peak = metrics.get("first_ttft_s"), metrics.get("peak_bytes")
             own = full.get(maths_of(r["config"])[0])
-            rows.append((describe(r["config"]), limit, own, metrics["ttft_s"], first, peak))
-        for what, limit, own, seconds, first, peak in rows:
+            rows.append((describe(r["config"]), limit, own, metrics["ttft_s"], first, peak, age(r)))
+        for what, limit, own, seconds, first, peak, when in rows:
             gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, own)]
-            cells = [f"{tokens:,}", what, limit, show_seconds(seconds), show_seconds(first), *gains]
+            cells = [f"{tokens:,}", what, limit, f"{show_seconds(seconds)}{when}", show_seconds(first), *gains]
             lines.append(f"| {' | '.join([*cells, f'{peak / GIB:.1f}' if peak else ''])} |")
     return "\n".join([*lines, "", _notes(shown)])
 

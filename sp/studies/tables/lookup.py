@@ -8,6 +8,11 @@ from typing import Any
 from sp.errors import ConfigError
 
 Record = Mapping[str, Any]
+LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
+"""Paths of records that time a library in place of kernels of ours."""
+MARK = "†"
+OLD = "older_kernels"
+"""Key of a record whose kernels have changed since, see `sp.studies.tables.age`."""
 
 
 def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:
@@ -37,14 +42,27 @@ def find(records: Sequence[Record], bench: str, /, **config: object) -> Record |
 
 
 def metric(record: Record | None, name: str, form: str) -> str:
-    """A metric as it stands in a table; nothing where there is no record.
+    """A metric as it stands in a table, with its age; nothing where there is no record.
 
     Examples
     --------
     >>> metric({"metrics": {"ms": 1.25}}, "ms", ".1f"), metric(None, "ms", ".1f")
     ('1.2', '')
     """
-    return "" if record is None else f"{record['metrics'][name]:{form}}"
+    return "" if record is None else f"{record['metrics'][name]:{form}}{age(record)}"
+
+
+def age(record: Record) -> str:
+    """What stands behind a figure whose kernels have changed since: date and commit, which `with_note` makes a mark.
+
+    Examples
+    --------
+    >>> age({OLD: True, "date": "2026-11-20T19:16:16+00:00", "commit": "abc1234def"}), age({})
+    (' †[2026-11-20 abc1234]', '')
+    """
+    if not record.get(OLD):
+        return ""
+    return f" {MARK}[{str(record.get('date', ''))[:10]} {str(record.get('commit') or 'unknown')[:7]}]"
 
 
 def percent(share: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sp.bench.llama_cpp import best_peer
 from sp.studies.tables.first_result import first_result
-from sp.studies.tables.lookup import Record, find, markdown_rows, metric, percent
+from sp.studies.tables.lookup import Record, age, find, markdown_rows, metric, percent
 from sp.studies.tables.speed_table import MODEL, OURS, PORTABLE, PROMPTS, best_decoding, of_peer, peers_of
 
 SHAPE, FILE = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b (synthetic)"
@@ -38,7 +38,8 @@ def mixtures(records: Sequence[Record]) -> str:
     rows = []
 
     def add(what: str, mine: Record | None, form: str, peer: Record | None = None, file: Record | None = None) -> None:
-        loads = "" if mine is None or "imbalance" not in mine["metrics"] else metric(mine, "imbalance", ".1f")
+        imbalance = None if mine is None else mine["metrics"].get("imbalance")
+        loads = "" if imbalance is None else f"{imbalance:.1f}"
         rows.append([what, metric(mine, "tok_s", form), loads, metric(file, "tok_s", form), *of_peer(peer, form)])
 
     for tokens in PROMPTS:
@@ -95,7 +96,7 @@ def experts(records: Sequence[Record]) -> str:
                     f"{config['imbalance']:.1f}",
                     metric(mine, "ms", ".2f"),
                     f"{rates[0]:.0f}",
-                    f"{rates[1]:.0f}",
+                    f"{rates[1]:.0f}{age(dense)}",
                     percent(rates[0] / rates[1]),
                 ]
             )

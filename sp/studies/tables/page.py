@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
+from sp.studies.tables.age import with_age, with_note
 from sp.studies.tables.decode_table import decoding
 from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import headline
@@ -43,7 +44,7 @@ PARTS = (
 
 
 def fill(page: str, records: Sequence[Any]) -> str:
-    """The page with every part that it has marks for made anew.
+    """The page with every part that it has marks for made anew; figures of older kernels are marked and explained.
 
     Raises
     ------
@@ -60,8 +61,9 @@ def fill(page: str, records: Sequence[Any]) -> str:
     wanted = marked(page)
     if not wanted:
         raise ConfigError(f"the page has no marks of a part made from records, such as {PARTS[0].begin}")
+    told = with_age(records)
     for part in wanted:
-        page = insert_between(page, part.begin, part.end, part.make(records))
+        page = insert_between(page, part.begin, part.end, with_note(part.make(told)))
     return page
 
 

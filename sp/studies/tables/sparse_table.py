@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.studies.tables.lookup import Record, find, markdown_rows, metric, percent
-from sp.studies.tables.speed_table import LIBRARIES, OURS
+from sp.studies.tables.lookup import Record, age, find, markdown_rows, metric, percent
+from sp.studies.tables.speed_table import ATTENTION, OURS
 
 TOKENS = 131072
 PATHS = ("sm_90a", "portable")
@@ -61,7 +61,7 @@ def drafters(records: Sequence[Record]) -> str:
         record = find(records, "drafter", **DRAFTER, prompt_tokens=tokens)
         if record is None:
             continue
-        times = [metric(record, name, ".3f") for name in ("score_s", "limit_s")]
+        times = [metric(record, "score_s", ".3f"), f"{record['metrics']['limit_s']:.3f}"]
         read, peak = percent(record["metrics"]["density"]), f"{record['metrics']['peak_bytes'] / 1e9:.2f}"
         rows.append([f"score {tokens:,} tokens", read, *times, peak])
     if not rows:
@@ -74,7 +74,7 @@ def _dense(records: Sequence[Record]) -> list[str]:
     said = []
     for head_dim in (128, 256):
         keys = {"head_dim": head_dim, "tokens": TOKENS}
-        found = {name: find(records, "attention", **keys, path=path) for path, name in LIBRARIES.items()}
+        found = {name: find(records, "attention", **keys, path=path) for path, name in ATTENTION.items()}
         rates = [f"{metric(record, 'tflops', '.0f')} in {name}" for name, record in found.items() if record]
         said += [f"d {head_dim} {' and '.join(rates)}"] if rates else []
     return [f"Dense attention of 128K tokens reaches, in TFLOP/s: {'; '.join(said)}."] if said else []
@@ -85,8 +85,9 @@ def _target(records: Sequence[Record]) -> list[str]:
     sparse, dense = (find(records, "prefill", **keys | {"asked_density": share}) for share in (0.05, None))
     if sparse is None or dense is None:
         return []
+    few, all_of_them = (f"{record['metrics']['tok_s']:,.0f} tok/s" for record in (sparse, dense))
     return [
-        f"The 27B target (Q4_K_M mix, random weights) reads 32K tokens at {metric(sparse, 'tok_s', ',.0f')} tok/s "
-        f"with {percent(sparse['metrics']['density'])} of the blocks, and at {metric(dense, 'tok_s', ',.0f')} tok/s "
-        "with all of them; its attention is a small part of that work."
+        f"The 27B target (Q4_K_M mix, random weights) reads 32K tokens at {few} with "
+        f"{percent(sparse['metrics']['density'])} of the blocks{age(sparse)}, and at {all_of_them} with all of them"
+        f"{age(dense)}; its attention is a small part of that work."
     ]

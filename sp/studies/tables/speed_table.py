@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sp.bench.llama_cpp import ENGINE, best_peer
-from sp.studies.tables.lookup import Record, find, markdown_rows, metric
+from sp.studies.tables.lookup import LIBRARIES, Record, find, markdown_rows, metric
 
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
@@ -21,7 +21,8 @@ NO_SPEED = "No record of a whole model's speed; `sp bench model --record results
 NO_KERNELS = "No record of a kernel beside its library; the benchmarks below `tests/benchmarks` make such records."
 PRODUCT = {"m": 8192, "n": 17408, "k": 5120}
 MODES = {"graph": "graph replays", "eager": "single eager calls", "burst": "bursts of 50 calls"}
-LIBRARIES = {"cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
+ATTENTION = {path: LIBRARIES[path] for path in ("cudnn", "flash-attention-2")}
+"""Libraries whose dense attention was timed."""
 
 
 def whole_models(records: Sequence[Record]) -> str:
@@ -78,9 +79,9 @@ def kernels(records: Sequence[Record]) -> str:
         rows.append([f"Q4_K x bf16, {size}, {words}", _tflops(own), _tflops(portable), told])
     for head_dim, heads in ((128, "16/8"), (256, "24/4")):
         own, *others = (
-            find(records, "attention", head_dim=head_dim, tokens=32768, path=path) for path in ("sm_90a", *LIBRARIES)
+            find(records, "attention", head_dim=head_dim, tokens=32768, path=path) for path in ("sm_90a", *ATTENTION)
         )
-        told = ", ".join(f"{_tflops(r)} ({name})" for r, name in zip(others, LIBRARIES.values(), strict=True) if r)
+        told = ", ".join(f"{_tflops(r)} ({name})" for r, name in zip(others, ATTENTION.values(), strict=True) if r)
         rows.append([f"dense causal attention, d {head_dim}, {heads} heads, 32K", _tflops(own), "", told])
     rows = [row for row in rows if row[1]]
     return markdown_rows(["kernel (TFLOP/s)", "sm_90a", "portable", "library"], rows) if rows else NO_KERNELS

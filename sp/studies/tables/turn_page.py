@@ -10,6 +10,7 @@ from sp.kernels.machine import machine_slug
 from sp.pipeline.measured import maths_of, maths_told
 from sp.pipeline.sizes import parse_bytes
 from sp.scoring.reading import attending
+from sp.studies.tables.lookup import age
 from sp.studies.tables.report_tables import markdown
 from sp.studies.tables.turn_table import GIB, TURN_STAGES
 
@@ -56,7 +57,7 @@ def _order(record: Record) -> tuple[Any, ...]:
 
 
 def _table(records: Sequence[Record]) -> str:
-    rows = [_row(record["config"], record["metrics"]) for record in records]
+    rows = [_row(record) for record in records]
     drafted = next((r for r in records if r["config"]["drafter"]), records[0])
     config, counts = drafted["config"], sorted({record["metrics"]["turns"] for record in records})
     commits = sorted({str(record.get("commit", "?"))[:7] for record in records})
@@ -70,7 +71,8 @@ def _table(records: Sequence[Record]) -> str:
     return f"{markdown(HEADS, rows)}\n\n{told}"
 
 
-def _row(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+def _row(record: Record) -> list[str]:
+    config, metrics = record["config"], record["metrics"]
     how = [POLICIES[config["policy"]]]
     if config["policy"] == "conversation":
         how += [f"recall {config['recall']}", f"keys {config['keys']}"]
@@ -86,7 +88,7 @@ def _row(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
     return [
         ", ".join(how),
         limit,
-        f"{metrics['ttft_p50_s']:.3f}",
+        f"{metrics['ttft_p50_s']:.3f}{age(record)}",
         f"{metrics['ttft_p95_s']:.3f}",
         *(f"{1e3 * seconds:.0f}" if seconds else "" for seconds in (host, drafter, stages["target prefill"])),
         f"{usage['read']:,}",
