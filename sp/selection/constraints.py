@@ -9,7 +9,7 @@ import numpy as np
 
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.config import check_fields
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError
 from sp.selection.base import Selection, SelectionRequest, Selector
 from sp.selection.ranking import fill, token_steps, unit_steps
 
@@ -18,18 +18,8 @@ RADII = ((32768, 64), (65536, 128))
 WIDEST = 256
 
 
-def check_budget(protected: Bools, budget: int) -> None:
-    """PromptError if the protected tokens alone exceed the budget; callers ask before they score."""
-    n, needed = len(protected), int(protected.sum())
-    if needed > budget:
-        raise PromptError(
-            f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
-            f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
-        )
-
-
 def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
-    """Tokens that must be kept: all protected ones, and sink and tail as far as the budget is not theirs alone.
+    """Tokens that must be kept: all protected ones, and sink and tail as far as they leave half of the rest.
 
     Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
     breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
@@ -39,7 +29,7 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     ----------
     protected : boolean array (n,)
     budget : int
-        Tokens that may be kept in all.
+        Tokens that may be kept in all, the protected ones among them.
     sink, tail : int
         Tokens wanted from the start and from the end of the prompt.
 
@@ -47,17 +37,11 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     -------
     boolean array (n,)
 
-    Raises
-    ------
-    PromptError
-        If the protected tokens alone exceed the budget.
-
     Examples
     --------
     >>> forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1).nonzero()[0].tolist()
     [0, 9]
     """
-    check_budget(protected, budget)
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
@@ -152,11 +136,11 @@ class Constrained(Selector):
         chosen : array
             Units the rule chose, best first.
         most : int, optional
-            Tokens to keep at most, where that is less than the budget of the request.
+            Tokens to keep besides the protected ones at most, where that is less than what the request allows.
         """
-        budget = request.budget if most is None else min(most, request.budget)
-        if request.keep_ratio == 1:
-            budget = len(request.scores)
+        budget = request.budget
+        if most is not None and request.keep_ratio < 1:
+            budget = min(int(request.protected.sum()) + most, budget)
         forced = forced_tokens(request.protected, budget, self.sink, self.tail)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)

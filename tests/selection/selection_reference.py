@@ -124,8 +124,8 @@ def choose(name: str, request: SelectionRequest, options: Mapping[str, Any], uni
             chosen.append(ranked[len(chosen)])
         return chosen
     if name == "adaptive":
-        fewest, tokens = 0, 0
-        while fewest < len(ranked) and tokens < options["least"] * n:
+        fewest, tokens, free = 0, 0, int((~request.protected).sum())
+        while fewest < len(ranked) and tokens < options["least"] * free:
             tokens += len(units[ranked[fewest]])
             fewest += 1
         if options["rule"] == "entropy":
@@ -136,7 +136,7 @@ def choose(name: str, request: SelectionRequest, options: Mapping[str, Any], uni
         best, count, tokens = -math.inf, fewest, 0
         for at in range(len(ranked) - 1):
             tokens += len(units[ranked[at]])
-            if at + 1 >= fewest and tokens <= request.budget and values[at] - values[at + 1] > best:
+            if at + 1 >= fewest and tokens <= math.ceil(round(request.keep_ratio * free, 6)) and values[at] - values[at + 1] > best:
                 best, count = values[at] - values[at + 1], at + 1
         return ranked[:count]
     return ranked
@@ -166,14 +166,15 @@ def evenly(units: int) -> list[int]:
 
 
 def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) -> set[int]:
-    """Tokens kept by the selector `name` with the options `given`; the protected text must fit."""
+    """Tokens kept by the selector `name` with the options `given`."""
     options = DEFAULTS[name] | dict(given)
     n = len(request.scores)
     if request.keep_ratio == 1:
         return set(range(n))
     units = units_of(name, request, options)
     chosen = choose(name, request, options, units)
-    budget = min(request.budget, options.get("tokens", n))
+    fixed = int(request.protected.sum())
+    budget = fixed + min(math.ceil(round(request.keep_ratio * (n - fixed), 6)), options.get("tokens", n))
     kept = forced_of(request, budget, options["sink"], options["tail"])
     radius = options["neighbours"]
     if radius == "by_length":
