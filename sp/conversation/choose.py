@@ -12,6 +12,8 @@ from sp.chat import without
 from sp.conversation.options import ConversationOptions
 from sp.pipeline import RunOptions
 from sp.prompt import TokenisedPrompt
+from sp.prompt.spans import with_characters
+from sp.prompt.whole import whole_characters
 from sp.selection import Reading, SelectionRequest, Selector, token_budget
 from sp.selection.constraints import Constrained
 from sp.selection.units import sentence_bounds
@@ -43,9 +45,9 @@ def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: Run
 
 def fixed(prompt: TokenisedPrompt, start: int) -> Bools:
     """Which tokens from `start` on are kept in any case, (n - start,)."""
-    protected = prompt.mask("protected")[start:]
+    protected = prompt.mask("protected")
     protected[-1] = True  # its logits begin the answer
-    return protected
+    return with_characters(protected, whole_characters(prompt))[start:]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def choose_recalled(
     request = _request(mine, present, budget / count, prompt, 0)
     taken = _select(selector, request, prompt, 0).kept & out
     bounds = sentence_bounds(request, LONGEST)
+    if (starts := request.characters) is not None:
+        bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))
     taken = whole_sentences(taken, out, mine, bounds, budget)
     return [run for run in runs_of(taken, scores[:decided], bounds) if run.score >= threshold], threshold
 
@@ -159,7 +163,7 @@ def tokens_of(runs: Sequence[Run]) -> Ints:
 
 def _select(selector: Selector, request: SelectionRequest, prompt: TokenisedPrompt, start: int) -> Chosen:
     """What a selector keeps, as asked by `_request` from `start` on."""
-    found, first = selector.select(request), int(prompt.bytes[start, 0])
+    found, first = selector(request), int(prompt.bytes[start, 0])
     read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
     return Chosen(found.kept | request.protected, read, found.told)
 

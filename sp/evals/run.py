@@ -70,8 +70,9 @@ def evaluate(
     ------
     dict
         ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector,
-        decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``no_needle`` (scorer oracle where
-        the whole text counts) or ``long`` (see above), and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
+        decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``no_needle`` (scorer oracle
+        where the whole text counts) or ``long`` (see above), and None in all that follows if it is not ``ok``:
+        ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
         ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and

@@ -16,6 +16,8 @@ from sp.scoring import Scorer
 from sp.selection import token_budget
 
 LONGEST = 1 << 22
+LEAST = 64
+"""Tokens that `compress="auto"` must be able to choose: sink and tail take half of them, a chunk the other half."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,12 @@ def decide(
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 
-    A prompt of which nothing would be left out is read whole, whatever was asked for. One that does not fit the target's
-    window is compressed whatever that costs, unless that is switched off. With `compress="auto"` prompts below
-    `threshold` tokens are read whole whatever is known. A measured break-even goes before the predicted one, unless
-    compression never paid and the prompt is longer than what was measured; it is one of tokens that may be left out, as
-    nearly all were where it was measured.
+    A prompt of which nothing would be left out is read whole, whatever was asked for. One that does not fit the
+    target's window is compressed whatever that costs, unless that is switched off. With `compress="auto"` prompts below
+    `threshold` tokens are read whole whatever is known, and prompts of which the ratio keeps fewer than `LEAST` tokens
+    besides the protected ones. A measured break-even goes before the predicted one, unless compression never paid and
+    the prompt is longer than what was measured; it is one of tokens that may be left out, as nearly all were where it
+    was measured.
     """
     if drafter is None:
         return Decision(False, "no drafter was given", None, 1.0)
@@ -122,6 +125,9 @@ def decide(
         length = measured.tokens and measured.tokens + protected
     else:
         length = break_even(target, drafter, keep_ratio, protected, scorer, sparse)
+    if length is not None:
+        length = max(length, protected + ceil(LEAST / keep_ratio))
+    kept = token_budget(keep_ratio, tokens, protected)
     source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
 
     def decided(activated: bool, reason: str) -> Decision:
@@ -129,7 +135,7 @@ def decide(
 
     if compress == "off":
         return decided(False, "compression is switched off")
-    if keep_ratio < 1 and token_budget(keep_ratio, tokens, protected) == tokens:
+    if keep_ratio < 1 and kept == tokens:
         return decided(False, nothing_to_leave_out(tokens, protected))
     if compress == "always":
         return decided(True, "compression was asked for whatever it costs")
@@ -139,6 +145,9 @@ def decide(
         return decided(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}")
     if keep_ratio == 1:
         return decided(False, "keep_ratio is 1, so every token is kept")
+    if kept - protected < LEAST:
+        chosen, free = kept - protected, tokens - protected
+        return decided(False, f"of {free} tokens that may be left out {chosen} would be kept, fewer than {LEAST}")
     if length is not None and tokens < length:
         return decided(False, f"the prompt has {tokens} tokens, below the {source} break-even of {length}")
     if measured is not None:

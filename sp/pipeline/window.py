@@ -85,12 +85,12 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protect
     over, kept = _over(target, tokens, new), token_budget(options.keep_ratio, tokens, protected)
     if not drafter or options.compress == "off":
         raise PromptError(f"{over}; let a drafter compress the prompt, shorten it or lower --max-new-tokens")
-    if protected + new > context:
-        share = f"{protected} of them are protected (question, chat markup), which do not fit either"
-        raise PromptError(f"{over}; {share}: shorten these or lower --max-new-tokens")
     if kept + new > context:
         share = f"--keep-ratio {options.keep_ratio:g} leaves {kept} of them, which do not fit either"
-        raise PromptError(f"{over}; {share}: lower it, shorten the prompt or lower --max-new-tokens")
+        help_ = (
+            "lower it, shorten the prompt" if protected + new <= context else f"shorten the {protected} protected ones"
+        )
+        raise PromptError(f"{over}; {share}: {help_} or lower --max-new-tokens")
     if options.scorer.reads_target:
         raise PromptError(f"{over}, and the scorer has it read all of them; take a scorer that reads with the drafter")
     if options.state_gaps != "compact":

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.chat import Segment
 from sp.config import Registry
 from sp.errors import ConfigError
+from sp.prompt.spans import character_starts, with_characters
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class SelectionRequest:
     ----------
     scores : array (n,)
     protected : boolean array (n,)
-        Tokens that are always kept, whatever the keep ratio is.
+        Tokens that are always kept, whatever the keep ratio is; made whole, so that they hold no part of a character.
     keep_ratio : float
         Share of the other tokens to keep at most, in (0, 1].
     text : bytes
@@ -48,6 +50,12 @@ class SelectionRequest:
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
+        object.__setattr__(self, "protected", with_characters(self.protected, self.characters))
+
+    @cached_property
+    def characters(self) -> Ints | None:
+        """The first of the tokens that hold parts of the same characters, (n,); None where none is known to."""
+        return None if self.spans is None else character_starts(self.text, self.spans)
 
     @property
     def budget(self) -> int:
@@ -114,6 +122,14 @@ class Selector(ABC):
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:
         """Tokens to keep; sorted, unique, within the budget, protected ones among them."""
+
+    def __call__(self, request: SelectionRequest) -> Selection:
+        """What `select` keeps, without characters of which it keeps but a part."""
+        found, starts = self.select(request), request.characters
+        if starts is None or not (torn := with_characters(~found.kept, starts) & found.kept).any():
+            return found
+        read = {token: parts for token, parts in found.read.items() if not torn[token]}
+        return replace(found, kept=found.kept & ~torn, forced=found.forced & ~torn, read=read)
 
 
 SELECTORS: Registry[Selector] = Registry("selector")

@@ -10,15 +10,16 @@ import numpy as np
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.config import check_fields
 from sp.errors import ConfigError
+from sp.prompt.spans import with_characters
 from sp.selection.base import Selection, SelectionRequest, Selector
-from sp.selection.ranking import fill, token_steps, unit_steps
+from sp.selection.ranking import fill, together, token_steps, unit_steps
 
 RADII = ((32768, 64), (65536, 128))
 """(prompts shorter than, tokens on either side) of `neighbours="by_length"`; longer prompts take `WIDEST`."""
 WIDEST = 256
 
 
-def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
+def forced_tokens(protected: Bools, budget: int, sink: int, tail: int, characters: Ints | None = None) -> Bools:
     """Tokens that must be kept: all protected ones, and sink and tail as far as they leave half of the rest.
 
     Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
@@ -32,6 +33,8 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
         Tokens that may be kept in all, the protected ones among them.
     sink, tail : int
         Tokens wanted from the start and from the end of the prompt.
+    characters : array (n,), optional
+        As in `SelectionRequest`; one of which there is no room for the last token is left out.
 
     Returns
     -------
@@ -45,12 +48,12 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
-    order = end_order(n, sink, tail)
+    order = together(end_order(n, sink, tail), characters)
     order[protected] = np.inf
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
     forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
-    return forced
+    return forced if characters is None else ~with_characters(~forced, characters)
 
 
 def end_order(n: int, sink: int, tail: int) -> Doubles:
@@ -141,12 +144,14 @@ class Constrained(Selector):
         budget = request.budget
         if most is not None and request.keep_ratio < 1:
             budget = min(int(request.protected.sum()) + most, budget)
-        forced = forced_tokens(request.protected, budget, self.sink, self.tail)
+        starts = request.characters
+        forced = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
         units = len(bounds) - 1
         steps = unit_steps(chosen, units, self.radius(units, int(bounds[-1])), self.backbone)
-        return Selection(fill(forced, token_steps(steps, bounds, self.min_run), budget), forced, scores, bounds)
+        kept = fill(forced, token_steps(steps, bounds, self.min_run), budget, starts)
+        return Selection(kept, forced, scores, bounds)
 
 
 def check_least(selector: Selector, least: int, *names: str) -> None:

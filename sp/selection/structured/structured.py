@@ -68,7 +68,9 @@ class Structured(Constrained):
         chosen = forest.first(self._steps(order, heavy[forest.units], len(request.scores)))
         ends = self._ends(request, forest, heavy)
         steps, asked = interleaved(chosen, forest, ends, request.protected)
-        kept = np.ones(len(steps), bool) if request.keep_ratio == 1 else fill(request.protected, steps, request.budget)
+        kept = np.ones(len(steps), bool)
+        if request.keep_ratio < 1:
+            kept = fill(request.protected, steps, request.budget, request.characters)
         edges = np.flatnonzero(np.diff(forest.owner)) + 1
         bounds = np.concatenate([[0], edges, [len(steps)]]).astype(np.int64)
         told = _passed_over(forest, scores, heavy, kept)
