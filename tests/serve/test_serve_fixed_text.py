@@ -1,4 +1,4 @@
-"""Fixed text takes nothing from what is kept of a document, with sessions and without; one that is all fixed is whole."""
+"""Fixed text takes nothing from what is kept of a document: with sessions, without them, and on several cards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import serving as tool
 import web
 
 from sp.conversation import Conversations
-from sp.pipeline import Pipeline, RunOptions
+from sp.models import Cards
+from sp.parallel.host import HostGroup
+from sp.pipeline import Pipeline, RunOptions, embedded, load
 from sp.scoring import SCORERS
 
 KEY, VALUE = "quiet-coral", 3254257
@@ -18,9 +20,13 @@ NEEDLE = f"{KEY} was assigned the number {VALUE}."
 OPTIONS = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=12, scorer=SCORERS.build("lexical"))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["alone", "session"])
+@pytest.fixture(scope="module", params=["alone", "session", "cards"])
 def server_of(request: pytest.FixtureRequest, pair: Pipeline) -> Iterator[tool.Running]:
-    talks = Conversations(pair) if request.param else None
+    if request.param == "cards":  # threads of the host
+        assert pair.drafter is not None
+        target = load(embedded("drafter"), device="cpu", group=HostGroup(2))
+        pair = Pipeline(target, pair.drafter, cards=Cards(HostGroup(2), [pair.drafter.model] * 2))
+    talks = Conversations(pair) if request.param == "session" else None
     with tool.serving(pair, talks=talks, options=OPTIONS) as running:
         yield running
 
