@@ -78,14 +78,14 @@ class Peaks(Selector):
 # selectors are held to this for random scores by hypothesis, in `tests/selection/test_matrix.py`.
 
 # %%
-from sp.selection import SelectionRequest, token_budget
+from sp.selection import SelectionRequest
 
 rng = np.random.default_rng(0)
 for n, ratio in ((100, 0.3), (1000, 0.05), (777, 1.0)):
     request = SelectionRequest(rng.random(n, dtype=np.float32), np.arange(n) >= n - 5, ratio)
     chosen = SELECTORS.build("peaks").select(request)
     assert chosen.kept[request.protected].all()
-    assert chosen.kept.sum() <= token_budget(ratio, n)
+    assert chosen.kept.sum() <= request.budget
     assert ratio < 1 or chosen.kept.all()
 print("within the budget, protected kept, everything at ratio 1")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sp.arrays import Bools
-from sp.conversation.choose import share_of
+from sp.conversation.choose import fixed
 from sp.errors import PromptError
 from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.pipeline.measured import find_break_even
@@ -17,7 +17,7 @@ def decide_new(pipeline: Pipeline, options: RunOptions, prompt: TokenisedPrompt,
     """Whether the tokens of a transcript from `decided` on are compressed."""
     target, drafter = pipeline.target.model, pipeline.drafter
     scorer = options.scorer.settled(target.device, len(prompt))
-    protected = prompt.mask("protected")[decided:]
+    protected = fixed(prompt, decided)
     return decide(
         target.config,
         drafter.model.config if drafter else None,
@@ -50,9 +50,7 @@ def check_turn(
     target, new, n, old = pipeline.target, options.max_new_tokens, len(prompt), len(present)
     kept = n - old
     if compressed:
-        protected = prompt.mask("protected")[old:]
-        protected[-1] = True
-        kept = token_budget(share_of(protected, options.keep_ratio), n - old)
+        kept = token_budget(options.keep_ratio, n - old, int(fixed(prompt, old).sum()))
     held = int(present.sum()) + kept
     end = n if options.positions == "original" else held
     if end + new > target.model.config.context:

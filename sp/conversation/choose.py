@@ -12,6 +12,8 @@ from sp.chat import without
 from sp.conversation.options import ConversationOptions
 from sp.pipeline import RunOptions
 from sp.prompt import TokenisedPrompt
+from sp.prompt.spans import with_characters
+from sp.prompt.whole import whole_characters
 from sp.selection import Reading, SelectionRequest, Selector, token_budget
 from sp.selection.constraints import Constrained
 from sp.selection.units import sentence_bounds
@@ -35,28 +37,17 @@ class Chosen:
 def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: RunOptions) -> Chosen:
     """Tokens to keep from `start` on, (n - start,): the last one, what is protected, and by score.
 
-    The keep ratio is one of the new tokens. Where protected text would take more than half of what it allows, as in a
-    turn that is little more than a question, it is one of the others.
+    The keep ratio is one of the new tokens that may be left out, as for a run.
     """
-    protected = prompt.mask("protected")[start:]
-    protected[-1] = True  # its logits begin the answer
-    request = _request(scores, protected, share_of(protected, options.keep_ratio), prompt, start)
+    request = _request(scores, fixed(prompt, start), options.keep_ratio, prompt, start)
     return _select(options.selector, request, prompt, start)
 
 
-def share_of(protected: Bools, keep_ratio: float) -> float:
-    """The share of new tokens that `choose_new` may keep.
-
-    Examples
-    --------
-    >>> share_of(np.arange(100) < 5, 0.2), share_of(np.arange(100) < 60, 0.2)
-    (0.2, 0.68)
-    """
-    n, must = len(protected), int(protected.sum())
-    budget = token_budget(keep_ratio, n)
-    if 2 * must <= budget:
-        return keep_ratio
-    return min(1.0, max(budget, must + token_budget(keep_ratio, n - must)) / n)
+def fixed(prompt: TokenisedPrompt, start: int) -> Bools:
+    """Which tokens from `start` on are kept in any case, (n - start,)."""
+    protected = prompt.mask("protected")
+    protected[-1] = True  # its logits begin the answer
+    return with_characters(protected, whole_characters(prompt))[start:]
 
 
 @dataclass(frozen=True)
@@ -98,9 +89,11 @@ def choose_recalled(
     selector = run.selector
     if isinstance(selector, Constrained):
         selector = replace(selector, sink=0, tail=0)
-    request = _request(mine, present, (decided - count + budget) / decided, prompt, 0)
+    request = _request(mine, present, budget / count, prompt, 0)
     taken = _select(selector, request, prompt, 0).kept & out
     bounds = sentence_bounds(request, LONGEST)
+    if (starts := request.characters) is not None:
+        bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))
     taken = whole_sentences(taken, out, mine, bounds, budget)
     return [run for run in runs_of(taken, scores[:decided], bounds) if run.score >= threshold], threshold
 
@@ -170,7 +163,7 @@ def tokens_of(runs: Sequence[Run]) -> Ints:
 
 def _select(selector: Selector, request: SelectionRequest, prompt: TokenisedPrompt, start: int) -> Chosen:
     """What a selector keeps, as asked by `_request` from `start` on."""
-    found, first = selector.select(request), int(prompt.bytes[start, 0])
+    found, first = selector(request), int(prompt.bytes[start, 0])
     read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
     return Chosen(found.kept | request.protected, read, found.told)
 

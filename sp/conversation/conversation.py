@@ -33,6 +33,7 @@ from sp.pipeline.result import Reporter, Scored, silent
 from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.prompt.messages import prompt_of
+from sp.prompt.whole import whole_characters
 from sp.trace import Trace
 
 
@@ -156,7 +157,8 @@ class Conversation:
         with trace.stage("tokenise") as stage:
             tokenised = self._tokens.target(prompt)
             stage.tokens = len(tokenised)
-        n, decided = len(tokenised), self._target.decided(tokenised.ids)
+        n = len(tokenised)
+        decided = int(whole_characters(tokenised)[self._target.decided(tokenised.ids)])  # none is decided in part
         old = self._target.slots
         old = old.first(old.before(decided))
         present = old.present(decided)

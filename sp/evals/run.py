@@ -23,7 +23,7 @@ from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
-from sp.selection import SELECTORS, check_budget, token_budget
+from sp.selection import SELECTORS
 from sp.trace import Trace
 
 Row = dict[str, Any]
@@ -70,9 +70,9 @@ def evaluate(
     ------
     dict
         ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector,
-        decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``budget`` (the protected text
-        alone exceeds the budget), ``no_needle`` (scorer oracle where the whole text counts) or ``long`` (see above),
-        and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
+        decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``no_needle`` (scorer oracle
+        where the whole text counts) or ``long`` (see above), and None in all that follows if it is not ``ok``:
+        ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
         ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed; ``expected, depth`` and
@@ -113,9 +113,8 @@ def evaluate(
             options = _options(cells[index], example)
             if scoring != scoring_of(options):
                 scoring, scored = scoring_of(options), None
-            status = _obstacle(options, example, prompt)
-            if status:
-                yield seen.row(index, cells[index]) | {"status": status} | dict.fromkeys(RESULTS)
+            if isinstance(options.scorer, OracleScorer) and not example.needles:
+                yield seen.row(index, cells[index]) | {"status": "no_needle"} | dict.fromkeys(RESULTS)
             else:
                 scored = scored or score_again(pipeline, prompt, options, drafts.get(options.scorer.drafts))
                 drafts.setdefault(options.scorer.drafts, scored)
@@ -287,14 +286,3 @@ def _options(cell: RunOptions, example: Example) -> RunOptions:
 def scoring_of(options: RunOptions) -> str:
     """What cells must have in common to share one scoring."""
     return f"{options.scorer!r} {options.seed}"
-
-
-def _obstacle(options: RunOptions, example: Example, prompt: TokenisedPrompt) -> str | None:
-    """Why a cell cannot read a prompt, as a status."""
-    if isinstance(options.scorer, OracleScorer) and not example.needles:
-        return "no_needle"
-    try:
-        check_budget(prompt.mask("protected"), token_budget(options.keep_ratio, len(prompt)))
-    except PromptError:
-        return "budget"
-    return None

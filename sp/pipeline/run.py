@@ -23,7 +23,7 @@ from sp.pipeline.window import Fit, check_memory, check_scoring, fit, may_be_ove
 from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.prompt.messages import Message, as_prompt
 from sp.scoring.base import ModelFreeScorer
-from sp.selection import Selection, check_budget, token_budget
+from sp.selection import Selection, token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
 
@@ -77,7 +77,7 @@ class Pipeline(Opened):
         Raises
         ------
         PromptError
-            The prompt fits the context neither whole nor compressed, or its protected text does not fit the budget.
+            The prompt fits the context, or a budget of device memory, neither whole nor compressed.
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
@@ -93,14 +93,17 @@ class Pipeline(Opened):
             transfers: list[Transfer] = []
             beside = self.beside, partial(self._carried, drafted, transfers), prompt, reporter
             with once_reading(*beside, later=group is not None) as (begun, telling):
+                wanted = True
                 if early:
                     tokenised = awaited(begun(), trace)
-                    self._settle(tokenised, options, full)
-                asked = drafted, options, trace, telling, by_head
-                importance = stages.score(role, reader, self.residency, *asked, cards=group)
+                    wanted = self._settle(tokenised, options, full)[2].activated
+                if wanted:
+                    asked = drafted, options, trace, telling, by_head
+                    importance = stages.score(role, reader, self.residency, *asked, cards=group)
                 if not early:
                     tokenised = awaited(begun(), trace)
-            scored = Scored(drafted, importance, trace, *transfers)
+            if wanted:
+                scored = Scored(drafted, importance, trace, *transfers)
         else:
             tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
@@ -112,7 +115,7 @@ class Pipeline(Opened):
                 scored = self.score(tokenised, options, reporter, by_head)
                 trace.stages += scored.trace.stages
             ahead = time.perf_counter()  # copies run beside the selection
-            if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
+            if self.residency.prepare("target", _budget(tokenised, options)):
                 trace.stages.append(Stage("onload target", seconds=time.perf_counter() - ahead))
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection
@@ -164,15 +167,15 @@ class Pipeline(Opened):
 
         Options with scorer and positions settled, how the prompt fits, and whether it is compressed.
         """
-        n, budget, protected = len(tokenised), self.residency.budget, tokenised.mask("protected")
+        n, budget, protected = len(tokenised), self.residency.budget, int(tokenised.mask("protected").sum())
         options = replace(options, scorer=options.scorer.settled(self.target.model.device, n))
-        window = fit(self.target, n, options, self.drafter is not None)
+        window = fit(self.target, n, options, self.drafter is not None, protected)
         options = replace(options, positions=window.positions)
         decision = decide(
             self.target.model.config,
             self.drafter.model.config if self.drafter else None,
             tokens=n,
-            protected=int(protected.sum()),
+            protected=protected,
             keep_ratio=options.keep_ratio,
             compress=options.compress,
             fits=window.whole,
@@ -182,10 +185,7 @@ class Pipeline(Opened):
             scorer=options.scorer,
             sparse=options.sparse,
         )
-        beside, kept = self.draft.nbytes if self.draft else 0, n
-        if decision.activated:
-            kept = token_budget(options.keep_ratio, n)
-            check_budget(protected, kept)
+        beside, kept = self.draft.nbytes if self.draft else 0, _budget(tokenised, options) if decision.activated else n
         check_memory(self.target, kept, options, budget, beside)
         if full and window.whole:
             check_memory(self.target, n, options, budget, beside, full=True)
@@ -211,15 +211,9 @@ class Pipeline(Opened):
     ) -> Scored:
         """Let the drafter, or whom the scorer asks for, read the prompt.
 
-        Only `keep_ratio`, `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the
-        model that reads it, where an earlier scoring made it; its trace then has no stage for that.
-
-        Raises
-        ------
-        PromptError
-            The protected text alone exceeds the budget of `keep_ratio`.
+        Only `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the model that
+        reads it, where an earlier scoring made it; its trace then has no stage for that.
         """
-        check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
         self.ready(options, reporter)
         trace, (role, reader) = Trace(), self._reader(options)
         if drafted is None:
@@ -249,3 +243,8 @@ class Pipeline(Opened):
         trace = Trace() if trace is None else trace
         models = self.target, self.draft, self.residency
         return stages.read(*models, tokenised, kept, options, trace, reporter, what, on_token)
+
+
+def _budget(tokenised: TokenisedPrompt, options: RunOptions) -> int:
+    """Tokens of a prompt that a selection may keep."""
+    return token_budget(options.keep_ratio, len(tokenised), int(tokenised.mask("protected").sum()))

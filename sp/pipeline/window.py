@@ -51,7 +51,7 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
         raise PromptError(f"{_over(loaded, tokens, new_tokens)}; shorten the prompt or lower --max-new-tokens")
 
 
-def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool) -> Fit:
+def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protected: int = 0) -> Fit:
     """How a prompt of `tokens` tokens fits the target's window.
 
     Parameters
@@ -62,6 +62,8 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool) -> Fit:
     options : RunOptions
     drafter : bool
         Whether there is a model that can score the prompt.
+    protected : int
+        Tokens of it that are kept in any case.
 
     Raises
     ------
@@ -80,12 +82,15 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool) -> Fit:
     new, context = options.max_new_tokens, target.model.config.context
     if tokens + new <= context:
         return Fit(True, options.positions)
-    over, kept = _over(target, tokens, new), token_budget(options.keep_ratio, tokens)
+    over, kept = _over(target, tokens, new), token_budget(options.keep_ratio, tokens, protected)
     if not drafter or options.compress == "off":
         raise PromptError(f"{over}; let a drafter compress the prompt, shorten it or lower --max-new-tokens")
     if kept + new > context:
         share = f"--keep-ratio {options.keep_ratio:g} leaves {kept} of them, which do not fit either"
-        raise PromptError(f"{over}; {share}: lower it, shorten the prompt or lower --max-new-tokens")
+        help_ = (
+            "lower it, shorten the prompt" if protected + new <= context else f"shorten the {protected} protected ones"
+        )
+        raise PromptError(f"{over}; {share}: {help_} or lower --max-new-tokens")
     if options.scorer.reads_target:
         raise PromptError(f"{over}, and the scorer has it read all of them; take a scorer that reads with the drafter")
     if options.state_gaps != "compact":
@@ -99,16 +104,19 @@ def may_be_over(
 ) -> bool:
     """Whether a prompt may have too many tokens in the target's vocabulary for any way, as far as the drafter's tell.
 
-    For the window a token is reckoned with for each byte, so that False is certain; for what must be kept and for a
-    `budget` of memory twice as many as the drafter's, or half. With `full` all of them are to be read besides.
+    For the window a token is reckoned with for each byte, so that False is certain; for a `budget` of memory twice as
+    many as the drafter's. With `full` all of them are to be read besides. Where half as many of those that may be left
+    out are too few to leave one out, it is asked as well.
     """
-    n, new = len(drafted), options.max_new_tokens
-    most = token_budget(options.keep_ratio, len(drafted.prompt.text.encode()) + FRAME)
+    n, new, protected = len(drafted), options.max_new_tokens, drafted.mask("protected")
+    fixed, free = int(protected.sum()), int((drafted.bytes[~protected, 1] - drafted.bytes[~protected, 0]).sum())
+    size = len(drafted.prompt.text.encode())
+    most = token_budget(options.keep_ratio, size + FRAME, size - free + FRAME)
     if most + new > target.model.config.context:
         return True
-    if SPREAD * int(drafted.mask("protected").sum()) > token_budget(options.keep_ratio, n // SPREAD):
+    if token_budget(options.keep_ratio, few := (n - fixed) // SPREAD) == few:
         return True
-    read = token_budget(1.0 if full else options.keep_ratio, SPREAD * n)
+    read = token_budget(1.0 if full else options.keep_ratio, SPREAD * n, SPREAD * fixed)
     return budget is not None and _held(target, read + new, options) > budget
 
 

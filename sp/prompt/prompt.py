@@ -13,7 +13,7 @@ from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, witho
 from sp.errors import PromptError, plain
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
-from sp.prompt.spans import Span, SpanKind, in_bytes
+from sp.prompt.spans import Span, SpanKind, character_starts, in_bytes, with_characters
 
 DOCUMENT_MARK = "\n\n"
 SHOWN = 60
@@ -243,14 +243,17 @@ class TokenisedPrompt:
     def mask(self, kind: SpanKind) -> Bools:
         """Tokens that share at least one byte with a span of `kind`, shape (n,).
 
-        Protected are also those that stand for no byte: BOS, EOS, and what SentencePiece writes in front of a text.
+        Protected are also those that stand for no byte: BOS, EOS, and what SentencePiece writes in front of a text; and
+        those that hold the rest of a character of which a protected one holds a part.
         """
         starts, ends = self.bytes[:, 0], self.bytes[:, 1]  # in order; NumPy's search would first copy each column
         hit = starts == ends if kind == "protected" else np.zeros(len(self.ids), bool)
         for span in self.prompt.spans:
             if span.kind == kind:
                 hit[bisect_right(ends, span.start) : bisect_left(starts, span.end)] = True
-        return hit
+        if kind != "protected":
+            return hit
+        return with_characters(hit, character_starts(self.prompt.text.encode(), self.bytes))
 
     @property
     def asked(self) -> int:

@@ -38,6 +38,54 @@ def in_bytes(text: str, spans: Sequence[Span]) -> Iterator[Span]:
     yield from (Span(span.kind, places[span.start], places[span.end]) for span in spans)
 
 
+def character_starts(raw: bytes, spans: Ints) -> Ints | None:
+    """The first of the tokens that hold parts of the same characters, for each token; None where none holds a part.
+
+    A token that holds parts of two characters makes one of all that hold the rest of either.
+
+    Parameters
+    ----------
+    raw : bytes
+        UTF-8.
+    spans : array (n, 2)
+        Byte range of each token, in order.
+
+    Returns
+    -------
+    array (n,) or None
+
+    Examples
+    --------
+    >>> character_starts("a\u20acb".encode(), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])).tolist()
+    [0, 1, 1, 3]
+    >>> character_starts(b"ab", np.array([[0, 1], [1, 2]])) is None
+    True
+    """
+    if raw.isascii():
+        return None
+    text = np.frombuffer(raw + b"\n", np.uint8)
+    begins = (text[np.minimum(spans[:, 0], len(text) - 1)] & 0xC0) != 0x80
+    if begins.all():
+        return None
+    found: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(spans)), 0))
+    return found
+
+
+def with_characters(mask: Bools, starts: Ints | None) -> Bools:
+    """A mask of tokens (n,) that has all of each character of which it has a part; `starts` of `character_starts`.
+
+    Examples
+    --------
+    >>> with_characters(np.array([False, True, False, False]), np.array([0, 1, 1, 3])).tolist()
+    [False, True, True, False]
+    """
+    if starts is None:
+        return mask
+    hit = np.zeros(len(mask), bool)
+    hit[starts[mask]] = True
+    return hit[starts]
+
+
 @dataclass(frozen=True)
 class Transfer:
     """How token scores go from one tokenisation of a text to another; see `transfer_scores`.

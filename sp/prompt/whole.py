@@ -1,4 +1,4 @@
-"""Tokens that begin inside a character, which can only be shown with the one before."""
+"""Tokens that hold a part of a character, which can only be shown, kept or left out with those that hold the rest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from sp.arrays import Ints
 from sp.prompt.prompt import TokenisedPrompt
+from sp.prompt.spans import character_starts
 
 
 def whole_characters(prompt: TokenisedPrompt) -> Ints:
@@ -18,7 +19,5 @@ def whole_characters(prompt: TokenisedPrompt) -> Ints:
     >>> whole_characters(TokenisedPrompt(Prompt("a\u20ac"), np.arange(4), spans)).tolist()
     [0, 1, 1, 1]
     """
-    raw = np.frombuffer(prompt.prompt.text.encode() + b"\n", np.uint8)
-    begins = (raw[np.minimum(prompt.bytes[:, 0], len(raw) - 1)] & 0xC0) != 0x80
-    found: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(prompt)), 0))
-    return found
+    found = character_starts(prompt.prompt.text.encode(), prompt.bytes)
+    return np.arange(len(prompt)) if found is None else found

@@ -11,7 +11,7 @@ from sp.selection.base import (
     register_selector,
     token_budget,
 )
-from sp.selection.constraints import Constrained, check_budget
+from sp.selection.constraints import Constrained
 
 __all__ = [
     "SELECTORS",
@@ -20,7 +20,6 @@ __all__ = [
     "Selection",
     "SelectionRequest",
     "Selector",
-    "check_budget",
     "check_keep_ratio",
     "register_selector",
     "token_budget",

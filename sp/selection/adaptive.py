@@ -16,7 +16,7 @@ from sp.selection.thresholds import ChunkThreshold
 @register_selector("adaptive")
 @dataclass(frozen=True)
 class Adaptive(ChunkThreshold):
-    """A number of best chunks read off their scores, at least `least` of the prompt, at most the keep ratio.
+    """A number of best chunks read off their scores, at least `least` of what may be left out, at most the keep ratio.
 
     Parameters
     ----------
@@ -24,7 +24,8 @@ class Adaptive(ChunkThreshold):
         `entropy`: exp(H) chunks, H the entropy of the scores as a distribution, which is the number of chunks an
         even distribution of that entropy has. `elbow`: up to the largest fall between one chunk and the next.
     least : float
-        Smallest share of the prompt's tokens to choose, in (0, 1]; where it is above the keep ratio, the latter holds.
+        Smallest share of the tokens that may be left out to choose, in (0, 1]; where it is above the keep ratio, the
+        latter holds.
     """
 
     rule: Literal["entropy", "elbow"] = "elbow"
@@ -38,11 +39,12 @@ class Adaptive(ChunkThreshold):
         """Chunks by rank, as many as the rule says."""
         bounds, scores, order, falling = self.compare(request)
         spent = np.cumsum(np.diff(bounds)[order])
-        fewest = int(np.searchsorted(spent, self.least * len(request.scores))) + 1
+        protected = int(request.protected.sum())
+        fewest = int(np.searchsorted(spent, self.least * (len(request.scores) - protected))) + 1
         if self.rule == "entropy":
             count = effective_number(falling)
         else:
-            count = elbow(falling, fewest, int(np.searchsorted(spent, request.budget, side="right")))
+            count = elbow(falling, fewest, int(np.searchsorted(spent, request.budget - protected, side="right")))
         return self.take(request, bounds, scores, order[: max(count, fewest)])
 
 

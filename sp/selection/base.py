@@ -1,15 +1,17 @@
 """What a selector is: a frozen dataclass with one pure method from importances to the tokens to keep.
 
-The keep ratio is a ceiling for every selector: what is kept never exceeds it, constraints included. Rules that
-set a threshold may keep less, so the realised ratio is part of every result. A keep ratio of 1 asks for the
-whole prompt and every selector then keeps it; between ratios, a larger one keeps all that a smaller one keeps.
+The keep ratio is a share of what may be left out, and a ceiling for every selector: besides what is protected, no more
+than that share of the other tokens is kept, constraints included. Rules that set a threshold may keep less, so the
+realised ratio is part of every result. A keep ratio of 1 asks for the whole prompt and every selector then keeps it;
+between ratios, a larger one keeps all that a smaller one keeps.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 from typing import ClassVar
 
@@ -17,6 +19,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.chat import Segment
 from sp.config import Registry
 from sp.errors import ConfigError
+from sp.prompt.spans import character_starts, with_characters
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class SelectionRequest:
     ----------
     scores : array (n,)
     protected : boolean array (n,)
-        Tokens that are always kept, counted inside the budget.
+        Tokens that are always kept, whatever the keep ratio is; made whole, so that they hold no part of a character.
     keep_ratio : float
-        Share of the prompt's tokens to keep at most, in (0, 1].
+        Share of the other tokens to keep at most, in (0, 1].
     text : bytes
         The prompt in UTF-8, for selectors that look at the text.
     spans : array (n, 2), optional
@@ -47,11 +50,17 @@ class SelectionRequest:
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
+        object.__setattr__(self, "protected", with_characters(self.protected, self.characters))
+
+    @cached_property
+    def characters(self) -> Ints | None:
+        """The first of the tokens that hold parts of the same characters, (n,); None where none is known to."""
+        return None if self.spans is None else character_starts(self.text, self.spans)
 
     @property
     def budget(self) -> int:
-        """Tokens that may be kept in all."""
-        return token_budget(self.keep_ratio, len(self.scores))
+        """Tokens that may be kept in all, protected ones among them."""
+        return token_budget(self.keep_ratio, len(self.scores), int(self.protected.sum()))
 
 
 Reading = Mapping[int, tuple[tuple[int, int], ...]]
@@ -114,14 +123,30 @@ class Selector(ABC):
     def select(self, request: SelectionRequest) -> Selection:
         """Tokens to keep; sorted, unique, within the budget, protected ones among them."""
 
+    def __call__(self, request: SelectionRequest) -> Selection:
+        """What `select` keeps, without characters of which it keeps but a part."""
+        found, starts = self.select(request), request.characters
+        if starts is None or not (torn := with_characters(~found.kept, starts) & found.kept).any():
+            return found
+        read = {token: parts for token, parts in found.read.items() if not torn[token]}
+        return replace(found, kept=found.kept & ~torn, forced=found.forced & ~torn, read=read)
+
 
 SELECTORS: Registry[Selector] = Registry("selector")
 register_selector = SELECTORS.register
 
 
-def token_budget(keep_ratio: float, tokens: int) -> int:
-    """Tokens of a prompt that may be kept: ceil(keep_ratio * tokens)."""
-    return ceil(round(keep_ratio * tokens, 6))
+def token_budget(keep_ratio: float, tokens: int, protected: int = 0) -> int:
+    """Tokens of a prompt that may be kept: all protected ones, and ceil(keep_ratio * the others).
+
+    Fixed text takes nothing from what a document may keep, however long a system message or a question is.
+
+    Examples
+    --------
+    >>> token_budget(0.1, 1000), token_budget(0.1, 1000, protected=300)
+    (100, 370)
+    """
+    return protected + ceil(round(keep_ratio * (tokens - protected), 6))
 
 
 def check_keep_ratio(keep_ratio: float) -> None:

@@ -9,27 +9,18 @@ import numpy as np
 
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.config import check_fields
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError
+from sp.prompt.spans import with_characters
 from sp.selection.base import Selection, SelectionRequest, Selector
-from sp.selection.ranking import fill, token_steps, unit_steps
+from sp.selection.ranking import fill, together, token_steps, unit_steps
 
 RADII = ((32768, 64), (65536, 128))
 """(prompts shorter than, tokens on either side) of `neighbours="by_length"`; longer prompts take `WIDEST`."""
 WIDEST = 256
 
 
-def check_budget(protected: Bools, budget: int) -> None:
-    """PromptError if the protected tokens alone exceed the budget; callers ask before they score."""
-    n, needed = len(protected), int(protected.sum())
-    if needed > budget:
-        raise PromptError(
-            f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
-            f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
-        )
-
-
-def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
-    """Tokens that must be kept: all protected ones, and sink and tail as far as the budget is not theirs alone.
+def forced_tokens(protected: Bools, budget: int, sink: int, tail: int, characters: Ints | None = None) -> Bools:
+    """Tokens that must be kept: all protected ones, and sink and tail as far as they leave half of the rest.
 
     Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
     breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
@@ -39,34 +30,30 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     ----------
     protected : boolean array (n,)
     budget : int
-        Tokens that may be kept in all.
+        Tokens that may be kept in all, the protected ones among them.
     sink, tail : int
         Tokens wanted from the start and from the end of the prompt.
+    characters : array (n,), optional
+        As in `SelectionRequest`; one of which there is no room for the last token is left out.
 
     Returns
     -------
     boolean array (n,)
-
-    Raises
-    ------
-    PromptError
-        If the protected tokens alone exceed the budget.
 
     Examples
     --------
     >>> forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1).nonzero()[0].tolist()
     [0, 9]
     """
-    check_budget(protected, budget)
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
-    order = end_order(n, sink, tail)
+    order = together(end_order(n, sink, tail), characters)
     order[protected] = np.inf
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
     forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
-    return forced
+    return forced if characters is None else ~with_characters(~forced, characters)
 
 
 def end_order(n: int, sink: int, tail: int) -> Doubles:
@@ -152,17 +139,19 @@ class Constrained(Selector):
         chosen : array
             Units the rule chose, best first.
         most : int, optional
-            Tokens to keep at most, where that is less than the budget of the request.
+            Tokens to keep besides the protected ones at most, where that is less than what the request allows.
         """
-        budget = request.budget if most is None else min(most, request.budget)
-        if request.keep_ratio == 1:
-            budget = len(request.scores)
-        forced = forced_tokens(request.protected, budget, self.sink, self.tail)
+        budget = request.budget
+        if most is not None and request.keep_ratio < 1:
+            budget = min(int(request.protected.sum()) + most, budget)
+        starts = request.characters
+        forced = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
         units = len(bounds) - 1
         steps = unit_steps(chosen, units, self.radius(units, int(bounds[-1])), self.backbone)
-        return Selection(fill(forced, token_steps(steps, bounds, self.min_run), budget), forced, scores, bounds)
+        kept = fill(forced, token_steps(steps, bounds, self.min_run), budget, starts)
+        return Selection(kept, forced, scores, bounds)
 
 
 def check_least(selector: Selector, least: int, *names: str) -> None:

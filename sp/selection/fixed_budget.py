@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.config import Tokens
-from sp.errors import PromptError
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import check_least
 from sp.selection.top_chunks import TopChunks
@@ -18,13 +17,13 @@ class TokenBudget(TopChunks):
     """Chunks in order of their mean score, as far as `tokens` go.
 
     What a question needs of a text does not grow with the text, so results at different lengths compare better
-    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). The keep ratio stays
-    a ceiling: raise it where it is the smaller of the two.
+    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). What is protected comes on
+    top of them. The keep ratio stays a ceiling: raise it where it is the smaller of the two.
 
     Parameters
     ----------
     tokens : int
-        Tokens to keep, forced ones among them.
+        Tokens to keep of those that may be left out, sink and tail among them.
     """
 
     tokens: Tokens = 1024
@@ -34,13 +33,7 @@ class TokenBudget(TopChunks):
         check_least(self, 1, "tokens")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Chunks by rank, at most `tokens` tokens."""
-        needed = int(request.protected.sum())
-        if needed > self.tokens and request.keep_ratio < 1:
-            raise PromptError(
-                f"the protected text (question and chat markup) is {needed} tokens, but the selector keeps "
-                f"{self.tokens}; raise it with --set selector.tokens={needed} or more"
-            )
+        """Chunks by rank, at most `tokens` tokens and what is protected."""
         bounds = chunk_bounds(len(request.scores), self.chunk_size)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores), most=self.tokens)

@@ -146,8 +146,10 @@ def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles
     return least
 
 
-def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
+def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = None) -> Bools:
     """Forced tokens, then whole steps in order until one no longer fits.
+
+    Tokens that hold parts of a character are taken together, at the earliest of their steps.
 
     Parameters
     ----------
@@ -156,12 +158,15 @@ def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
         Step of each token; infinite ones are never taken.
     budget : int
         Tokens that may be kept, forced ones among them.
+    characters : array (n,), optional
+        As in `SelectionRequest`; the forced tokens hold whole ones.
 
     Examples
     --------
     >>> fill(np.array([True, False, False, False]), np.array([0.0, 0.0, 1.0, 1.0]), 3).tolist()
     [True, True, False, False]
     """
+    first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
     room = budget - int(forced.sum())
     if len(wanted) <= room:
@@ -169,3 +174,18 @@ def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
     # The step of the first token without room is the first that does not fit as a whole.
     kept: Bools = forced | (first < np.partition(wanted, room)[room])
     return kept
+
+
+def together(steps: Doubles, characters: Ints | None) -> Doubles:
+    """The least step of the tokens that hold parts of the same characters, (n,).
+
+    Examples
+    --------
+    >>> together(np.array([3.0, 2.0, 1.0]), np.array([0, 1, 1])).tolist()
+    [3.0, 1.0, 1.0]
+    """
+    if characters is None:
+        return steps
+    least = np.full(len(steps), np.inf)
+    np.minimum.at(least, characters, steps)
+    return np.asarray(least[characters], np.float64)

@@ -22,7 +22,7 @@ from sp.bench.prompts import PromptMaker
 from sp.bench.request import measure, without_ends
 from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
 from sp.cli import app
-from sp.errors import ConfigError, DeviceError
+from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
 from sp.pipeline import Loaded, Pipeline, RunOptions
@@ -105,6 +105,8 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
     def short_of_memory(pipeline, prompt, options):  # type: ignore[no-untyped-def]
         if options.compress == "off":
             raise DeviceError("the GPU's memory is full")
+        if options.keep_ratio == 0.01:
+            raise PromptError("the budget is 1 GiB; lower --keep-ratio")
         return real(pipeline, prompt, options)
 
     monkeypatch.setattr(bench, "measure", short_of_memory)
@@ -114,7 +116,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
     assert good.error is None
     assert good.metrics()["ttft_s"] > 0
     assert good.metrics()["full_ttft_s"] is None
-    assert "raise --keep-ratio" in (bad.error or "")
+    assert bad.error == "the budget is 1 GiB; lower --keep-ratio"
     assert describe(bad, pair, "numpy")["samples"] == []
 
 

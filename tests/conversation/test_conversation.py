@@ -10,7 +10,7 @@ import pytest
 from talks import ARCHS, check, first_logits, nmse, options, pair, replayed, said, text
 
 from sp.conversation import Conversation, ConversationOptions
-from sp.conversation.choose import choose_new, share_of
+from sp.conversation.choose import choose_new
 from sp.conversation.rendering import message_starts
 from sp.errors import ConfigError, PromptError
 from sp.gguf import ChatTemplate
@@ -117,11 +117,16 @@ def test_a_first_turn_keeps_what_a_run_keeps() -> None:
     assert result.answer.tokens == run.answer.tokens
 
 
-def test_a_turn_that_is_little_more_than_its_question_keeps_its_share_of_the_rest() -> None:
-    protected = np.arange(100) < 60
-    assert share_of(protected, 0.1) == 0.64
-    assert share_of(~protected, 1.0) == 1.0
-    assert share_of(np.arange(100) < 5, 0.1) == 0.1
+@pytest.mark.parametrize("system", [8, 400])
+def test_a_long_system_message_takes_nothing_from_what_a_turn_keeps(system: int) -> None:
+    rng = np.random.default_rng(5)
+    talk = Conversation(pair(), options(0.1))
+    result = talk.ask([said("system", text(rng, system)), said("user", text(rng, 300)), said("user", text(rng, 4))])
+    protected = result.prompt.mask("protected")
+    assert result.present[protected].all()
+    kept, free = int(result.present[~protected].sum()), int((~protected).sum())
+    assert 0 < kept <= np.ceil(0.1 * free)
+    assert kept > 0.1 * free - 32
 
 
 @pytest.mark.parametrize("target", ARCHS)
@@ -182,6 +187,8 @@ def test_a_client_that_leaves_spoils_nothing(target: str, where: str | int) -> N
     talk = Conversation(pair(target, "qwen35"), options(0.5, max_new_tokens=6))
     *_, (history, last) = walk(talk, chat(2, seed=6))
     history += [said("assistant", last.answer.text), said("user", "lopen " * 50)]
+    if where == "scoring":  # a question alone is read whole, and nothing is scored for it
+        history.append(said("user", "lopen"))
     bytes_before = talk.nbytes
     calls = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
 from sp.pipeline.compress import compress, rejoin, widen
 from sp.pipeline.plan import speedup
-from sp.prompt import Prompt
-from sp.scoring import SCORERS
+from sp.prompt import Prompt, Span
+from sp.scoring import SCORERS, Scorer
 from sp.scoring.attention.reduction import Reduction
 from sp.selection import SELECTORS
 
@@ -51,7 +52,8 @@ def test_the_compressed_answer_is_right_and_reads_little(pair: Pipeline, task: T
     assert result.full is not None
     assert result.full.text == task.answer
     assert result.needle_recall == 1
-    assert result.kept_tokens <= 0.15 * len(result.prompt) + 1
+    fixed = result.prompt.mask("protected").sum()
+    assert result.kept_tokens <= fixed + 0.15 * (len(result.prompt) - fixed) + 1
     names = [stage.name for stage in result.answer.trace.stages]
     assert names == ["tokenise", "tokenise for drafter", "score", "select", "compress", "target prefill", "decode"]
     assert 0 < result.answer.ttft_s < sum(stage.seconds for stage in result.answer.trace.stages)
@@ -192,13 +194,52 @@ def _with_context(loaded, context: int):  # type: ignore[no-untyped-def]
     return load_model(loaded.file, context=context)
 
 
-def test_protected_text_that_does_not_fit_is_refused_before_anything_is_scored(pair: Pipeline, task: TextTask) -> None:
+@pytest.mark.parametrize("keep", [0.005, 0.1])
+@pytest.mark.parametrize("fixed", [0, 1500])
+def test_fixed_text_takes_nothing_from_what_is_kept_of_a_document(
+    pair: Pipeline, task: TextTask, keep: float, fixed: int
+) -> None:
+    """A long system message, or a long question: of the document as much is kept as without it."""
+    question = f"{text_task(fixed, needles=1, seed=9).document} {task.question}" if fixed else task.question
+    prompt = Prompt.from_document(task.document, question, pair.target.template, needle=task.needle)
+    result = pair.run(prompt, replace(OPTIONS, keep_ratio=keep, scorer=SCORERS.build("oracle")), full=False)
+    protected = result.prompt.mask("protected")
+    free = int((~protected).sum())
+    assert result.selection is not None
+    assert result.decision.activated
+    assert result.selection.kept[protected].all()
+    kept = int(result.selection.kept[~protected].sum())
+    assert math.ceil(keep * free) - 32 <= kept <= math.ceil(keep * free)
+    if keep == 0.1:
+        assert result.needle_recall == 1
+
+
+def never() -> Scorer:
+    """A scorer that must not be asked."""
+
     class Never(type(SCORERS.build("random"))):  # type: ignore[misc]
         def score(self, request):  # type: ignore[no-untyped-def]
             raise AssertionError("the drafter was asked")
 
-    with pytest.raises(PromptError, match="raise --keep-ratio to at least"):
-        run(pair, task, keep_ratio=0.005, scorer=Never())
+    return Never()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_of_which_nothing_may_be_left_out_is_read_whole(
+    pair: Pipeline, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: ahead)
+    for text, protected, why in (
+        ("Hello there.", 12, "nothing may be left out: all"),
+        ("Hello there. a", 12, "too little may be left out"),
+    ):
+        prompt = Prompt(text, (Span("protected", 0, protected),))
+        result = pair.run(prompt, replace(OPTIONS, keep_ratio=0.9, scorer=never()), full=False)
+        assert not result.decision.activated
+        assert why in result.decision.reason
+        assert result.kept_tokens == len(result.prompt)
+        assert result.selection is result.importance is result.drafted is None
+        pair.check(prompt, replace(OPTIONS, keep_ratio=0.9, scorer=never()))
 
 
 def test_options_with_unknown_names_are_refused_from_python_too() -> None:
@@ -207,11 +248,6 @@ def test_options_with_unknown_names_are_refused_from_python_too() -> None:
             replace(OPTIONS, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Reduction(heads="maxx")  # type: ignore[arg-type]
-
-
-def test_protected_text_that_does_not_fit_names_the_ratio_that_does(pair: Pipeline, task: TextTask) -> None:
-    with pytest.raises(PromptError, match="raise --keep-ratio to at least"):
-        run(pair, task, keep_ratio=0.005)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(retriever_drafter: Path, tmp_path: Path) -> None:

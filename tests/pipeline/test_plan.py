@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -26,11 +27,16 @@ def test_speedup_is_full_cost_over_drafter_and_selection() -> None:
 def test_break_even_is_where_the_speedup_passes_one() -> None:
     # A drafter with much attention and a keep ratio close to one: pays nowhere.
     assert break_even(TARGET, TARGET, 0.5) is None
-    # As many tokens as are always kept are needed at least.
-    length = break_even(TARGET, DRAFTER, 0.1, fixed_tokens=60)
-    assert length is not None
-    assert length >= 600
-    assert speedup(TARGET, DRAFTER, length, 0.1) > 1
+    # What is always kept is read on top of the ratio: with more of it a prompt must be longer.
+    lengths = [break_even(TARGET, DRAFTER, 0.1, fixed_tokens=fixed) for fixed in (60, 600, 6000)]
+    for fixed, length in zip((60, 600, 6000), lengths, strict=True):
+        assert length is not None
+        assert fixed < length < 1.1 * fixed
+        want = flops(TARGET, length) / (
+            flops(DRAFTER, length) + flops(TARGET, fixed + math.ceil(0.1 * (length - fixed)))
+        )
+        assert speedup(TARGET, DRAFTER, length, 0.1, fixed_tokens=fixed) == pytest.approx(want)
+        assert want > 1
     # Heavy target attention against a target-sized drafter without it: a true crossing.
     lean = replace(TARGET, heads=1, kv_heads=1)
     crossing = break_even(TARGET, lean, 0.3)
@@ -69,7 +75,7 @@ def test_a_cheaper_way_of_scoring_gains_more() -> None:
     told = decide(
         TARGET, DRAFTER, tokens=131072, protected=60, keep_ratio=0.05, compress="auto", scorer=lexical
     )  # fmt: skip
-    assert told.predicted_speedup == gains[4]
+    assert told.predicted_speedup == speedup(TARGET, DRAFTER, 131072, 0.05, lexical, fixed_tokens=60) < gains[4]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,14 @@ def test_a_cheaper_way_of_scoring_gains_more() -> None:
         ({"compress": "off"}, False, "switched off"),
         ({"keep_ratio": 1.0}, False, "every token is kept"),
         ({"keep_ratio": 1.0, "compress": "always"}, True, "asked for"),
-        ({"tokens": 100}, False, "below the predicted break-even of"),
+        ({"tokens": 100}, False, "of 40 tokens that may be left out 2 would be kept, fewer than 64"),
+        ({"tokens": 100, "compress": "always"}, True, "asked for"),
+        ({"tokens": 60}, False, "nothing may be left out: all 60 tokens are protected"),
+        ({"tokens": 60, "compress": "always"}, False, "nothing may be left out: all 60 tokens are protected"),
+        ({"tokens": 61, "compress": "always"}, False, "too little may be left out: 60 of 61 tokens are protected"),
+        ({"tokens": 60, "compress": "always", "fits": False}, False, "nothing may be left out"),
+        ({"tokens": 3700, "protected": 300, "keep_ratio": 0.1}, True, "less prefill work"),
+        ({"tokens": 3700, "protected": 300}, True, "less prefill work"),
         ({"drafter": TARGET}, False, "more than it saves"),
     ],
 )
@@ -99,13 +112,13 @@ def measured(tokens: int | None, longest: int = 16384) -> BreakEven:
 @pytest.mark.parametrize(
     ("found", "changes", "activated", "reason", "length", "source"),
     [
-        (measured(3000), {"tokens": 2999}, False, "below the measured break-even of 3000", 3000, "measured"),
-        (measured(3000), {"tokens": 3000}, True, "pay from 3000 tokens on, between 2048 and 4096", 3000, "measured"),
-        (measured(3000), {"tokens": 9999, "compress": "off"}, False, "switched off", 3000, "measured"),
-        (measured(3000), {"tokens": 7999, "protected": 400}, False, "measured break-even of 8000", 8000, "measured"),
+        (measured(3000), {"tokens": 3059}, False, "below the measured break-even of 3060", 3060, "measured"),
+        (measured(3000), {"tokens": 3060}, True, "pay from 3000 tokens on, between 2048 and 4096", 3060, "measured"),
+        (measured(3000), {"tokens": 9999, "compress": "off"}, False, "switched off", 3060, "measured"),
+        (measured(3000), {"tokens": 3399, "protected": 400}, False, "measured break-even of 3400", 3400, "measured"),
         (measured(None), {"tokens": 16384}, False, "not to pay at any length from 2048 to 16384", None, "measured"),
-        (measured(None, 8192), {"tokens": 10000}, True, "predicted", 1200, "predicted"),
-        (None, {"tokens": 500}, False, "below the predicted break-even of 1200", 1200, "predicted"),
+        (measured(None, 8192), {"tokens": 10000}, True, "predicted", 1340, "predicted"),
+        (None, {"tokens": 500}, False, "of 440 tokens that may be left out 22 would be kept", 1340, "predicted"),
     ],
 )
 def test_a_measured_break_even_goes_before_the_predicted_one(

@@ -46,6 +46,26 @@ def test_a_run_keeps_what_it_keeps_on_one_card_and_says_who_read(alone: Pipeline
     assert got.answer.trace.facts["cards"] == ["drafter: read by 2 cards together"]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
+    alone: Pipeline, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: ahead)
+    document, example = sample()
+    question, pipeline = f"{document[4000:8000]} {example.question}", on_cards(alone, 2)
+    found = pipeline.run(
+        Prompt.from_document(document[:3000], question, pipeline.target.template), options(), full=False
+    )
+    protected = found.prompt.mask("protected")
+    assert protected.sum() > 0.5 * len(protected)
+    assert found.selection.kept[protected].all()
+    assert 0 < found.selection.kept[~protected].sum() <= 0.2 * (~protected).sum() + 1
+    whole = pipeline.run(Prompt.from_document("a", question, pipeline.target.template), options(), full=False)
+    assert not whole.decision.activated
+    assert whole.importance is None
+    assert whole.kept_tokens == len(whole.prompt)
+
+
 @pytest.mark.parametrize(("scorer", "characters"), [("lookahead", 3500), ("tail", 1500)])
 def test_who_reads_alone_is_told(alone: Pipeline, scorer: str, characters: int) -> None:
     found = on_cards(alone, 4).run(prompt(alone, characters), options(scorer), full=False)

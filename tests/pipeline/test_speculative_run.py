@@ -51,6 +51,21 @@ def test_answers_do_not_depend_on_the_decoder(pair: Pipeline, draft_file: Path, 
         assert sum(answer.passes) == len(answer.tokens) - 1 + ended
 
 
+def test_with_a_draft_fixed_text_takes_nothing_from_the_document(pair: Pipeline, draft_file: Path) -> None:
+    """A question of many tokens; and one without a document worth the name, which is read whole."""
+    question = f"{text_task(1500, seed=3).document} {TASK.question}"
+    prompt = Prompt.from_document(TASK.document, question, pair.target.template, needle=TASK.needle)
+    options = RunOptions(keep_ratio=0.1, compress="always", decode=DDTree(5, 3), max_new_tokens=4)
+    result = pair.with_draft(draft_file).run(prompt, options, full=False)
+    protected = result.prompt.mask("protected")
+    assert protected.sum() > 0.5 * len(protected)
+    assert 0 < result.selection.kept[~protected].sum() <= np.ceil(0.1 * (~protected).sum())
+    short = Prompt.from_document("a", question, pair.target.template)
+    whole = pair.with_draft(draft_file).run(short, options, full=False)
+    assert not whole.decision.activated
+    assert whole.kept_tokens == len(whole.prompt)
+
+
 def test_what_a_pass_gives_after_the_end_is_not_counted() -> None:
     begun = Begun(5, (token for token in (6, 7, 2, 8, 9)), passes=[1, 4])
     assert gather(begun.tokens(), frozenset({2})) == [5, 6, 7]

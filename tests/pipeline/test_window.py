@@ -175,15 +175,15 @@ def test_the_edges(pair: Pipeline) -> None:
     assert fit(pair.target, most, options, True).positions == "contiguous"
     with pytest.raises(PromptError, match=f"leaves {WINDOW - 7} of them"):
         fit(pair.target, most + 1, options, True)
-    for nbytes, over in ((most - FRAME, False), (most - FRAME + 1, True)):
+    for nbytes, over in ((most - 4 * FRAME, False), (most - 4 * FRAME + 1, True)):  # which is kept in any case
         drafted = Prompt("a" * nbytes).tokenise(pair.target.tokenizer)
         assert may_be_over(pair.target, drafted, options) == over
         assert not fit(pair.target, nbytes, options, True).whole  # a token a byte
 
 
 def test_what_must_be_kept_is_reckoned_with_too(pair: Pipeline) -> None:
-    text = "a b " * 200
-    for end, over in ((4, False), (len(text), True)):
+    text = "a b " * 300
+    for end, over in ((4, False), (900, True), (len(text), True)):  # 900 bytes and a seventh of the rest
         drafted = Prompt(text, (Span("protected", 0, end),)).tokenise(pair.target.tokenizer)
         assert may_be_over(pair.target, drafted, OPTIONS) == over
 
@@ -223,8 +223,9 @@ def test_a_budget_holds_weights_and_the_very_cache(
     monkeypatch.setattr(stages, "read", unread)
     options = replace(OPTIONS, compress="always", kv=kv)
     prompt = prompt_of(task, roomy)
-    n = len(prompt.tokenise(roomy.target.tokenizer))
-    tokens = n if full else int(np.ceil(0.15 * n))
+    tokenised = prompt.tokenise(roomy.target.tokenizer)
+    n, fixed = len(tokenised), int(tokenised.mask("protected").sum())
+    tokens = n if full else fixed + int(np.ceil(0.15 * (n - fixed)))
     least = roomy.target.model.nbytes + cache_bytes(roomy, tokens + 8, kv)
     assert roomy.drafter is not None
     assert (
@@ -262,8 +263,10 @@ def test_check_says_what_run_says(pair: Pipeline, task: TextTask) -> None:
     for changes, message in REFUSED:
         with pytest.raises(PromptError, match=message):
             pair.check(prompt, replace(OPTIONS, **changes))
-    with pytest.raises(PromptError, match="protected text"):
-        pair.check(prompt, replace(OPTIONS, compress="always", keep_ratio=0.001))
+    pair.check(prompt, replace(OPTIONS, compress="always", keep_ratio=0.001))
+    everything = replace(prompt, spans=(Span("protected", 0, len(prompt.text.encode())),))
+    with pytest.raises(PromptError, match=r"which do not fit either: shorten the \d+ protected ones or"):
+        pair.check(everything, replace(OPTIONS, compress="always", keep_ratio=0.001))
 
 
 def test_a_conversation_that_cannot_fit_drafts_nothing(
@@ -323,12 +326,13 @@ def test_the_command_reads_nothing_of_what_cannot_fit(
     pair: Pipeline, task: TextTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not for a warm-up either, which drafts an eighth of the prompt."""
+    question = f"{task.question} {task.document[:1600]}"
     monkeypatch.setattr("sp.commands.run.open_pair", lambda *_, **__: pair)
     monkeypatch.setattr(stages, "score", unread)
     monkeypatch.setattr(stages, "read", unread)
     (text := tmp_path / "text.txt").write_text(task.document)
     given = ["run", "--prompt-file", text, "--question", task.question, "--out", tmp_path / "o", "--device", "cpu"]
-    for options in (["--compress", "off"], ["--keep-ratio", 0.9], ["--compress", "always", "--keep-ratio", 0.001]):
+    for options in (["--compress", "off"], ["--keep-ratio", 0.9], ["--keep-ratio", 0.001, "--question", question]):
         assert call(monkeypatch, *given, *options) == 2
         error = capsys.readouterr().err
         assert error.startswith("sp: error: the pro")

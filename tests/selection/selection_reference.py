@@ -124,8 +124,8 @@ def choose(name: str, request: SelectionRequest, options: Mapping[str, Any], uni
             chosen.append(ranked[len(chosen)])
         return chosen
     if name == "adaptive":
-        fewest, tokens = 0, 0
-        while fewest < len(ranked) and tokens < options["least"] * n:
+        fewest, tokens, free = 0, 0, int((~request.protected).sum())
+        while fewest < len(ranked) and tokens < options["least"] * free:
             tokens += len(units[ranked[fewest]])
             fewest += 1
         if options["rule"] == "entropy":
@@ -136,14 +136,37 @@ def choose(name: str, request: SelectionRequest, options: Mapping[str, Any], uni
         best, count, tokens = -math.inf, fewest, 0
         for at in range(len(ranked) - 1):
             tokens += len(units[ranked[at]])
-            if at + 1 >= fewest and tokens <= request.budget and values[at] - values[at + 1] > best:
+            fits = tokens <= math.ceil(round(request.keep_ratio * free, 6))
+            if at + 1 >= fewest and fits and values[at] - values[at + 1] > best:
                 best, count = values[at] - values[at + 1], at + 1
         return ranked[:count]
     return ranked
 
 
-def forced_of(request: SelectionRequest, budget: int, sink: int, tail: int) -> set[int]:
-    """Protected tokens, then both ends in step, as far as half of the rest goes."""
+def characters_of(request: SelectionRequest) -> list[set[int]]:
+    """For each token those that hold parts of the same characters, itself among them."""
+    if request.spans is None:
+        return [{token} for token in range(len(request.scores))]
+    holders: dict[int, set[int]] = {}
+    owner = [number for number, letter in enumerate(request.text.decode()) for _ in letter.encode()]
+    for token, (start, end) in enumerate(request.spans.tolist()):
+        for byte in range(start, end):
+            holders.setdefault(owner[byte], set()).add(token)
+    found = [{token} for token in range(len(request.scores))]
+    for group in holders.values():
+        joined = set().union(*(found[token] for token in group))
+        for token in joined:
+            found[token] = joined
+    return found
+
+
+def whole(tokens: set[int], characters: list[set[int]]) -> set[int]:
+    """Those tokens, and all that hold the rest of their characters."""
+    return set().union(*(characters[token] for token in tokens))
+
+
+def forced_of(request: SelectionRequest, budget: int, sink: int, tail: int, characters: list[set[int]]) -> set[int]:
+    """Protected tokens, then both ends in step, as far as half of the rest goes, without what is torn at its end."""
     n = len(request.scores)
     forced = set(request.protected.nonzero()[0].tolist())
     room = (budget - len(forced)) // 2
@@ -152,11 +175,15 @@ def forced_of(request: SelectionRequest, budget: int, sink: int, tail: int) -> s
     nearest: dict[int, float] = {}
     for distance, token in head + foot:
         nearest[token] = min(distance, nearest.get(token, math.inf))
+    nearest = {
+        token: min(nearest.get(other, math.inf) for other in characters[token])
+        for token in whole(set(nearest), characters)
+    }
     for token in sorted(nearest, key=lambda token: (nearest[token], token)):
         if token not in forced and room > 0:
             forced.add(token)
             room -= 1
-    return forced
+    return {token for token in forced if characters[token] <= forced}
 
 
 def evenly(units: int) -> list[int]:
@@ -166,15 +193,17 @@ def evenly(units: int) -> list[int]:
 
 
 def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) -> set[int]:
-    """Tokens kept by the selector `name` with the options `given`; the protected text must fit."""
+    """Tokens kept by the selector `name` with the options `given`."""
     options = DEFAULTS[name] | dict(given)
     n = len(request.scores)
     if request.keep_ratio == 1:
         return set(range(n))
     units = units_of(name, request, options)
     chosen = choose(name, request, options, units)
-    budget = min(request.budget, options.get("tokens", n))
-    kept = forced_of(request, budget, options["sink"], options["tail"])
+    fixed = int(request.protected.sum())
+    budget = fixed + min(math.ceil(round(request.keep_ratio * (n - fixed), 6)), options.get("tokens", n))
+    characters = characters_of(request)
+    kept = forced_of(request, budget, options["sink"], options["tail"], characters)
     radius = options["neighbours"]
     if radius == "by_length":
         tokens = 64 if n < 32768 else 128 if n < 65536 else 256
@@ -193,7 +222,7 @@ def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) 
         unit = units[number]
         length = min(n, max(len(unit), options["min_run"]))
         start = min(max(unit[0] - (length - len(unit)) // 2, 0), n - length)
-        new = set(range(start, start + length)) - kept
+        new = whole(set(range(start, start + length)), characters) - kept
         if len(kept) + len(new) > budget:
             break
         kept |= new

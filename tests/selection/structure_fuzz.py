@@ -92,10 +92,9 @@ def check(seed: int, paths: list[str]) -> tuple[Counter[str], list[str]]:
     scores = np.array([rng.choice([0, 1, 5, 50]) * rng.random() for _ in range(len(prompt))], np.float32)
     counted, wrong = Counter[str](), []
     protected = prompt.mask("protected")
-    least = protected.mean()
     for name in NAMES:
         options = rng.choice(OPTIONS)
-        ratio = min(1.0, least + rng.choice([0.03, 0.1, 0.3, 0.6]) * (1 - least) + 0.02)
+        ratio = rng.choice([0.03, 0.1, 0.3, 0.6]) + 0.02
         text, free = prompt.prompt.text.encode(), prompt.prompt.free
         request = SelectionRequest(scores, protected, ratio, text, prompt.bytes, free)
         selection = SELECTORS.build(name, options).select(request)

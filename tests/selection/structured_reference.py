@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from selection_reference import SHARED, evenly, sentence_ends
+from selection_reference import SHARED, characters_of, evenly, sentence_ends, whole
 
 from sp.selection import SelectionRequest
 from sp.structure import is_prose
@@ -185,8 +185,10 @@ def chain(
             order.append(unit)
             seen |= new
     kept = set(protected)
+    characters = characters_of(request)
     for unit in order:
-        if len(kept | units[unit]) > request.budget:
+        tokens = whole(units[unit], characters)
+        if len(kept | tokens) > request.budget:
             break
-        kept |= units[unit]
+        kept |= tokens
     return kept

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from selection_cases import PLAIN
 
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError
 from sp.selection import SELECTORS, Selection, SelectionRequest
 from sp.selection.ranking import spread_order, token_steps
 from sp.selection.units import sentence_bounds
@@ -34,8 +34,8 @@ def test_token_budget_caps_what_the_ratio_allows_and_the_ratio_what_it_asks() ->
     scores = np.arange(100)
     assert kept("token_budget", scores, 0.9, tokens=8, chunk_size=4) == list(range(92, 100))
     assert kept("token_budget", scores, 0.04, tokens=8, chunk_size=4) == list(range(96, 100))
-    with pytest.raises(PromptError, match=r"selector\.tokens=9"):
-        kept("token_budget", scores, 0.9, tuple(range(9)), tokens=8)
+    fixed = tuple(range(9))
+    assert kept("token_budget", scores, 0.9, fixed, tokens=8, chunk_size=4) == [*fixed, *range(92, 100)]
 
 
 def test_alpha_of_the_maximum_and_of_the_mean() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError
 from sp.selection import SELECTORS, Selection, SelectionRequest
 
 
@@ -37,10 +37,6 @@ def select(request: SelectionRequest, chunk: int, neighbours: int, ends: int) ->
 @given(**CASES)
 def test_invariants(seed: int, n: int, keep: float, share: float, chunk: int, neighbours: int, ends: int) -> None:
     request = request_for(seed, n, keep, share)
-    if request.protected.sum() > request.budget:
-        with pytest.raises(PromptError, match="raise --keep-ratio"):
-            select(request, chunk, neighbours, ends)
-        return
     selection = select(request, chunk, neighbours, ends)
     assert (np.diff(selection.indices) > 0).all()
     assert selection.kept.sum() <= request.budget
@@ -76,13 +72,20 @@ def test_ends_leave_half_of_the_free_budget_to_the_scores() -> None:
     assert selection.kept[512:532].all()
 
 
-def test_the_needed_keep_ratio_is_named() -> None:
-    protected = np.zeros(100, bool)
-    protected[-20:] = True
-    with pytest.raises(PromptError, match=r"at least 0\.2") as caught:
-        select(SelectionRequest(np.zeros(100, np.float32), protected, 0.1), 32, 0, 0)
-    assert "\n" not in str(caught.value)
-    assert select(SelectionRequest(np.zeros(100, np.float32), protected, 0.2), 32, 0, 0).kept[protected].all()
+def test_protected_text_takes_nothing_from_what_others_may_keep() -> None:
+    scores = np.zeros(1000, np.float32)
+    scores[480:512] = 1
+    for fixed in (0, 20, 300, 900):
+        protected = np.zeros(1000, bool)
+        protected[1000 - fixed : 1000] = True
+        protected[480:512] = False
+        request = SelectionRequest(scores, protected, 0.7)
+        assert request.budget == protected.sum() + np.ceil(0.7 * (~protected).sum())
+        selection = select(request, 32, 0, 32)
+        assert selection.kept[480:512].all()
+        assert selection.kept[protected].all()
+    everything = select(SelectionRequest(scores, np.ones(1000, bool), 0.01), 32, 0, 32)
+    assert everything.kept.all()
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, float("nan")])

@@ -28,7 +28,8 @@ def select(name: str, tokens: list[str], scores: dict[str, float], keep: int, **
     values = np.array([scores.get(token.strip(), 0) for token in tokens], np.float32)
     protected = np.array(options.pop("protected", np.zeros(len(tokens))), bool)
     text = "".join(tokens).encode()
-    request = SelectionRequest(values, protected, keep / len(tokens), text, spans, segments)
+    ratio = (keep - protected.sum()) / (len(tokens) - protected.sum())
+    request = SelectionRequest(values, protected, ratio, text, spans, segments)
     return SELECTORS.build(name, PLAIN | options).select(request)
 
 
@@ -135,7 +136,7 @@ def test_markup_that_shares_a_token_with_what_is_left_out_is_read_alone() -> Non
     tokens = ["<t>", "[", "1", ",", "2", "]</t>", "?"]
     segment = Segment("tool", 3, 8)
     protected = [True, False, False, False, False, True, True]
-    selection = select("json", tokens, {}, 3, segments=(segment,), protected=protected)
+    selection = select("json", tokens, {}, 4, segments=(segment,), protected=protected)
     assert read(tokens, selection) == "<t></t>?"
     assert dict(selection.read) == {5: ((8, 12),)}
     assert read(tokens, select("json", tokens, {}, 7, segments=(segment,), protected=protected)) == "".join(tokens)

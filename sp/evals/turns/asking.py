@@ -64,7 +64,7 @@ class Talks(Protocol):
 def asking(begin: Callable[[Pipeline, RunOptions], Talks]) -> Callable[[Session, Sequence[RunOptions]], Iterator[Row]]:
     """A way that begins a conversation for every transcript and options, and asks it every question in order.
 
-    Where the protected text of a turn alone exceeds its budget the row has the status ``budget``.
+    Where a turn does not fit a budget of device memory the row has the status ``budget``.
     """
 
     def run(session: Session, cells: Sequence[RunOptions]) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.chat import Segment
 from sp.errors import ConfigError
 from sp.selection.base import SELECTORS, Selection, SelectionRequest
-from sp.selection.constraints import Constrained, check_budget, check_least, end_order
+from sp.selection.constraints import Constrained, check_least, end_order
 from sp.selection.ranking import fill, own_steps, unit_steps
 from sp.selection.structured.forest import Forest, grow
 from sp.selection.structured.outline import MARKUP, Outline
@@ -56,7 +56,6 @@ class Structured(Constrained):
         if request.spans is None:
             name = SELECTORS.name_of(self)
             raise ConfigError(f"selector {name} needs the text of the prompt and the bytes of its tokens")
-        check_budget(request.protected, request.budget)
         outline = Outline()
         for segment, view in views(request):
             self.put(segment, view, outline)
@@ -69,8 +68,9 @@ class Structured(Constrained):
         chosen = forest.first(self._steps(order, heavy[forest.units], len(request.scores)))
         ends = self._ends(request, forest, heavy)
         steps, asked = interleaved(chosen, forest, ends, request.protected)
-        budget = len(request.scores) if request.keep_ratio == 1 else request.budget
-        kept = np.ones(len(steps), bool) if request.keep_ratio == 1 else fill(request.protected, steps, budget)
+        kept = np.ones(len(steps), bool)
+        if request.keep_ratio < 1:
+            kept = fill(request.protected, steps, request.budget, request.characters)
         edges = np.flatnonzero(np.diff(forest.owner)) + 1
         bounds = np.concatenate([[0], edges, [len(steps)]]).astype(np.int64)
         told = _passed_over(forest, scores, heavy, kept)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError
 from sp.evals.run import label
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.attention.head_map import model_key
@@ -123,17 +123,14 @@ class Trainer:
                 rows.append(head | dict(zip(names, means, strict=True)))
         return rows
 
-    def _found(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float | None]:
+    def _found(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float]:
         request, drafted = request_of(self.readers, lesson, self.plan.seed), lesson.drafted
         scores: Floats = np.zeros(len(drafted), np.float32)
         scores[: len(request.ids)] = scorer.score(request).scores
         protected, needle = drafted.mask("protected"), drafted.mask("needle")
         area = auc(scores[~protected], needle[~protected])
         asked = SelectionRequest(scores, protected, KEEP, drafted.prompt.text.encode(), drafted.bytes)
-        try:
-            kept = SELECTORS.build(*SELECTOR).select(asked).kept
-        except PromptError:
-            return area, None
+        kept = SELECTORS.build(*SELECTOR).select(asked).kept
         return area, float(kept[needle].mean())
 
 
@@ -177,6 +174,6 @@ def beside_name() -> str:
     return label(SCORERS, SCORERS.build(*BESIDE))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and np.isfinite(value)]
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if np.isfinite(value)]
     return float(np.mean(known)) if known else None
