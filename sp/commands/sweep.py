@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sp.commands.options import Devices, RayAddress
 from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, print_json
+from sp.commands.terminal import AsJson, check_folder, clock, followed, print_json
 from sp.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _carry_on(plan: Plan, pool: Pool | None, console: Console) -> list[str]:
 
     failures = []
     shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.left}
-    with progress(console) as bar:
+    with followed(progress(console)) as bar:
         total = sum(job.work.flop for job in plan.left)
         task = bar.add_task(plan.sweep.name, total=total, runs=len(plan.left), over=0)
 
@@ -230,19 +230,3 @@ def show_plan(plan: Plan, as_json: bool, workers: int = 1, wide: bool = False) -
     print_table(heads, cells, "table", 1, main=main, wide=wide)
     shared = f" ({clock(seconds / workers)} on {workers} devices)" if workers > 1 else ""
     print(f"{len(left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, by {source}")
-
-
-def clock(seconds: float) -> str:
-    """Seconds as a person reads them.
-
-    Examples
-    --------
-    >>> clock(4.2), clock(75), clock(7300)
-    ('4 s', '1 min 15 s', '2 h 01 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

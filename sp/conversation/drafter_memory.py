@@ -27,7 +27,14 @@ class DrafterMemory:
     def __init__(self, drafter: Loaded, layers: ModelConfig, kv: str, snapshots: int) -> None:
         self._how = drafter, layers, kv, snapshots
         model = drafter.model
-        self.trail = Trail(layers, kv, device=model.device, snapshots=snapshots, math=model.arithmetic.attention)
+        self.trail = Trail(
+            layers,
+            kv,
+            rotate=False,  # scorers hold queries against keys as they are stored
+            device=model.device,
+            snapshots=snapshots,
+            math=model.arithmetic.attention,
+        )
         self._ids: Ints = np.empty(0, np.int64)
 
     def keys(self, ids: Ints, ends: Ints) -> KeptKeys:

@@ -130,7 +130,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "mapping": options.mapping,
             "mark_omitted": options.mark_omitted,
             "kv": options.kv,
-            "rotate": options.rotate,
+            "rotate": options.rotated,
             "state_gaps": options.state_gaps,
             "sparse": None if options.sparse is None else repr(options.sparse),
             "decode": repr(options.decode),
