@@ -15,17 +15,17 @@ from sp.commands.terminal import followed, progress_bar
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds are hundredths."""
+    """Parts of seconds are long enough."""
     monkeypatch.setattr(terminal, "FIRST_LINE", 0.1)
-    monkeypatch.setattr(terminal, "NEXT_LINES", 0.3)
+    monkeypatch.setattr(terminal, "NEXT_LINES", 0.5)
 
 
 @pytest.mark.usefixtures("soon")
 def test_long_work_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("measuring", 8) as advance:
-        time.sleep(0.2)
+        time.sleep(0.3)
         advance(2)
-        time.sleep(0.4)
+        time.sleep(0.5)
     out, err = capsys.readouterr()
     assert out == ""
     assert [re.sub(r"\d+ s", "N s", line) for line in err.splitlines()] == [
