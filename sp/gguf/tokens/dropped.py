@@ -34,7 +34,7 @@ def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None
     places = np.flatnonzero(~lacking[wanted])
     if len(places) == len(spelled) and np.array_equal(wanted[places], spelled):
         return places
-    found, left = [], spelled.tolist()
+    found, left = list[int](), spelled.tolist()
     for place, (byte, may_lack) in enumerate(zip(wanted.tolist(), lacking[wanted].tolist(), strict=True)):
         if len(found) < len(left) and left[len(found)] == byte:
             found.append(place)
