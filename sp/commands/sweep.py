@@ -74,8 +74,6 @@ def sweep(
         raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
     check_folder(out, "--out")
     asked = load_sweep(file, settings or [], out)
-    if asked.report and not dry_run and shard is None:
-        check_report()
     plan = make_plan(asked, only, None if shard is None else read_shard(shard))
     if dry_run:
         show_plan(plan, as_json, max(len(cards), 1), wide)
@@ -169,13 +167,6 @@ def read_shard(text: str) -> tuple[int, int]:
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ConfigError(f"--shard takes i/n with 1 <= i <= n, e.g. 2/16, not {text!r}")
     return int(index), int(count)
-
-
-def check_report() -> None:
-    """ConfigError now rather than after the last run, if the report's packages are missing."""
-    from sp.evals.statistics import wilson
-
-    wilson(1, 1)
 
 
 def progress(console: Console) -> Progress:
