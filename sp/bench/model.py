@@ -29,6 +29,7 @@ WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
 Together = Callable[[Callable[[Model], Any]], list[Any]]
 Draws = Mapping[int, np.random.Generator]
+KVForm = tuple[str, bool | None]
 SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one launch by launch, one captured, one replayed
 
 
@@ -115,7 +116,7 @@ def run_tests(
     repeats: int,
     *,
     kv: str = "f16",
-    rotate: bool = False,
+    rotate: bool | None = None,
     chunk: int | None = None,
     progress: Callable[[str], None] | None = None,
     together: Together | None = None,
@@ -147,7 +148,7 @@ def run_tests(
         # Each for all cards before the next: memory is not to come or go while another card waits for this one.
         run(free_pool)
         reset_launched()
-        made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, kv, rotate, chunk))}
+        made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, (kv, rotate), chunk))}
         _each(run, made, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
@@ -174,10 +175,10 @@ def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) 
 class _Run:
     """One test of a model, or of one card's share of it."""
 
-    def __init__(self, draws: Draws, test: Trial, kv: str, rotate: bool, chunk: int | None, model: Model) -> None:
+    def __init__(self, draws: Draws, test: Trial, form: KVForm, chunk: int | None, model: Model) -> None:
         self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
-        self._cache = model.new_cache(room, kv, rotate=rotate)
+        self._cache = model.new_cache(room, form[0], rotate=form[1])
         self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
         on_device = test.new and model.device == "cuda" and model.captures
         self._decoder = GraphDecoder(model, self._cache, self._cache.capacity) if on_device else None

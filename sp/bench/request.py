@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from sp.bench.record import running
+from sp.models.cache.pages import cache_name
 from sp.models.shards.shared_model import SharedModel
 from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.pipeline.sizes import format_bytes
@@ -109,7 +110,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         **_told(drafting(options.scorer) if drafts else dict.fromkeys(DRAFTING)),
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
-        "kv": options.kv + (" rotated" if options.rotate else ""),
+        "kv": cache_name(options.kv, options.rotate),
         **running(path, model.arithmetic, cards),
         **shared,
         **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),

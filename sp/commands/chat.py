@@ -66,7 +66,7 @@ def chat(
     positions: Positions = "original",
     kv: Cache = "f16",
     keys: Annotated[str, typer.Option(help="Cached keys and values of the drafter: f16, q4_0 or f32.")] = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     thinking: ThinkingMode = "auto",
     reasoning_effort: ReasoningEffort = None,
     max_new_tokens: Annotated[int, tokens_option(least=1, help="Longest answer, thinking included, in tokens.")] = 256,

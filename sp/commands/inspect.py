@@ -20,7 +20,7 @@ def inspect(
 
     A verdict as of `sp plan`; family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by
     length, the cards that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
-    from running, and which file to take instead.
+    from running, and which file to take instead. Exit status 2 if no command takes the file.
 
     [bold]Example[/bold]
 
@@ -37,3 +37,5 @@ def inspect(
         console.print(render(info))
         if info["command"] is not None:
             console.print(f"\n{escape(info['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
+    if info["refused"] is not None:
+        raise typer.Exit(2)

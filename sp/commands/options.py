@@ -99,7 +99,12 @@ BreakEven = Annotated[
 ]
 Positions = Annotated[str, typer.Option("--positions", help="Of kept tokens: original or contiguous.")]
 Cache = Annotated[str, typer.Option("--kv", help="Cached keys and values of the target: f16, q4_0 or f32.")]
-Rotate = Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")]
+Rotate = Annotated[
+    bool | None,
+    typer.Option(
+        "--rotate/--no-rotate", help="Hadamard-rotate cached keys and values; where --kv is q4_0 if left out."
+    ),
+]
 Decode = Annotated[str, typer.Option("--decode", help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")]
 ThinkingMode = Annotated[
     str,

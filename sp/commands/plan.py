@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.markup import escape
 from sp.commands.options import DrafterType, SyntheticDrafter, SyntheticTarget, TargetCards, TargetType
 from sp.commands.terminal import AsJson, print_json
 from sp.config import token_count
-from sp.errors import ConfigError, short
+from sp.errors import SHOWN, ConfigError, known_names, short
 
 if TYPE_CHECKING:
     from sp.models.arithmetic import AskedMath
@@ -64,7 +65,7 @@ def plan(
     bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
     rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math, and on --cards of them by what
     two H100 wait for; memory beside them is that of bf16. With --cards the target is shared, and memory is what each
-    of them needs. Exit status 1 if the answer is no.
+    of them needs. Exit status 1 if the answer is no, 2 if no command takes the file.
 
     [bold]Examples[/bold]
 
@@ -124,7 +125,7 @@ def plan(
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
     if told["verdict"]["runs"] == "no":
-        raise typer.Exit(1)
+        raise typer.Exit(1 if heavy.refused is None else 2)
 
 
 MOST_CARD, MOST_TOKENS, MOST_LENGTHS = 1 << 14, 1 << 24, 6
@@ -148,21 +149,22 @@ def read_lengths(text: str) -> list[int]:
 
 
 def read_card(text: str) -> tuple[int, Card | None]:
-    """GiB of a card, which may be written with its unit, or those of a card by name, and that card.
+    """GiB of a card, written with their unit, or those of a card by name, and that card.
 
-    >>> read_card("24g"), read_card("24GB"), read_card("rtx3090")[0]
-    ((24, None), (24, None), 24)
+    >>> read_card("24g"), read_card("24GB"), read_card("RTX 3090")[0], read_card("3090")[0]
+    ((24, None), (24, None), 24, 24)
     """
     from sp.models.inspect.known_cards import KNOWN
 
     known = {card.name: card for card in KNOWN}
-    if named := known.get(text.strip().lower()):
+    name = re.sub(r"[\s_-]|nvidia|geforce", "", text[:SHOWN].lower())
+    if named := known.get(name) or known.get(f"rtx{name}"):
         return named.gib, named
-    digits = text.strip().lower().removesuffix("ib").removesuffix("b").removesuffix("g")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 6 and 2 <= int(digits) <= MOST_CARD):
-        told = f"--card takes whole GiB such as 24g, at least 2, or a name ({', '.join(known)})"
-        raise ConfigError(f"{told}, not {text[:40]!r}")
-    return int(digits), None
+    size = re.fullmatch(r"([0-9]{1,5})(?:g|gb|gib)", name)
+    if size is None or not 2 <= int(size[1]) <= MOST_CARD:
+        told = "--card takes whole GiB such as 24g, with the unit and at least 2, or the name of a card"
+        raise ConfigError(f"{told}, not {short(repr(text), 40)}{known_names(name, known)}")
+    return int(size[1]), None
 
 
 PREDICTED = {"math": ("bf16", "int8"), "drafter_math": ("bf16", "auto")}

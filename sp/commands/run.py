@@ -70,7 +70,7 @@ def run(
         bool, typer.Option("--mark-omitted", help="Mark what is left out: [... 212 lines ...]")
     ] = False,
     kv: Cache = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     decode: Decode = "greedy",
     draft: Draft = None,
     thinking: ThinkingMode = "auto",

@@ -63,7 +63,7 @@ def serve(
     break_even: BreakEven = None,
     positions: Positions = "original",
     kv: Cache = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     decode: Decode = "greedy",
     draft: Draft = None,
     thinking: ThinkingMode = "auto",

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sp.commands.options import Devices, RayAddress
 from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, print_json
+from sp.commands.terminal import AsJson, check_folder, clock, followed, print_json
 from sp.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ def sweep(
         raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
     check_folder(out, "--out")
     asked = load_sweep(file, settings or [], out)
-    if asked.report and not dry_run and shard is None:
-        check_report()
     plan = make_plan(asked, only, None if shard is None else read_shard(shard))
     if dry_run:
         show_plan(plan, as_json, max(len(cards), 1), wide)
@@ -147,7 +145,7 @@ def _carry_on(plan: Plan, pool: Pool | None, console: Console) -> list[str]:
 
     failures = []
     shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.left}
-    with progress(console) as bar:
+    with followed(progress(console)) as bar:
         total = sum(job.work.flop for job in plan.left)
         task = bar.add_task(plan.sweep.name, total=total, runs=len(plan.left), over=0)
 
@@ -169,13 +167,6 @@ def read_shard(text: str) -> tuple[int, int]:
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ConfigError(f"--shard takes i/n with 1 <= i <= n, e.g. 2/16, not {text!r}")
     return int(index), int(count)
-
-
-def check_report() -> None:
-    """ConfigError now rather than after the last run, if the report's packages are missing."""
-    from sp.evals.statistics import wilson
-
-    wilson(1, 1)
 
 
 def progress(console: Console) -> Progress:
@@ -230,19 +221,3 @@ def show_plan(plan: Plan, as_json: bool, workers: int = 1, wide: bool = False) -
     print_table(heads, cells, "table", 1, main=main, wide=wide)
     shared = f" ({clock(seconds / workers)} on {workers} devices)" if workers > 1 else ""
     print(f"{len(left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, by {source}")
-
-
-def clock(seconds: float) -> str:
-    """Seconds as a person reads them.
-
-    Examples
-    --------
-    >>> clock(4.2), clock(75), clock(7300)
-    ('4 s', '1 min 15 s', '2 h 01 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

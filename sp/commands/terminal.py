@@ -1,4 +1,4 @@
-"""What every command prints with: a progress bar on stderr, JSON on stdout."""
+"""What every command prints with: a progress bar on stderr, or a line now and then; JSON on stdout."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sp.errors import ConfigError, PromptError
 
@@ -23,12 +24,67 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Any]:
-    """A bar on stderr while a stage runs, which says no end without a total; nothing where stderr is no terminal."""
+    """A bar on stderr while a stage runs, which says no end without a total; off a terminal as `followed` has it."""
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with followed(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+FIRST_LINE, NEXT_LINES = 10.0, 30.0
+"""Seconds after which a line says how far work is that nobody sees a bar of, and between that and further ones."""
+
+
+@contextmanager
+def followed(bar: Progress) -> Iterator[Progress]:
+    """The bar, running; where it is disabled, for stderr is no terminal, a line now and then says how far it is.
+
+    Nothing is printed of work that is over by `FIRST_LINE`.
+    """
+    over = threading.Event()
+
+    def follow() -> None:
+        wait = FIRST_LINE
+        while not over.wait(wait):
+            for task in bar.tasks:
+                print(f"sp: {how_far(task)}", file=sys.stderr, flush=True)
+            wait = NEXT_LINES
+
+    lines = threading.Thread(target=follow, name="sp progress", daemon=True)
+    with bar:
+        if bar.disable:
+            lines.start()
+        try:
+            yield bar
+        finally:
+            over.set()
+            if bar.disable:
+                lines.join()  # no line comes after the results
+
+
+def how_far(task: Task) -> str:
+    """What is done of a task, and when the rest may be, in one line."""
+    seconds = task.elapsed or 0.0
+    done = f"{task.description}: {f'{task.percentage:.0f} % after ' if task.total else ''}{clock(seconds)}"
+    share = task.percentage / 100
+    return f"{done}, about {clock(seconds / share - seconds)} left" if task.total and 0 < share < 1 else done
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person reads them.
+
+    Examples
+    --------
+    >>> clock(4.2), clock(75), clock(7300)
+    ('4 s', '1 min 15 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 STANDARD_INPUT = Path("-")

@@ -30,6 +30,7 @@ from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
 from sp.pipeline.beside import Waiting, awaited, timed
 from sp.pipeline.result import Reporter, Scored, silent
+from sp.pipeline.told import dropped_lines
 from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.prompt.messages import prompt_of
@@ -200,7 +201,8 @@ class Conversation:
                 stage.tokens = len(tokens)
         for trail in self._trails:
             trail.settle()
-        facts = {"residency": pipeline.residency.report(start)}
+        since = int(tokenised.bytes[decided - 1, 1]) if decided else 0
+        facts = {"residency": pipeline.residency.report(start), "dropped": dropped_lines(tokenised, scored, since)}
         trace.facts |= told_of(pipeline.target, pipeline.drafter, None, options, scored, trace.stages, facts)
         if scored is not None and self._drafter is not None and self._drafter.forgotten:
             trace.facts["positions"] = [*trace.facts.get("positions", ()), *self._drafter.forgotten]

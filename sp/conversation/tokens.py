@@ -78,7 +78,8 @@ class PromptTokens:
         begins = int(rest.ids[0] == self.tokenizer.bos_id and rest.spans[0, 1] == 0)
         ids = np.concatenate([known.ids[:count], rest.ids[begins:]])
         spans = np.concatenate([known.bytes[:count], rest.spans[begins:] + cut])
-        return TokenisedPrompt(prompt, ids, spans)
+        dropped = np.concatenate([known.dropped[known.dropped < cut], rest.dropped + cut])
+        return TokenisedPrompt(prompt, ids, spans, dropped)
 
 
 class Vocabularies:

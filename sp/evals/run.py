@@ -224,16 +224,13 @@ def cell_columns(index: int, options: RunOptions) -> Row:
         "selector": label(SELECTORS, options.selector),
         "decode": label(DECODERS, options.decode),
         **{name: getattr(options, name) for name in COLUMNS},
+        "rotate": options.rotated,
     }
     whole = {
-        "scorer": FULL,
-        "selector": FULL,
-        "decode": "greedy",
-        "keep_ratio": 1.0,
-        "positions": "original",
-        "mapping": "byte_span",
-    }
-    return columns | whole | {"state_gaps": "compact", "mark_omitted": False} if index < 0 else columns
+        "scorer": FULL, "selector": FULL, "decode": "greedy", "keep_ratio": 1.0, "positions": "original",
+        "mapping": "byte_span", "mark_omitted": False, "state_gaps": "compact",
+    }  # fmt: skip
+    return columns | whole if index < 0 else columns
 
 
 def label(registry: Registry[Any], strategy: Any) -> str:

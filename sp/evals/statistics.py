@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     Raises
     ------
     ConfigError
-        If `n` is 0 or SciPy is missing.
+        If `n` is 0.
 
     Examples
     --------
@@ -28,7 +26,9 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     """
     if n < 1:
         raise ConfigError("an interval needs at least one example")
-    found = _stats().binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    from scipy import stats  # takes as long to import as a small run
+
+    found = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return float(found.low), float(found.high)
 
 
@@ -61,17 +61,10 @@ def paired_difference(
     mean = float(differences.mean())
     if np.ptp(differences) == 0:
         return mean, mean, mean
-    found = _stats().bootstrap(
+    from scipy import stats
+
+    found = stats.bootstrap(
         (differences,), np.mean, n_resamples=RESAMPLES, confidence_level=confidence, method="percentile",
         random_state=np.random.default_rng(seed),
     )  # fmt: skip
     return mean, float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def _stats() -> ModuleType:
-    try:
-        from scipy import stats
-    except ModuleNotFoundError:
-        raise ConfigError("intervals need SciPy; pip install 'sp-prefill[study]'") from None
-    module: Any = stats
-    return module  # type: ignore[no-any-return]

@@ -35,11 +35,6 @@ def summarise(rows: Sequence[Row]) -> list[Line]:
         ``against_oracle_high`` (likewise of right answers, from those of `best_oracles`); ``needle_recall``,
         ``given_kept`` (share of examples), ``accuracy_given_kept``, ``needle_rank`` and ``needle_margin`` (medians);
         ``realised_keep``, ``ttft_s`` (median), ``speedup`` (median of full over it). None where nothing was measured.
-
-    Raises
-    ------
-    ConfigError
-        If SciPy is missing.
     """
     full = {(row["task"], row["example"]): row for row in rows if row["cell"] == -1}
     groups = grouped(rows)

@@ -8,7 +8,7 @@ character is split over several tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from sp.errors import GGUFError, PromptError
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.decoder import Decoder
+from sp.gguf.tokens.dropped import spelled_places
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.special_tokens import SpecialTokens, end_ids
 from sp.gguf.tokens.written import Written
@@ -34,11 +35,15 @@ class Encoding:
     ids : int64 array (n,)
     spans : int64 array (n, 2)
         Bytes ``[start, end)`` of ``text.encode("utf-8")`` each token stands for; they tile the text. BOS, EOS and
-        a space that SentencePiece writes in front take none.
+        a space that SentencePiece writes in front take none. What was dropped goes with the token behind it, or at
+        the end of the text with the last one.
+    dropped : int64 array (m,)
+        Bytes of the text that the vocabulary has no token for, by place.
     """
 
     ids: Ints
     spans: Ints
+    dropped: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,6 +123,8 @@ class Tokenizer:
     ) -> Encoding:
         """Tokens of `text`, special tokens recognised outside the `plain` parts.
 
+        Bytes that the vocabulary has no token for are dropped, as by llama.cpp.
+
         Parameters
         ----------
         text : str
@@ -135,7 +142,7 @@ class Tokenizer:
         PromptError
             When `text` holds a lone surrogate, which no UTF-8 can spell.
         GGUFError
-            When the vocabulary lacks a byte of `text`.
+            When the tokens spell another text, as those of a damaged vocabulary may.
         """
         try:
             raw = text.encode()
@@ -150,13 +157,13 @@ class Tokenizer:
         index = np.concatenate([np.zeros(0, np.int64), *parts])
         lengths = self._lengths[index]
         ends = np.cumsum(lengths)
-        self._check_spelling(raw, written, index, lengths, ends)
+        ends, dropped = self._aligned(written, index, lengths, ends)
         ends = written.text_ends(ends)
         if framed:
             index, ends = self._frame(index, ends, len(raw))
         spans = np.zeros((len(ends), 2), np.int64)
         spans[:, 1], spans[1:, 0] = ends, ends[:-1]
-        return Encoding(index, spans)
+        return Encoding(index, spans, dropped)
 
     def _frame(self, index: Ints, ends: Ints, size: int) -> tuple[Ints, Ints]:
         """Ids and ends with BOS and EOS, as the file wants them; neither is doubled."""
@@ -167,18 +174,30 @@ class Tokenizer:
             index, ends = np.append(index, eos), np.append(ends, size)
         return index, ends
 
-    def _check_spelling(self, raw: bytes, written: Written, index: Ints, lengths: Ints, ends: Ints) -> None:
-        """GGUFError unless the bytes of the tokens, end to end, are the text as written."""
-        total = int(ends[-1]) if len(ends) else 0
+    def _aligned(self, written: Written, index: Ints, lengths: Ints, ends: Ints) -> tuple[Ints, Ints]:
+        """Where tokens end in the text as written, and the places in the text of bytes that no token spells.
+
+        Raises
+        ------
+        GGUFError
+            The bytes of the tokens, end to end, are not what else is written.
+        """
+        total, nothing = int(ends[-1]) if len(ends) else 0, np.zeros(0, np.int64)
         if self._model.complete and total == len(written.spelled):
-            return
+            return ends, nothing
         spelled = self._spelled[np.arange(total) + np.repeat(self._ends[index] - ends, lengths)]
         wanted = np.frombuffer(written.spelled, np.uint8)
-        if not np.array_equal(spelled, wanted):
+        if np.array_equal(spelled, wanted):
+            return ends, nothing
+        places = spelled_places(wanted, spelled, self._model.lacking)
+        if places is None:
             same = spelled[: len(wanted)] == wanted[:total]
-            place = int(same.argmin()) if not same.all() else len(same)
-            at = max(0, int(written.text_ends(np.array([place + 1]))[0]) - 1)
-            raise GGUFError(f"the vocabulary cannot spell byte {raw[at]:#04x}, at byte {at} of the text")
+            at = int(same.argmin()) if not same.all() else len(same)
+            at = max(0, int(written.text_ends(np.array([at + 1]))[0]) - 1)
+            raise GGUFError(f"the vocabulary spells another text from byte {at} on; convert the model again")
+        ends = np.append(0, places + 1)[ends]
+        ends[-1:] = len(wanted)
+        return ends, written.text_places(np.setdiff1d(np.arange(len(wanted)), places, assume_unique=True))
 
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
         """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD.

@@ -143,7 +143,9 @@ class Model:
         other.config = replace(self.config, rope=rotary)
         return other
 
-    def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
+    def new_cache(
+        self, tokens: int, kv: str = "f16", *, rotate: bool | None = None, layers: int | None = None
+    ) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""
         math = self.arithmetic.attention
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)

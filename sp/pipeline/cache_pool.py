@@ -38,7 +38,7 @@ class PooledCache:
     cache : Cache
     """
 
-    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool, *, kept: bool) -> None:
+    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool | None, *, kept: bool) -> None:
         self.cache = model.new_cache(tokens, kv, rotate=rotate)
         self._model, self._trunk, self._form = model, model.trunk, (kv, rotate)
         self._kept = kept
@@ -48,7 +48,7 @@ class PooledCache:
         self._session: DraftSession | None = None
         self._cycle: tuple[int, Cycle] | None = None
 
-    def fits(self, model: Model, tokens: int, kv: str, rotate: bool) -> bool:
+    def fits(self, model: Model, tokens: int, kv: str, rotate: bool | None) -> bool:
         """Whether it does for such a sequence; not once weights have moved, for graphs know where they lay."""
         same = self._model is model and self._trunk is model.trunk and self._form == (kv, rotate)
         return same and tokens <= self.cache.capacity
@@ -146,7 +146,7 @@ class CachePool:
         """What is kept."""
         return self._shelf[0] if self._shelf else None
 
-    def take(self, model: Model, tokens: int, kv: str, rotate: bool) -> PooledCache:
+    def take(self, model: Model, tokens: int, kv: str, rotate: bool | None) -> PooledCache:
         """An empty cache for `tokens` tokens."""
         pooled = self._shelf.pop() if self._shelf else None
         if pooled is not None and pooled.fits(model, tokens, kv, rotate):

@@ -9,7 +9,7 @@ from sp.config import Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
-from sp.models.cache.pages import KVType
+from sp.models.cache.pages import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
@@ -49,8 +49,8 @@ class RunOptions:
         tokens that are kept, and stand at positions of what they stand for.
     kv : {"f16", "q4_0", "f32"}
         Format of the target's cached keys and values.
-    rotate : bool
-        Hadamard rotation of cached keys and values, as llama.cpp applies to quantised caches.
+    rotate : bool, optional
+        Hadamard rotation of cached keys and values. By default where `kv` is quantised, as llama.cpp has it.
     state_gaps : {"compact", "reset", "decay"}
         What the target's recurrent layers do where tokens were left out; see `sp.models.passes.gaps`.
     sparse : FlashPrefill, optional
@@ -85,7 +85,7 @@ class RunOptions:
     mapping: Mapping = "byte_span"
     mark_omitted: bool = False
     kv: KVType = "f16"
-    rotate: bool = False
+    rotate: bool | None = None
     state_gaps: Gaps = "compact"
     sparse: FlashPrefill | None = None
     decode: Decoder = field(default_factory=Greedy)
@@ -108,3 +108,14 @@ class RunOptions:
             raise ConfigError(
                 f"state_gaps {self.state_gaps} needs positions original and a target that attends densely"
             )
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the target's cached keys and values are rotated.
+
+        Examples
+        --------
+        >>> RunOptions(kv="q4_0").rotated, RunOptions(kv="q4_0", rotate=False).rotated, RunOptions().rotated
+        (True, False, False)
+        """
+        return rotates(self.kv, self.rotate)

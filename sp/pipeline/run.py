@@ -18,7 +18,7 @@ from sp.pipeline.opened import Opened
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
-from sp.pipeline.told import told
+from sp.pipeline.told import dropped_lines, told
 from sp.pipeline.window import Fit, check_memory, check_scoring, fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.prompt.messages import Message, as_prompt
@@ -122,6 +122,7 @@ class Pipeline(Opened):
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         cards = [*(scored.trace.facts.get("cards", ()) if scored else ()), *answer.trace.facts.get("target_cards", ())]
         facts = {"cards": cards, "window": window.note, "residency": self.residency.report(start)}
+        facts["dropped"] = dropped_lines(tokenised, scored)
         trace.facts |= told(self.target, self.drafter, self.draft, options, scored, trace.stages, facts)
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:

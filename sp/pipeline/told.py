@@ -1,4 +1,4 @@
-"""What the report says of a run's models: what is held in other formats, and positions beyond those of training."""
+"""What the report says of a run's models: formats they are held in, bytes they drop, positions beyond training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
-from sp.errors import SpWarning, plain
+import numpy as np
+
+from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
@@ -16,6 +18,7 @@ from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
 from sp.pipeline.result import Scored
+from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer
@@ -117,6 +120,38 @@ def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, score
         line = extrapolated(role, models[role], len(scored.drafted))
     lines = [f"{name}: {how}" for name, one in models.items() if (how := scaled(one))]
     return [*lines, f"{role}: {line}"] if line else lines
+
+
+def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: int = 0) -> list[str]:
+    """How many bytes of a prompt the vocabularies of a run have no token for, a line each.
+
+    Parameters
+    ----------
+    prompt : TokenisedPrompt
+        In the target's vocabulary.
+    scored : Scored, optional
+        Whose drafter may drop others.
+    since : int
+        Byte from which the prompt is new.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.prompt import Prompt
+    >>> prompt = TokenisedPrompt(Prompt("a\\x04b\\x04"), np.arange(2), np.array([[0, 1], [1, 4]]), np.array([1, 3]))
+    >>> dropped_lines(prompt)
+    ['target: 2 bytes left out, which its vocabulary has no token for (0x04)']
+    """
+    by_role = {"target": prompt}
+    if scored is not None and not np.array_equal(scored.drafted.dropped, prompt.dropped):
+        by_role["drafter"] = scored.drafted
+    lines, raw = [], prompt.prompt.text.encode() if any(len(one.dropped) for one in by_role.values()) else b""
+    for role, one in by_role.items():
+        places = one.dropped[one.dropped >= since]
+        which = listed(f"{byte:#04x}" for byte in sorted({raw[place] for place in places.tolist()}))
+        count = f"{len(places):,} byte{'s' * (len(places) != 1)}"
+        lines += [f"{role}: {count} left out, which its vocabulary has no token for ({which})"] if len(places) else []
+    return lines
 
 
 def scaled(loaded: Loaded) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -223,16 +223,21 @@ class Prompt:
         encoding = tokenizer.encode(self.text, plain, framed=True)
         if not self.text:
             raise PromptError("the prompt is empty; give a text with --prompt-file")
-        return TokenisedPrompt(self, encoding.ids, encoding.spans)
+        if len(encoding.dropped) == len(self.text.encode()):
+            raise PromptError("the vocabulary has no token for any byte of the prompt; give another text")
+        return TokenisedPrompt(self, encoding.ids, encoding.spans, encoding.dropped)
 
 
 @dataclass(frozen=True)
 class TokenisedPrompt:
-    """A prompt in one vocabulary: ids (n,) and the byte range (n, 2) each token covers."""
+    """A prompt in one vocabulary: ids (n,), the byte range (n, 2) each token covers, and places of bytes that were
+    dropped, see `Encoding`.
+    """
 
     prompt: Prompt
     ids: Ints
     bytes: Ints
+    dropped: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __repr__(self) -> str:
         return f"TokenisedPrompt({len(self):,} tokens, {self.prompt!r})"

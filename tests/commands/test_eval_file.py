@@ -95,6 +95,24 @@ def test_mistakes_are_told_before_models_are_loaded(
     assert shown.out == ""
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_all_lines_are_checked_and_the_first_damaged_ones_are_named(
+    mine: Path, first: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = ["{", '{"context": "a", "question": "b"}', "[]", '{"context": "", "question": "b", "answers": "c"}']
+    good = mine.read_text().splitlines()
+    lines = [*bad, *good] if first else [good[0], *bad, good[1]]
+    mine.write_text("\n".join(lines))
+    assert call(monkeypatch, mine, "--target", "/nowhere/model.gguf", "--device", "cpu") == 2
+    told = capsys.readouterr().err
+    at = 1 if first else 2
+    assert f"{mine}: 4 of 6 records are damaged: line {at}: not a JSON object" in told
+    assert f"; line {at + 1}: answers must be a text or a list of 1 to 32 of them; line {at + 2}: " in told
+    assert told.endswith("; ...\n")
+    assert told.count("\n") == 1
+    assert len(told) < 300 + len(str(mine))
+
+
 def test_prompts_that_are_too_long_are_passed_over_and_told(
     mine: Path,
     tmp_path: Path,

@@ -132,14 +132,6 @@ def test_decoding_piece_by_piece() -> None:
     assert tokenizer.decode(tokenizer.encode("a</s>b").ids, skip_special=True) == "ab"
 
 
-def test_a_byte_without_a_token() -> None:
-    metadata = vocabulary(["a", "\u2581"], [0.0, 0.0])
-    metadata[f"{KEY}token_type"][5 + 0xA9] = 1  # a piece that is spelled so
-    tokenizer = Tokenizer.from_metadata(metadata)
-    with pytest.raises(GGUFError, match="cannot spell byte 0xa9, at byte 3 of the text"):
-        tokenizer.encode("a é")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

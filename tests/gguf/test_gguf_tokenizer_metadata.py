@@ -47,9 +47,9 @@ def test_vocabulary_that_lacks_a_byte() -> None:
         }
     )
     assert tokenizer.encode("abba").ids.tolist() == [0, 1, 1, 0]
-    for text, byte in (("abc", "0x63, at byte 2"), ("cab", "0x63, at byte 0"), ("a b", "0x20, at byte 1")):
-        with pytest.raises(GGUFError, match=f"cannot spell byte {byte}"):
-            tokenizer.encode(text)
+    for text, place in (("abc", 2), ("cab", 0), ("a b", 1)):
+        assert tokenizer.encode(text).ids.tolist() == [0, 1]
+        assert tokenizer.encode(text).dropped.tolist() == [place]
 
 
 def test_vocabulary_of_all_bytes_one_of_which_is_a_control_token() -> None:
@@ -63,7 +63,7 @@ def test_vocabulary_of_all_bytes_one_of_which_is_a_control_token() -> None:
     }
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.encode("a狐").ids.tolist() == [97, *"狐".encode()]
-    with pytest.raises(GGUFError, match="cannot spell byte 0x20, at byte 1 of the text"):
+    with pytest.raises(GGUFError, match="spells another text from byte 1 on"):
         tokenizer.encode("a b")
 
 
@@ -150,7 +150,9 @@ def test_hostile_metadata_gives_a_tokenizer_or_an_error(metadata: dict[str, Any]
         if "tokenizer.ggml.token_type" in metadata:
             metadata["tokenizer.ggml.token_type"] = np.resize(metadata["tokenizer.ggml.token_type"], count)
     try:
-        check_spans(Tokenizer.from_metadata(metadata), text)
+        tokenizer = Tokenizer.from_metadata(metadata)
+        if not len(tokenizer.encode(text).dropped):
+            check_spans(tokenizer, text)
     except GGUFError as error:
         assert str(error)  # noqa: PT017  # the one exception that may come out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from plan_calls import call
 from test_refusals import later_drafts, refused_files
 from tiny_models import KEYS, rewritten, write_tiny
 
+from sp.commands.plan import read_card
 from sp.errors import ModelError, PromptError, SpError
 from sp.gguf import GGUFFile
 from sp.models import Arithmetic, ModelConfig, load_model
@@ -24,8 +26,9 @@ from sp.models.cache.cache import Cache
 from sp.models.file_type import FILE_TYPES
 from sp.models.inspect import inspect_file
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, need
+from sp.models.inspect.known_cards import find_card
 from sp.models.inspect.plan import make_plan, plan_file
-from sp.models.inspect.subject import read_subject
+from sp.models.inspect.subject import read_subject, shape_subject
 from sp.models.inspect.verdict import COMMON, USUAL
 from sp.models.inspect.ways import SPOKEN, best, room, ways
 from sp.pipeline import RunOptions, embedded
@@ -201,7 +204,7 @@ def test_a_given_drafter_is_reckoned_with_and_its_vocabulary_compared(
     [
         ("qwen3.6-27b", [], 0, "runs: yes: 128K tokens on a card of 24 GB"),
         ("qwen3.6-27b", ["--card", "16g"], 1, "take instead: the same model as Q3_K"),
-        ("llama-3.1-70b", ["--card", "99", "--context", "100000"], 0, "runs: yes: 100000 tokens on a card of 99 GB"),
+        ("llama-3.1-70b", ["--card", "99g", "--context", "100000"], 0, "runs: yes: 100000 tokens on a card of 99 GB"),
         ("llama-3.2-1b", [], 0, "runs: yes, as a drafter: 128K tokens on a card of 12 GB"),
     ],
 )
@@ -240,7 +243,9 @@ def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys
     ("options", "told"),
     [
         (["--card", "24 apples"], "--card takes whole GiB such as 24g"),
-        (["--card", "1"], "at least 2"),
+        (["--card", "1g"], "at least 2"),
+        (["--card", "24"], "such as 24g, with the unit"),
+        (["--card", "rtx309"], "did you mean 'rtx3090'"),
         (["--card", "²"], "--card takes"),
         (["--card", "9" * 5000], "--card takes"),
         (["--context", "-1"], "--context is a number of tokens"),
@@ -258,6 +263,26 @@ def test_wrong_options_are_one_line(
     assert told in error
     assert error.count("\n") == 1
     assert len(error) < 300
+
+
+@pytest.mark.parametrize("text", ["3090", "RTX 3090", "rtx-3090", "NVIDIA GeForce RTX 3090"])
+def test_a_card_by_its_number_is_that_card(text: str) -> None:
+    assert read_card(text) == (24, find_card("rtx3090"))
+
+
+def test_a_drafter_is_judged_within_its_window() -> None:
+    """What lies beyond takes a scaling of RoPE, which is said of a file by itself and beside a target."""
+    small = shape_subject("llama-3.2-1b", "q4_k_m")
+    assert small.config is not None
+    small = replace(small, path="m.gguf", config=replace(small.config, context=8192))
+    verdict = make_plan(small, None, None, 1 << 17).told_verdict()
+    assert verdict["line"] == "yes, as a drafter: 8K tokens, or 128K with --drafter-rope yarn:16, on a card of 12 GB"
+    assert verdict["window"] == 8192
+    assert make_plan(small, None, None, 8192).verdict.line == "yes, as a drafter: 8K tokens on a card of 12 GB"
+    heavy = shape_subject("llama-3.1-8b", "q4_k_m")
+    beside = make_plan(heavy, small, None, 1 << 17)
+    assert beside.as_dict()["notes"] == ["m.gguf has a window of 8K tokens; 128K need --drafter-rope yarn:16"]
+    assert list(make_plan(heavy, small, None, 8192).notes()) == []
 
 
 def test_a_plan_of_what_is_no_model_file(tmp_path: Path) -> None:

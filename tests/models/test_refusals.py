@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,28 @@ def test_inspect_tells_the_same_as_a_warning(
     for what, (path, told, advice) in {**later_drafts(tmp_path), **refused_files(more)}.items():
         if what == "model":
             continue
-        assert call("inspect", path, monkeypatch=monkeypatch) == 0
+        assert call("inspect", path, monkeypatch=monkeypatch) == (0 if what == "dflash" else 2), what
         shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
         assert any(told in line and advice in line for line in shown), (what, shown)
+
+
+def test_the_exit_status_of_a_plan_tells_files_that_no_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of inspect too, and what it tells of the file is printed all the same."""
+    files = refused_files(tmp_path)
+    path, told, _ = files["gemma3"]
+    for command, title in (("inspect", "path"), ("plan", "verdict")):
+        assert call(command, path, "--json", monkeypatch=monkeypatch) == 2
+        found = json.loads(capsys.readouterr().out)
+        assert found[title], command
+        assert told in found["verdict"]["line"]
+    assert call("inspect", path, "--json", monkeypatch=monkeypatch) == 2
+    assert told in json.loads(capsys.readouterr().out)["refused"]
+    draft = files["dflash"][0]
+    assert call("plan", draft, monkeypatch=monkeypatch) == 1, "it does not run by itself, but beside its target"
+    assert call("inspect", draft, "--json", monkeypatch=monkeypatch) == 0
+    capsys.readouterr()
+    late = later_drafts(tmp_path / "late") if (tmp_path / "late").mkdir() is None else {}
+    assert call("inspect", late["dspark"][0], "--json", monkeypatch=monkeypatch) == 2
+    assert json.loads(capsys.readouterr().out)["command"] is None

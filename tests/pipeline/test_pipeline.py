@@ -101,7 +101,7 @@ def test_keep_ratio_one_gives_the_logits_of_a_plain_prefill(pair: Pipeline) -> N
         {"positions": "contiguous"},
         {"positions": "contiguous", "mapping": "text_rejoin"},
         {"kv": "q4_0"},
-        {"kv": "q4_0", "rotate": True},
+        {"kv": "q4_0", "rotate": False},
         {"kv": "f32"},
         {"state_gaps": "decay"},
     ],

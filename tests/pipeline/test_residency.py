@@ -177,14 +177,14 @@ def test_what_cannot_fit_is_refused_in_one_line_and_leaves_nothing_behind(found)
     assert found["after"]["peak_bytes"] > 0  # and the next request was served
 
 
-@pytest.mark.parametrize("text", ["", "g", "-3g", "0", "1e99g", "three", "nan"])
+@pytest.mark.parametrize("text", ["", "g", "24", "-3g", "0", "1e99g", "three", "nan"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="24g"):
         parse_bytes(text)
 
 
 def test_sizes() -> None:
-    assert [parse_bytes(t) for t in ("24g", "24GiB", "0.5m", "4096", "1gb")] == [
+    assert [parse_bytes(t) for t in ("24g", "24GiB", "0.5m", 4096, "1gb")] == [
         24 << 30, 24 << 30, 1 << 19, 4096, 1 << 30,
     ]  # fmt: skip
 

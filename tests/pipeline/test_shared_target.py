@@ -52,7 +52,7 @@ def options(**more: object) -> RunOptions:
         {"decode": "dflash"},
         {"decode": "ddtree[budget=9]"},
         {"mapping": "text_rejoin", "positions": "contiguous"},
-        {"kv": "q4_0", "rotate": True},
+        {"kv": "q4_0"},
         {"state_gaps": "reset"},
         {"scorer": "random"},
     ],

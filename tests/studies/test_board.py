@@ -103,7 +103,9 @@ def test_weights_that_never_saw_the_task_are_one_scorer_and_others_are_told(tmp_
     [
         ({}, []),
         ({"selector": "sentence neighbours=0 sink=4"}, ["--selector", "sentence[neighbours=0 sink=4]"]),
-        ({"seed": 3, "kv": "q4_0"}, ["--kv", "q4_0", "--seed", "3"]),
+        ({"seed": 3, "kv": "q4_0", "rotate": True}, ["--kv", "q4_0", "--seed", "3"]),
+        ({"kv": "q4_0", "rotate": False}, ["--kv", "q4_0", "--no-rotate"]),
+        ({"rotate": True}, ["--rotate"]),
         ({"positions": "contiguous"}, ["--positions", "contiguous"]),
         ({"thinking": "on", "task": "vt thinking=on"}, ["--thinking", "on"]),
     ],
@@ -116,7 +118,9 @@ def test_commands_say_what_differs(given: dict[str, object], words: list[str]) -
     assert said[-4:] == ["--target", "target.gguf", "--drafter", "drafter.gguf"], "it is not the embedded pair"
 
 
-@pytest.mark.parametrize("given", [{"decode": "dflash"}, {"rotate": True}, {"scorer": "layer_subset layers=(1, 2)"}])
+@pytest.mark.parametrize(
+    "given", [{"decode": "dflash"}, {"mapping": "text_rejoin"}, {"scorer": "layer_subset layers=(1, 2)"}]
+)
 def test_what_the_command_line_cannot_say_is_left_to_the_sweep(given: dict[str, object]) -> None:
     told = row("tail", 0, 1) | given
     assert command_of(told, ["needle"], 9, {}, "study") == "sp sweep study.yaml --only 'needle/8192/*'"

@@ -223,7 +223,7 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     plain = (c["shape"], c["type"], path, context) == (FIT_SHAPES[0], "q4_k_m", "sm_90a", 0)
     return Row(
         "decode", f"{c['shape']} {c['type']} after {context:,} tokens, {path}{_on(cards)}", 1 / m["tok_s"],
-        lambda known: _predictor(known, c, (1, cards)).step_s(model, context, c["kv"]),
+        lambda known: _predictor(known, c, (1, cards)).step_s(model, context, c["kv"].partition(" ")[0]),
         plain, ("decode", context), cards,
     )  # fmt: skip
 

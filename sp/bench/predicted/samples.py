@@ -112,7 +112,7 @@ def _bytes_attention(c: Facts, m: Facts) -> Sample | None:
 
 
 def _few(c: Facts, m: Facts) -> Sample | None:
-    return _bytes(f"keys {c['kv']}", 1e9 * m["gb_s"], m["ms"] / 1e3) if c["queries"] == 1 else None
+    return _bytes(f"keys {c['kv'].partition(' ')[0]}", 1e9 * m["gb_s"], m["ms"] / 1e3) if c["queries"] == 1 else None
 
 
 def _vector(c: Facts, m: Facts) -> Sample | None:

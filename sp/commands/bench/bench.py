@@ -37,7 +37,7 @@ def bench_model(
     path: KernelPath = "auto",
     math: ModelMath = "bf16",
     kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     chunk: Annotated[int | None, tokens_option(least=1, help="Tokens that go through a layer together.")] = None,
     density: Annotated[
         float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
@@ -71,6 +71,7 @@ def bench_model(
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
+    from sp.models.cache.pages import cache_name
     from sp.parallel.nccl import group_of
 
     output = asked_output(output, as_json, record, path)
@@ -111,7 +112,7 @@ def bench_model(
                 timings.append(timing)
                 if timing.refused is not None:
                     print(f"sp: {timing.test.name}: not in a CUDA graph: {timing.refused}", file=sys.stderr)
-                keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else ""), model.arithmetic))
+                keep(**describe(timing, facts, taken, cache_name(kv, rotate), model.arithmetic))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
     rows = [_row(timing, name, model, kv, taken) for timing in timings]
     loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
@@ -246,7 +247,7 @@ def open_shards(
     return shards, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
 
-def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) -> Any:
+def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
     import numpy as np
 

@@ -62,7 +62,7 @@ def bench_decode(
         str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
     ] = "16,23",
     kv: Cache = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     device: OnDevice = "auto",
     record: RecordBelow = None,
     trace: Annotated[Path | None, typer.Option(help="Write the accepted lengths of every way, for --simulate.")] = None,
@@ -95,6 +95,7 @@ def bench_decode(
     from sp.config import from_mapping
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
+    from sp.models.cache.pages import cache_name
     from sp.pipeline import RunOptions
 
     output = asked_output(output, as_json, record)
@@ -118,7 +119,7 @@ def bench_decode(
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
     ways, sizes = ways_of(chosen, asked, guesser.block_size), fitting(sizes, guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
-    cached = {"kv": kv + (" rotated" if rotate else ""), "context": lengths[0]}
+    cached = {"kv": cache_name(kv, rotate), "context": lengths[0]}
     common = {**facts, **cached, **running(path_of(where)), "engine": "sp"}
     found: list[dict[str, Any]] = []
 

@@ -11,7 +11,7 @@ from sp.commands.bench.asked import asked_output
 from sp.commands.bench.bench import numbers
 from sp.commands.options import Output, RecordBelow
 from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, print_csv, print_json
+from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
 from sp.errors import ConfigError
 
 MAIN = ("engine", "kv", "batch", "test", "seconds", "tok/s", "best")
@@ -65,7 +65,8 @@ def bench_llama_cpp(
     sizes = [[n for n in numbers(text, name) if n] if text else [] for text, name in given]
     command = bench_command(program, model, lengths, decoded, repeats, kv, *sizes)
     where, facts = pick_device("auto"), file_facts(model)
-    tests = with_best(run_bench(command, timeout))
+    with progress_bar("llama-bench", None):
+        tests = with_best(run_bench(command, timeout))
     records = [make_record(**describe_peer(test, facts), device=where) for test in tests]
     for made in records if record is not None else []:
         append(made, record or Path())

@@ -85,7 +85,7 @@ def bench_ttft(
     cards: RunCards = 1,
     target_cards: TargetCards = None,
     kv: Cache = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
     full_repeats: Annotated[

@@ -73,7 +73,7 @@ def bench_turn(
     ] = "",
     vram: Annotated[str, typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g.")] = "none",
     kv: Cache = "f16",
-    rotate: Rotate = False,
+    rotate: Rotate = None,
     new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 8,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Turns a policy, after a warm-up.")] = 20,
     device: OnDevice = "auto",

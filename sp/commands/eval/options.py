@@ -21,6 +21,7 @@ from sp.commands.options import (
     OnDevice,
     Positions,
     ReasoningEffort,
+    Rotate,
     Target,
     TargetMath,
     TargetRope,
@@ -65,6 +66,7 @@ class Asked:
     device: OnDevice = "auto"
     positions: Positions = "original"
     kv: Cache = "f16"
+    rotate: Rotate = None
     thinking: ThinkingMode = "off"
     reasoning_effort: ReasoningEffort = None
     seed: Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")] = 0
@@ -88,7 +90,7 @@ class Asked:
         from sp.scoring import SCORERS
         from sp.selection import SELECTORS
 
-        common = {"positions": self.positions, "kv": self.kv, "seed": self.seed}
+        common = {"positions": self.positions, "kv": self.kv, "rotate": self.rotate, "seed": self.seed}
         scorers = read_strategies(self.scorer.replace(TASK_SLOT, task), SCORERS, "--scorer")
         selectors = read_strategies(self.selector, SELECTORS, "--selector")
         pairs = [(one, other) for one in scorers for other in selectors]

@@ -81,6 +81,8 @@ class Loop:
                     self._end()
                 raise
         self._end()
+        for line in result.trace.facts.get("dropped", ()):
+            print(f"sp: {line}", file=sys.stderr)
         row = self._session.rows[-1]
         if self._as_json:
             print(json.dumps(row, ensure_ascii=False), flush=True)

@@ -15,6 +15,8 @@ from sp.errors import ConfigError
 from sp.evals.base import Task, register_task
 from sp.evals.formats.records import Records
 
+LOOKED_AT = 100
+"""Records of a file by which its format is known."""
 EVERY_NAME = ("validation", "test", "train", "data")
 """Files called so are named by their folder."""
 
@@ -72,7 +74,7 @@ class FileTask(Task):
 
     @abstractmethod
     def check(self, most: int) -> None:
-        """Read so many examples; the first that is damaged raises what `example` would."""
+        """Read so many examples; what is damaged is told in one error, see `check_each`."""
 
 
 T = TypeVar("T", bound=FileTask)
@@ -90,16 +92,24 @@ def register_format(name: str, *keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def recognise(path: Path) -> str:
-    """The format of a file, by the fields of its first record; of several the one that asks for most.
+    """The format of a file, by the fields of its first record that is of any; of several the one that asks for most.
 
     Raises
     ------
     ConfigError
-        If the file has no record, or one of no format.
+        If the file has no record, or its first ones are of no format.
     """
-    fields, known = set(Records(path)[0].fields), {name: FORMATS.class_of(name).keys for name in FORMATS}
-    found = [name for name, keys in known.items() if fields.issuperset(keys)]
-    if not found:
+    records, known = Records(path), {name: FORMATS.class_of(name).keys for name in FORMATS}
+    for index in range(max(records.known(LOOKED_AT), 1)):
+        try:
+            fields = set(records[index].fields)
+        except ConfigError:
+            continue  # `check` tells of it, beside all others
+        found = [name for name, keys in known.items() if fields.issuperset(keys)]
+        if found:
+            break
+    else:
+        fields = set(records[0].fields)
         own_first = sorted(known, key=lambda name: name != "own")  # what files of one's own are written in
         near = max(own_first, key=lambda name: len(fields & set(known[name])) / len(known[name]))
         lacks = ", ".join(key for key in known[near] if key not in fields)

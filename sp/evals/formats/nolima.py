@@ -14,13 +14,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, answer_room
 from sp.evals.formats.file_task import FileTask, register_format
-from sp.evals.formats.records import Record, checked_text, shown
+from sp.evals.formats.records import Record, check_each, checked_text, shown
 from sp.evals.text.filler import Sentence
 from sp.evals.text.haystack import haystack
 from sp.json_lines import decoded
@@ -95,8 +96,14 @@ class NolimaFile(FileTask):
         """See `FileTask.check`."""
         if not self.book.strip():
             raise ConfigError(f"{self.haystack}: empty; give a text to hide needles in")
-        for index in range(self.known(most)):
-            self.fill(index, random.Random(0))
+        begins = accumulate((len(kinds) * len(tests) for _, kinds, tests in self.asked), initial=0)
+        total = sum(begin < most for begin in begins) if most else 0
+        check_each(self.path, min(total, len(self.asked)), self._check_entry)
+
+    def _check_entry(self, number: int) -> None:
+        record, kinds, tests = self.asked[number]
+        for kind, test in product(kinds, tests):
+            _filled(record, kind, test, random.Random(0))
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
         """See `Task.example`; a haystack that is too short makes shorter prompts."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sp.errors import PromptError
 from sp.evals.base import MARKUP, Count, Example, answer_room
 from sp.evals.formats.file_task import FileTask
-from sp.evals.formats.records import Record
+from sp.evals.formats.records import Record, check_each
 
 
 class LongPromptError(PromptError):
@@ -25,8 +25,7 @@ class RecordTask(FileTask):
 
     def check(self, most: int) -> None:
         """See `FileTask.check`."""
-        for index in range(self.known(most)):
-            self.read(self.records[index], index)
+        check_each(self.path, self.known(most), lambda index: self.read(self.records[index], index))
 
     @abstractmethod
     def read(self, record: Record, index: int) -> Example:

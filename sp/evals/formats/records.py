@@ -5,14 +5,14 @@ Lines are found first and parsed when they are asked for, so a file of gigabytes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sp.checked import is_number
-from sp.errors import ConfigError
+from sp.errors import ConfigError, PromptError, short
 from sp.json_lines import LONGEST, decoded, parse_json
 
 
@@ -166,6 +166,37 @@ class Records:
         if self._csv and quotes % 2:
             raise ConfigError(f"{self.path}, line {line}: a quote is never closed")
         return b"".join(parts)
+
+
+NAMED = 3
+"""Damaged records that an error names."""
+
+
+def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
+    """Read records 0 to `total`; one ConfigError tells how many are damaged, and of the first few where and why.
+
+    Examples
+    --------
+    >>> def read(index: int) -> None:
+    ...     if index % 2:
+    ...         raise ConfigError(f"data.jsonl, line {index + 1}: not a JSON object")
+    >>> check_each("data.jsonl", 4, read)
+    Traceback (most recent call last):
+    sp.errors.ConfigError: data.jsonl: 2 of 4 records are damaged: line 2: not a JSON object; line 4: not a JSON object
+    """
+    damaged, first = 0, list[Exception]()
+    for index in range(total):
+        try:
+            read(index)
+        except (ConfigError, PromptError) as error:
+            damaged += 1
+            first += [error] if len(first) < NAMED else []
+    if damaged == 1:
+        raise first[0]
+    if first:
+        reasons = "; ".join(short(str(error).removeprefix(f"{path}, ")) for error in first)
+        more = "; ..." if damaged > len(first) else ""
+        raise ConfigError(f"{path}: {damaged:,} of {total:,} records are damaged: {reasons}{more}")
 
 
 def split_csv(text: str, where: str) -> list[str]:

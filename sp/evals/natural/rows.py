@@ -10,17 +10,16 @@ import numpy as np
 
 from sp.arrays import Bools
 from sp.chat import Thinking
-from sp.errors import PromptError
 from sp.evals.base import WITHOUT
 from sp.evals.known_rows import Key
 from sp.evals.metrics import score_answer
 from sp.evals.natural.questions import Question
-from sp.evals.natural.verdict import BUDGET, judge, masks
+from sp.evals.natural.verdict import judge, masks
 from sp.evals.run import Row, cell_columns, named, score_again, scoring_of, seeded, with_thinking
 from sp.pipeline import Pipeline, RunOptions, Scored
 from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
-from sp.selection import Selection, check_budget, token_budget
+from sp.selection import Selection, token_budget
 from sp.trace import Trace
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")
@@ -140,11 +139,8 @@ class Reading:
         row = dict.fromkeys(RESULTS) | {"prompt_tokens": len(self.prompt), "status": "ok"}
         if index == FULL:
             return row | {"whole": True, "recall": 1.0} | self._answer(np.ones(len(self.prompt), bool), options)
-        budget = token_budget(cell.keep_ratio, len(self.prompt))
-        try:
-            check_budget(self.prompt.mask("protected"), budget)
-        except PromptError:
-            return row | {"status": "budget", "whole": False, "reason": BUDGET, "recall": 0.0}
+        protected = int(self.prompt.mask("protected").sum())
+        budget = token_budget(cell.keep_ratio, len(self.prompt), protected)
         scored, trace = self._score(options), Trace()
         _, selection = self.work.pipeline.select(scored, self.prompt, options, trace)
         row |= judge(selection, self.evidence, budget).columns()

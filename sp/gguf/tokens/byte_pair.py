@@ -5,6 +5,7 @@ As in llama.cpp there is no NFC step, so the bytes of the text are never changed
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,7 +14,7 @@ import numpy as np
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from sp.arrays import Ints
+from sp.arrays import Bools, Ints
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens.pieces import pieces
 from sp.gguf.tokens.special_tokens import Fragment
@@ -30,6 +31,8 @@ class BytePairs:
         Of each token.
     space_prefix : bool
         Nothing is written in front of a text.
+    lacking : bool (256,)
+        Bytes that have no token of their own; they are dropped.
     complete : bool
         Every byte has a token. Then all of a text is spelled, and tokens that are as long as it together spell it.
     """
@@ -38,8 +41,8 @@ class BytePairs:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.bytes = self.spelled = token_bytes(vocabulary.tokens, vocabulary.types)
-        self._backend = _backend(vocabulary)
-        self.complete = all(self._backend.token_to_id(chr(point)) is not None for point in byte_alphabet())
+        self._backend, self.lacking = _backend(vocabulary)
+        self.complete = not self.lacking.any()
 
     def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
         """The text as it stands."""
@@ -54,7 +57,8 @@ class BytePairs:
         return [np.concatenate([next(ids) for _ in parts]).astype(np.int64) for parts in cut]
 
 
-def _backend(vocabulary: Vocabulary) -> Backend:
+def _backend(vocabulary: Vocabulary) -> tuple[Backend, Bools]:
+    """What makes the merges, and which bytes it drops."""
     pre = PRE_TOKENIZERS[vocabulary.pre]
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     if pre.whole_words:  # a word of the text is never a special token
@@ -65,8 +69,14 @@ def _backend(vocabulary: Vocabulary) -> Backend:
     backend = Backend(models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=pre.whole_words))
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    return backend
+    alphabet = [chr(point) for point in byte_alphabet()]
+    lacking = np.array([backend.token_to_id(char) is None for char in alphabet])
+    steps = [*splits, byte_level]
+    if lacking.any():  # no merge joins what stands before and behind a byte that is dropped
+        dropped = "|".join(re.escape(char) for char, lacks in zip(alphabet, lacking, strict=True) if lacks)
+        steps.append(pre_tokenizers.Split(Regex(dropped), behavior="isolated"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return backend, lacking
 
 
 def byte_alphabet() -> list[int]:

@@ -44,6 +44,8 @@ class Pieces:
         What it spells, spaces as U+2581.
     space_prefix : bool
         Whether a space is written in front.
+    lacking : bool (256,)
+        Bytes without a token of their own: of a character that is no token they are dropped.
     complete : bool
         Not known, see `BytePairs`.
     """
@@ -68,6 +70,7 @@ class Pieces:
                 stands_for = token.replace(SPACE, " ").encode()
             self.bytes.append(stands_for)
             self.spelled.append(spelled)
+        self.lacking = np.array([byte not in self._byte_ids for byte in range(256)])
         self._known: dict[str, list[int]] = {}
 
     def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
@@ -155,7 +158,7 @@ class Pieces:
             token = ids.get(symbol)
             if token is not None:
                 found.append(token)
-            else:  # a byte without a token is left out, and told of by who compares with the text
+            else:  # a byte without a token is dropped
                 found += [self._byte_ids[byte] for byte in symbol.encode() if byte in self._byte_ids]
         return found
 

@@ -35,3 +35,13 @@ class Written:
         array([0, 1, 3])
         """
         return ends if self.begins is None else np.searchsorted(self.begins, ends, side="left")
+
+    def text_places(self, places: Ints) -> Ints:
+        """The byte of the text that each of some places in `spelled` belongs to, each byte once.
+
+        >>> Written(["\u2581a\u2581b"], "\u2581a\u2581b".encode(), np.array([3, 4, 7])).text_places(np.array([3, 4, 5]))
+        array([0, 1])
+        """
+        if self.begins is None:
+            return places
+        return np.unique(np.maximum(np.searchsorted(self.begins, places, side="right") - 1, 0))

@@ -11,7 +11,7 @@ from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors
 from sp.models.cache.block_tables import BlockTables, ring_pages
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import PagePool, page_format
+from sp.models.cache.pages import PagePool, page_format, rotates
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.attention_heads import attention_heads, context_heads
@@ -37,9 +37,9 @@ class Cache:
         Capacity: most tokens the sequence may reach.
     kv : {"f32", "f16", "q4_0"}
         Storage of keys and values; ``"f32"`` is the reference and for the CPU alone.
-    rotate : bool
+    rotate : bool, optional
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
-        over blocks of 64, so that 4-bit pages lose no outlier channels; outputs are rotated back, as in llama.cpp.
+        over 64 at most, so that 4-bit pages lose no outlier channels, as in llama.cpp; by default if `kv` is quantised.
     layers : int, optional
         Attention layers whose pages fit the pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}
@@ -72,7 +72,7 @@ class Cache:
         tokens: int,
         kv: str = "f16",
         *,
-        rotate: bool = False,
+        rotate: bool | None = None,
         layers: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         windows: Sequence[int | None] | None = None,
@@ -80,6 +80,7 @@ class Cache:
     ) -> None:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
+        rotate = rotates(kv, rotate)
         fmt = page_format(kv, config.head_dim, rotate, device)
         self.config, self.capacity, self.kv, self.math = config, int(tokens), kv, math
         attention = config.attention_layers

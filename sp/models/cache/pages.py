@@ -9,13 +9,14 @@ import numpy as np
 from sp.arrays import Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
-from sp.ops.attention.gate_output import VALUE_BLOCK
+from sp.ops.attention.gate_output import rotated_block
 from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_commit
 from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import BlockFormat, format_by_name
 
 KVType = Literal["f32", "f16", "q4_0"]
 KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
+QUANTISED_KV = tuple(name for name, fmt in KV_FORMATS.items() if fmt.block_size > 1)
 DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
 
 
@@ -123,6 +124,30 @@ def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cu
             f"KV format {kv} packs {fmt.block_size} values a block, which does not divide the head size "
             f"{head_dim}; use f16 or f32"
         )
-    if rotate and head_dim % VALUE_BLOCK:
-        raise ConfigError(f"rotation needs a head size that is a multiple of {VALUE_BLOCK}, not {head_dim}")
+    if rotate and rotated_block(head_dim) == 1:
+        raise ConfigError(f"heads of {head_dim} values cannot be rotated, for their size is odd; leave --rotate out")
     return fmt
+
+
+def rotates(kv: str, rotate: bool | None) -> bool:
+    """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
+
+    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
+
+    Examples
+    --------
+    >>> rotates("q4_0", None), rotates("f16", None), rotates("q4_0", False), rotates("f16", True)
+    (True, False, False, True)
+    """
+    return kv in QUANTISED_KV if rotate is None else rotate
+
+
+def cache_name(kv: str, rotate: bool | None) -> str:
+    """A cache as records name it.
+
+    Examples
+    --------
+    >>> cache_name("q4_0", None), cache_name("f16", None)
+    ('q4_0 rotated', 'f16')
+    """
+    return f"{kv} rotated" if rotates(kv, rotate) else kv

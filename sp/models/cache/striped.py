@@ -131,7 +131,7 @@ class StripedCache(Cache):
         card: int,
         kv: str = "f16",
         *,
-        rotate: bool = False,
+        rotate: bool | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         math: Math = Math.BF16,
     ) -> None:

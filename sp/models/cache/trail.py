@@ -55,7 +55,7 @@ class Trail:
         config: ModelConfig,
         kv: str = "f16",
         *,
-        rotate: bool = False,
+        rotate: bool | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         snapshots: int = 8,
         math: Math = Math.BF16,

@@ -38,8 +38,9 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
     -------
     dict
         JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
-        strings, empty for a file that `sp` can run. What `describe_model` tells is in it, and the
-        ``verdict`` and ``command`` of a `Plan` for the longest of `SPOKEN`.
+        strings, empty for a file that `sp` can run. ``refused`` is the one for which no command takes the file, or
+        None. What `describe_model` tells is in it, and the ``verdict`` and ``command`` of a `Plan` for the longest of
+        `SPOKEN`.
 
     Raises
     ------
@@ -62,6 +63,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             "tokenizer": _tokenizer(file, subject.vocabulary),
             "chat_template": _template(file),
             **describe_model(file, subject.config),
+            "refused": None if subject.refused is None else subject.refused.line,
             "verdict": plan.told_verdict(),
             "command": plan.command,
             "warnings": [each.line for each in subject.hindrances],

@@ -36,11 +36,14 @@ class Hindrance:
         Whether the model does not run for it.
     of_format : bool
         Whether it lies in how numbers are written, so that another file of the same model may run.
+    usable : bool
+        Whether the file is of use all the same, as a draft is beside its target.
     """
 
     line: str
     stops: bool = True
     of_format: bool = False
+    usable: bool = False
 
 
 def is_draft(file: GGUFFile) -> bool:
@@ -64,7 +67,8 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
         if architecture in DRAFT_ARCHITECTURES:
             refuse_later(gguf_keys(file), file.tensors)
         if architecture is None or architecture not in ARCHITECTURES:
-            yield Hindrance(unsupported(file.metadata.get("general.architecture"), ARCHITECTURES))
+            line = unsupported(file.metadata.get("general.architecture"), ARCHITECTURES)
+            yield Hindrance(line, usable=architecture in DRAFT_ARCHITECTURES)
             return
         refuse_changed(Keys(architecture, file.metadata, str(file.path)), find_architecture(architecture).honours)
         yield from _incomplete(file, architecture)

@@ -15,7 +15,7 @@ from sp.models.extended_window import describe_window
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
 from sp.models.inspect.cold_layers import Cold, cold_layers
 from sp.models.inspect.subject import Subject, read_subject
-from sp.models.inspect.verdict import Verdict, judge, proposed_drafter
+from sp.models.inspect.verdict import Verdict, judge, proposed_drafter, scaled_by, spoken
 from sp.models.inspect.ways import SPOKEN, Way, best, caches, longest, room, scoring_way, ways
 from sp.models.layers.cold_experts import told
 from sp.models.passes.forward import CHUNK
@@ -76,7 +76,7 @@ class Plan:
     @property
     def command(self) -> str | None:
         """How to run it; None where it does not run."""
-        if self.target.draft:
+        if self.target.draft and not self.target.refused:
             return f"sp run --target MODEL.gguf --decode ddtree --draft {_name(self.target)}"
         if self.verdict.runs == "no" or self.target.shape is not None:
             return None
@@ -155,6 +155,13 @@ class Plan:
                 "longest": most and {"tokens": most[0], **(_told(most[1], card) or {})},
             }
 
+    def notes(self) -> Iterator[str]:
+        """What may surprise whoever runs it."""
+        yield from (one.line for one in self.target.hindrances if not one.stops)
+        if self.drafter is not None and (window := self.drafter.config.context) < self.tokens:
+            scaled = scaled_by(window, self.tokens)
+            yield f"{self.drafter.name} has a window of {spoken(window)} tokens; {spoken(self.tokens)} need {scaled}"
+
     def told_verdict(self) -> dict[str, Any]:
         """JSON-able."""
         return asdict(self.verdict) | {"options": list(self.verdict.options), "line": self.verdict.line}
@@ -190,7 +197,7 @@ class Plan:
             "drafter": drafter,
             "memory": list(self.memory()),
             "cards": list(self.cards()),
-            "notes": [one.line for one in self.target.hindrances if not one.stops],
+            "notes": list(self.notes()),
             "command": self.command,
         }
 

@@ -79,6 +79,11 @@ class Subject:
         return next((one for one in self.hindrances if one.stops), None)
 
     @property
+    def refused(self) -> Hindrance | None:
+        """The first thing for which no command takes it."""
+        return next((one for one in self.hindrances if one.stops and not one.usable), None)
+
+    @property
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
         config = self.config

@@ -39,6 +39,8 @@ class Verdict:
         What it is judged as: a small model is one that scores prompts for a larger one.
     together : int
         Cards of that size that share it.
+    window : int or None
+        Of a drafter whose window ends before `tokens`.
     """
 
     runs: Literal["yes", "with", "no"]
@@ -49,6 +51,7 @@ class Verdict:
     instead: str | None = None
     role: Literal["target", "drafter"] = "target"
     together: int = 1
+    window: int | None = None
 
     @property
     def line(self) -> str:
@@ -56,11 +59,17 @@ class Verdict:
 
         >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
         'yes, with --kv q4_0: 128K tokens on a card of 24 GB'
+        >>> Verdict("yes", 12, 131072, role="drafter", window=8192).line
+        'yes, as a drafter: 8K tokens, or 128K with --drafter-rope yarn:16, on a card of 12 GB'
         """
         if self.runs == "no":
             return f"no: {self.why}"
         on = "a card" if self.together == 1 else f"each of {self.together} cards"
-        where = "" if self.card is None else f": {spoken(self.tokens or 0)} tokens on {on} of {self.card} GB"
+        tokens = self.tokens or 0
+        read = f"{spoken(tokens)} tokens"
+        if self.window is not None:
+            read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {scaled_by(self.window, tokens)},"
+        where = "" if self.card is None else f": {read} on {on} of {self.card} GB"
         said = ", as a drafter" if self.role == "drafter" else ""
         said += f", with {' '.join(self.options)}" if self.options else ""
         return f"yes{said}{where}"
@@ -73,6 +82,15 @@ def spoken(tokens: int) -> str:
     ('128K', '1000')
     """
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def scaled_by(window: int, tokens: int) -> str:
+    """The option that has a drafter of that window read so many tokens.
+
+    >>> scaled_by(8192, 131072), scaled_by(40960, 131072)
+    ('--drafter-rope yarn:16', '--drafter-rope yarn:4')
+    """
+    return f"--drafter-rope yarn:{1 << max(-(-tokens // window) - 1, 1).bit_length()}"
 
 
 def is_small(model: Subject) -> bool:
@@ -125,7 +143,10 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
         instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
         return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.cards)
     options = way.options(where)
-    return Verdict("with" if options else "yes", where, tokens, options, role=role, together=target.cards)
+    window = config.context if role == "drafter" and config.context < tokens else None
+    return Verdict(
+        "with" if options else "yes", where, tokens, options, role=role, together=target.cards, window=window
+    )
 
 
 def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> str | None:

@@ -43,7 +43,7 @@ def read_by_layer_on(
     rows: int = 1,
     depth: int | None = None,
     kv: str = "f16",
-    rotate: bool = False,
+    rotate: bool | None = None,
     chunk: int | None = None,
     progress: Progress | None = None,
     like: Hashable | None = None,
@@ -140,7 +140,7 @@ class _Reading:
     rows: int
     depth: int
     kv: str
-    rotate: bool
+    rotate: bool | None
     chunk: int
     progress: Progress | None
     known: bool

@@ -13,6 +13,18 @@ from sp.ops.hadamard import hadamard
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
 
+def rotated_block(head_dim: int, most: int | None = None) -> int:
+    """Values over which a head is rotated: the largest power of two that divides its size, up to `most`.
+
+    Examples
+    --------
+    >>> rotated_block(128), rotated_block(96), rotated_block(128, VALUE_BLOCK)
+    (128, 32, 64)
+    """
+    block = head_dim & -head_dim
+    return block if most is None else min(block, most)
+
+
 def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     """Turn outputs back where cached values were rotated, then multiply by the sigmoid of the gate.
 
@@ -23,7 +35,7 @@ def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     wide : float32 (tokens, heads, 2 d), on the device bf16, optional
         Each head's query and then its gate, as the wide query matrix gives them; None where there is no gate.
     unrotate : bool
-        Whether values were cached rotated by a Hadamard matrix over blocks of 64.
+        Whether values were cached rotated by a Hadamard matrix over blocks of 64, or less; see `rotated_block`.
 
     Returns
     -------
@@ -38,7 +50,7 @@ def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     if is_device(out):
         return _on_device(out, wide, unrotate)
     if unrotate:
-        out = hadamard(out, VALUE_BLOCK)
+        out = hadamard(out, rotated_block(out.shape[2], VALUE_BLOCK))
     if wide is not None:
         out *= sigmoid(wide[..., out.shape[2] :])
     return out.reshape(len(out), out.shape[1] * out.shape[2])

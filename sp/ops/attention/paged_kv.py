@@ -9,7 +9,7 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
 from sp.kernels import import_cupy
-from sp.ops.attention.gate_output import VALUE_BLOCK
+from sp.ops.attention.gate_output import VALUE_BLOCK, rotated_block
 from sp.ops.attention.kv_pages import kv_append, kv_gather, page_head_dim, unpacked_pages
 from sp.quant import F16, BlockFormat
 
@@ -65,12 +65,12 @@ class PagedKV:
     @property
     def key_block(self) -> int:
         """Values over which keys are rotated, and queries must be: the largest power of two in a head; 0 for none."""
-        return self.head_dim & -self.head_dim if self.rotated else 0
+        return rotated_block(self.head_dim) if self.rotated else 0
 
     @property
     def value_block(self) -> int:
         """Values over which values are rotated; 0 for none."""
-        return VALUE_BLOCK if self.rotated else 0
+        return rotated_block(self.head_dim, VALUE_BLOCK) if self.rotated else 0
 
     @property
     def first(self) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from sp.models.cache.pages import rotates
 from sp.pipeline import RunOptions, embedded
 from sp.studies.sweep.provenance import files_sha256
 from sp.studies.sweep.store import Row
@@ -17,9 +18,10 @@ TOLD = ("positions", "kv", "seed", "thinking", "reasoning_effort")
 """Columns that `sp eval tasks` has an option for."""
 ASKED = re.compile(r" (thinking|reasoning_effort)=\S+")
 """In a task's name in a sweep; it is told by their columns."""
-SILENT = ("mapping", "mark_omitted", "rotate", "state_gaps")
+SILENT = ("mapping", "mark_omitted", "state_gaps")
 """Columns that it has none for."""
 DEFAULTS = {field.name: field.default for field in fields(RunOptions)} | {"thinking": None, "reasoning_effort": None}
+ROTATED = {True: "--rotate", False: "--no-rotate"}
 
 
 def bracketed(label: str) -> str | None:
@@ -83,6 +85,9 @@ def command_of(row: Row, tasks: Sequence[str], n: int, models: Mapping[str, Mapp
     for name in () if full else TOLD:
         if row.get(name, DEFAULTS[name]) != DEFAULTS[name]:
             words += [f"--{name.replace('_', '-')}", str(row[name])]
+    rotated = None if full else row.get("rotate")
+    if rotated is not None and rotated != rotates(row.get("kv", DEFAULTS["kv"]), None):
+        words.append(ROTATED[rotated])
     for role in ("target", "drafter"):
         if role in models and models[role]["sha256"] != embedded_sha256(role):
             words += [f"--{role}", models[role]["file"]]

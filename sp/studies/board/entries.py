@@ -148,7 +148,7 @@ def read_board(paths: Sequence[Path]) -> Board:
     Raises
     ------
     ConfigError
-        A path is missing or holds something else, or there is no row; also when SciPy is missing.
+        A path is missing or holds something else, or there is no row.
     """
     sources = find_sources(paths)
     results = read_results(sources.results).checked()

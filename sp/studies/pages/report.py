@@ -106,7 +106,7 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     Raises
     ------
     ConfigError
-        See `find_sources` and `read_results`; also when SciPy is missing.
+        See `find_sources` and `read_results`.
     """
     with staged(out) as stage:
         page = _write_report(paths, stage, times)

@@ -75,6 +75,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "math": result.answer.trace.facts.get("math", []),
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "dropped": result.answer.trace.facts.get("dropped", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "window": result.answer.trace.facts.get("window"),
@@ -131,7 +132,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "mapping": options.mapping,
             "mark_omitted": options.mark_omitted,
             "kv": options.kv,
-            "rotate": options.rotate,
+            "rotate": options.rotated,
             "state_gaps": options.state_gaps,
             "sparse": None if options.sparse is None else repr(options.sparse),
             "decode": repr(options.decode),
@@ -147,6 +148,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "math": result.answer.trace.facts.get("math", []),
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "dropped": result.answer.trace.facts.get("dropped", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "expert_choices": result.answer.trace.facts.get("expert_choices"),
@@ -222,7 +224,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("drafter", "repacked", "math", "cards", "experts", "positions", "selection"):
+    for name in NOTES:
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -259,6 +261,7 @@ NOTES = {
     "cards": "Cards",
     "experts": "Experts",
     "positions": "Positions",
+    "dropped": "Dropped",
     "selection": "Selection",
 }
 """Lists of a report that say what should not go unsaid."""

@@ -61,11 +61,6 @@ def study_page(
         Where the rows come from.
     times : bool
         Whether seconds are shown: those of runs side by side on one device mean nothing.
-
-    Raises
-    ------
-    ConfigError
-        If SciPy is missing.
     """
     body = [tag("h1", title), facts(list(told)) if told else "", tag("p", HOW)]
     for section in sections:

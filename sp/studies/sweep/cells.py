@@ -14,6 +14,7 @@ from sp.decode import DECODERS, Greedy
 from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import best_oracles, grouped
+from sp.models.cache.pages import rotates
 from sp.pipeline import RunOptions
 from sp.scoring.base import ModelFreeScorer
 from sp.studies.sweep.store import Row
@@ -173,9 +174,10 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
         parts = [row["scorer"]]
         if several_selectors:
             parts.append(row["selector"])
+    defaults = {**DEFAULTS, "rotate": rotates(row.get("kv", DEFAULTS["kv"]), None)}
     changed = [
         f"{name}={row[name]}"
-        for name, default in DEFAULTS.items()
+        for name, default in defaults.items()
         if row["cell"] >= 0 and row.get(name, default) != default
     ]
     return " + ".join([*parts, *filter(None, [" ".join(changed), row.get("pair")])])
