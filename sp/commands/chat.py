@@ -55,7 +55,7 @@ def chat(
     ] = "auto",
     recall_ratio: Annotated[float, typer.Option(help="Share of what was left out that a turn may bring back.")] = 0.05,
     recall_tokens: Annotated[int, tokens_option(least=1, help="Most tokens that a turn may bring back.")] = 384,
-    scorer: Scorer = "tail",
+    scorer: Scorer = "auto",
     selector: Selector = "top_chunks",
     settings: Annotated[
         list[str] | None,

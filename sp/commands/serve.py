@@ -52,7 +52,7 @@ def serve(
     math: TargetMath = "bf16",
     drafter_math: DrafterMath = "bf16",
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
-    scorer: Scorer = "tail",
+    scorer: Scorer = "auto",
     selector: Selector = "top_chunks",
     settings: Annotated[
         list[str] | None,

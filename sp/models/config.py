@@ -87,6 +87,10 @@ class Retrieval:
         How the weights of heads and of queries become one number a token.
     measured : bool
         Whether a measurement of this file chose them.
+    sha256 : str
+        Of the file, where that is known.
+    scorer : str
+        Name of the scorer that finds most with this file.
 
     Examples
     --------
@@ -99,6 +103,8 @@ class Retrieval:
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["max", "mean"] = "max"
     measured: bool = True
+    sha256: str = ""
+    scorer: str = "calibrated"
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ class RunOptions:
     """
 
     keep_ratio: float = 0.05
-    scorer: Scorer = field(default_factory=lambda: SCORERS.build("tail"))
+    scorer: Scorer = field(default_factory=lambda: SCORERS.build("auto"))
     selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
     compress: Compress = "auto"
     threshold: Tokens = 0

@@ -67,7 +67,7 @@ def bench_ttft(
     drafter_math: DrafterMath = "bf16",
     prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "4k,8k,16k",
     keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
-    scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
+    scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "auto",
     selector: Selector = "top_chunks",
     alpha: Annotated[
         str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")

@@ -62,7 +62,7 @@ def bench_turn(
     ] = "conversation,cold,prefix",
     recall: Annotated[str, typer.Option(help="How what was left out comes back: auto, append, rewind, off.")] = "auto",
     keys: Annotated[str, typer.Option(help="Kept keys and values of the drafter: f16, q4_0 or f32.")] = "f16",
-    scorer: Annotated[str, typer.Option(help="How tokens get their importance.")] = "tail",
+    scorer: Annotated[str, typer.Option(help="How tokens get their importance.")] = "auto",
     selector: Selector = "top_chunks",
     alpha: Annotated[str, typer.Option(help="FlashPrefill threshold; 'dense' reads all blocks.")] = "",
     density: Annotated[

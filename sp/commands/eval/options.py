@@ -51,7 +51,7 @@ class Asked:
     scorer: Annotated[
         str,
         typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail\\[queries=16 pool=5],lookahead'."),
-    ] = "tail"
+    ] = "auto"
     selector: Annotated[
         str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence\\[neighbours=0],lines'.")
     ] = "top_chunks"

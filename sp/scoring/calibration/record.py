@@ -33,6 +33,7 @@ FIELDS = {
     "top_5_percent": number(0, 1),
     "n": whole(1),
     "made": OBJECT,
+    "scorer": TEXT.optional,
 }
 HEADS = Wanted(
     "an ascending list of numbers of heads",
@@ -63,6 +64,8 @@ class Calibration:
     made : dict
         How it was measured; for people.
     over_heads, over_queries : {"max", "mean"}
+    scorer : str
+        Name of the scorer that finds most with this file: `calibrated`, unless another was found to be better.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Calibration:
     made: Mapping[str, Any] = field(default_factory=dict)
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["max", "mean"] = "max"
+    scorer: str = "calibrated"
 
     @property
     def depth(self) -> int:
@@ -93,6 +97,7 @@ class Calibration:
             "schema": SCHEMA,
             "sha256": self.sha256,
             "file": self.file,
+            "scorer": self.scorer,
             "rotary": self.rotary,
             "over_heads": self.over_heads,
             "over_queries": self.over_queries,
@@ -138,8 +143,8 @@ class Calibration:
         except ConfigError as error:
             raise ConfigError(f"{error}; make a calibration with sp calibrate") from None
         numbers = float(found["rank"]), float(found["top_5_percent"]), int(found["n"])
-        how = found["made"], found["over_heads"], found["over_queries"]
-        return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, *how)
+        how = found["over_heads"], found["over_queries"], found.get("scorer") or "calibrated"
+        return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, found["made"], *how)
 
     def retrieval(self, config: ModelConfig) -> Retrieval:
         """The same for a model of that file; ConfigError for heads that it does not have.
@@ -157,4 +162,5 @@ class Calibration:
                     f"the calibration of {plain(self.file, 60)} names heads that the file does not have "
                     f"(layer {layer}, head {heads[-1]}); make it anew with sp calibrate"
                 )
-        return Retrieval(tuple(sorted(self.heads.items())), self.rotary, self.over_heads, self.over_queries)
+        how = self.rotary, self.over_heads, self.over_queries, True, self.sha256, self.scorer
+        return Retrieval(tuple(sorted(self.heads.items())), *how)

@@ -34,7 +34,7 @@ SECTIONS = ("pairs", "tasks", "cells")
 TOP, OF_TASKS = types_of(TopKeys), types_of(TaskKeys)
 OPTIONS = names_of(RunOptions)
 STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
-    "scorer": (SCORERS, "tail"),
+    "scorer": (SCORERS, "auto"),
     "selector": (SELECTORS, "top_chunks"),
     "decode": (DECODERS, "greedy"),
 }
