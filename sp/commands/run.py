@@ -81,7 +81,7 @@ def run(
     target_cards: TargetCards = None,
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
-    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
+    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt, if any was left out.")] = False,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers, and for sampled answers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
     verbose: Annotated[
@@ -169,6 +169,7 @@ def run(
         print_json(report)
         return
     console = Console()
-    console.print(as_text(result, None if show_kept else 1600))
-    console.print()
+    if result.kept_tokens < len(result.prompt):
+        console.print(as_text(result, None if show_kept else 1600))
+        console.print()
     run_report.print_outcome(console, report, result, verbose)
