@@ -51,7 +51,9 @@ def run(
     drafter_rope: DrafterRope = None,
     math: TargetMath = "bf16",
     drafter_math: DrafterMath = "bf16",
-    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    keep_ratio: Annotated[
+        float, typer.Option(help="Share the target reads of what may be left out, in (0, 1].")
+    ] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
     settings: Annotated[
