@@ -55,7 +55,7 @@ for role, loaded in (("target", pipeline.target), ("drafter", pipeline.drafter))
 
 # %%
 options = sp.RunOptions(keep_ratio=0.1, scorer=SCORERS.build("tail"), compress="always", max_new_tokens=24)
-result = pipeline.run(prompt, options, by_head=True)
+result = pipeline.run(prompt, options, full=True, by_head=True)
 print("compressed:", result.answer.text, "| full prefill:", result.full.text, "| expected:", *example.answers)
 print(f"kept {result.kept_tokens} of {len(result.prompt)} tokens, {result.needle_recall:.0%} of the needle")
 

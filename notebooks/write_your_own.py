@@ -51,7 +51,7 @@ class RareWords(Scorer):
 # ## A selector in ten lines: peaks with their surroundings
 #
 # Take the best token, keep the 48 tokens after it and 16 before, and go on until the budget is spent. Protected tokens
-# (question, chat markup) count inside the budget and are always kept.
+# (question, chat markup) are always kept; the budget counts them, and the keep ratio of the others.
 
 # %%
 @register_selector("peaks")

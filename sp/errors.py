@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -9,6 +10,9 @@ SHOWN = 80
 """Characters of a stranger's text in a message."""
 LISTED = 200
 """Characters of a wrong name and a list of those that exist in a message, which with all else has 300 at most."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that steer a terminal, line breaks and tabs aside."""
 
 
 class SpError(Exception):
@@ -105,6 +109,20 @@ def plain(text: str, limit: int = 200) -> str:
     text = " ".join(text.split())
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def printable(text: str) -> str:
+    r"""`text` of a document or a model for a terminal: what would steer that is spelled out, lines and tabs stay.
+
+    Spelled out are the other control characters of ASCII, escape among them, and those from U+007F to U+009F.
+
+    Examples
+    --------
+    >>> print(printable("red: \x1b[31m\x9b0m, yes\r\nno"))
+    red: \x1b[31m\x9b0m, yes
+    no
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def short(text: object, most: int = SHOWN) -> str:

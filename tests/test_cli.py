@@ -118,9 +118,11 @@ def test_selectors_run_by_name_and_report_what_they_kept(
     shown = " ".join(capsys.readouterr().out.split())
     from safetensors.numpy import load_file
 
-    kept = load_file(out / "trace.safetensors")["kept"]
+    arrays = load_file(out / "trace.safetensors")
+    kept = arrays["kept"]
     assert f"{kept.sum():,} of {len(kept):,} tokens, realised keep ratio {kept.mean():.4f}" in shown
-    assert kept.mean() < 0.3 + 1 / len(kept)
+    fixed = next(at for at in range(len(kept)) if not kept[len(kept) - at - 1])  # question and markup, on top
+    assert kept[: len(kept) - fixed].sum() <= 0.3 * len(kept) + 32
     assert "Needle kept 100 %" in shown
     assert (out / "importance.png").exists()
 
@@ -158,7 +160,6 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--prompt-file", "{text}", "--question", "Q?", "--target", "{text}"], "GGUF"),
         (["--prompt-file", "{text}", "--question", "Q?", "--target", "{truncated}"], "truncated.gguf"),
         (["--prompt-file", "{text}", "--question", "Q?", "--drafter", "{folder}/no.gguf"], "no such file"),
-        (["--prompt-file", "{text}", "--question", "Q?", "--keep-ratio", "0.001", "--compress", "always"], "raise --"),
         (["--prompt-file", "{text}", "--question", "Q?", "--max-new-tokens", "9999999"], "context of"),
         (["--prompt-file", "{text}", "--question", "Q?", "--scorer", "oracle", "--compress", "always"], "known needle"),
         (["--drafter-rope", "yarn"], "takes none, linear:FACTOR or yarn:FACTOR, as in yarn:4, not 'yarn'"),

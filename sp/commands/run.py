@@ -51,7 +51,9 @@ def run(
     drafter_rope: DrafterRope = None,
     math: TargetMath = "bf16",
     drafter_math: DrafterMath = "bf16",
-    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    keep_ratio: Annotated[
+        float, typer.Option(help="Share the target reads of what may be left out, in (0, 1].")
+    ] = 0.05,
     scorer: Scorer = "auto",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
     settings: Annotated[
@@ -81,7 +83,7 @@ def run(
     target_cards: TargetCards = None,
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
-    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
+    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt, if any was left out.")] = False,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers, and for sampled answers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
     verbose: Annotated[
@@ -169,6 +171,7 @@ def run(
         print_json(report)
         return
     console = Console()
-    console.print(as_text(result, None if show_kept else 1600))
-    console.print()
+    if result.kept_tokens < len(result.prompt):
+        console.print(as_text(result, None if show_kept else 1600))
+        console.print()
     run_report.print_outcome(console, report, result, verbose)

@@ -51,7 +51,9 @@ def serve(
     drafter_rope: DrafterRope = None,
     math: TargetMath = "bf16",
     drafter_math: DrafterMath = "bf16",
-    keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    keep_ratio: Annotated[
+        float, typer.Option(help="Share the target reads of what may be left out, in (0, 1].")
+    ] = 0.05,
     scorer: Scorer = "auto",
     selector: Selector = "top_chunks",
     settings: Annotated[

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sp.commands.terminal import text_width
+from sp.errors import printable
 
 Wide = Annotated[bool, typer.Option("--wide", help="Show all columns of tables side by side, however long lines get.")]
 
@@ -54,6 +55,7 @@ def print_table(
     list of str
         Heads that were shown.
     """
+    cells = [[printable(cell) for cell in line] for line in cells]  # names and tasks come from files
     if output == "md":
         rule = ["---"] * left + ["---:"] * (len(heads) - left)
         print("\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells)))

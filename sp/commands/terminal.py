@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sp.errors import ConfigError, PromptError
+from sp.errors import CONTROL, ConfigError, PromptError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -135,7 +135,19 @@ def check_folder(folder: Path | None, option: str) -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One indented JSON object on stdout."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(as_json_text(value, indent=1))
+
+
+def as_json_text(value: Any, indent: int | None = None) -> str:
+    r"""JSON that steers no terminal: beside what JSON must spell out also U+007F to U+009F.
+
+    Examples
+    --------
+    >>> print(as_json_text("\x1b[1m, \x9b1m, é"))
+    "\u001b[1m, \u009b1m, é"
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def text_width() -> int:

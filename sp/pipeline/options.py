@@ -29,7 +29,8 @@ class RunOptions:
     Parameters
     ----------
     keep_ratio : float
-        Share of the prompt's tokens the target reads, in (0, 1].
+        Share of the tokens that may be left out which the target reads, in (0, 1]; what is protected (question,
+        system message, markup) is read on top of it.
     scorer, selector : Scorer, Selector or str
         Strategies, or their names with options as on the command line: ``"tail[queries=24]"``. By name a scorer is
         what `SCORERS.build` makes of it.

@@ -61,12 +61,12 @@ class Pipeline(Opened):
         prompt: Prompt | str | Sequence[Message],
         options: RunOptions | None = None,
         *,
-        full: bool = True,
+        full: bool = False,
         reporter: Reporter = silent,
         on_token: stages.OnToken | None = None,
         by_head: bool = False,
     ) -> RunResult:
-        """Answer the prompt, compressed if that pays or nothing else fits, and with `full` also by a full prefill.
+        """Answer the prompt, compressed if that pays or nothing else fits; with `full` once more by a full prefill.
 
         A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
         them, and no options for those of `RunOptions()`.
@@ -142,7 +142,7 @@ class Pipeline(Opened):
         )
 
     def check(
-        self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = True
+        self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = False
     ) -> None:
         """Raise what `run` would raise before it lets a model read, and do nothing else; arguments as for `run`.
 

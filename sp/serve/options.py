@@ -41,7 +41,8 @@ class Overrides:
     Parameters
     ----------
     keep_ratio : float
-        Share of the prompt's tokens the target reads.
+        Share of the tokens that may be left out which the target reads; question, system message and markup are
+        read on top of it.
     scorer, selector : str
         By name.
     alpha : float

@@ -169,7 +169,7 @@ def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
     alone, shared = (Pipeline.open(device="cuda", cards=cards) for cards in (1, 2))
     prompt = Prompt.from_document(document, example.question, alone.target.template)
     options = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=16)
-    want, got = alone.run(prompt, options), shared.run(prompt, options)
+    want, got = (each.run(prompt, options, full=True) for each in (alone, shared))
     assert got.full.tokens == want.full.tokens
     for way in ("eager", "captured", "replayed"):  # into the cache that the full prefill has made
         got = shared.run(prompt, options, full=False)

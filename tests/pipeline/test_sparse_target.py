@@ -39,7 +39,7 @@ def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
         max_new_tokens=8,
         scorer=SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.05}),
     )
-    result = pair.run(prompt, options)
+    result = pair.run(prompt, options, full=True)
     assert result.full is not None
     assert result.answer.text == result.full.text == task.answer
     told = summary(result, {})

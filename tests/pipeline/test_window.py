@@ -55,7 +55,7 @@ def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
 
 
 def run(pair: Pipeline, task: TextTask, **changes: Any) -> RunResult:
-    return pair.run(prompt_of(task, pair), replace(OPTIONS, **changes))
+    return pair.run(prompt_of(task, pair), replace(OPTIONS, **changes), full=True)
 
 
 @pytest.mark.parametrize("compress", ["auto", "always"])

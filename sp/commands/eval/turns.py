@@ -24,7 +24,7 @@ MATCHED = "*"
 LEGEND = """\
 kept: tokens the target read, median; ttft: seconds to the first token, median;
 x: times faster than full, median. * words of the question match the evidence."""
-NOT_RUN = "not run: question, system message and markup alone exceed the keep ratio"
+NOT_RUN = "not run: the turn did not fit the budget of device memory"
 
 
 @asking(keep_ratio="0.1")

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from sp.commands.talk.session import Session
-from sp.commands.talk.slash import Quit, is_command, obey, printable
+from sp.commands.talk.slash import Quit, is_command, obey
 from sp.commands.talk.stopping import Stop, Stopped, stop_by_signal
-from sp.commands.terminal import progress_bar
+from sp.commands.terminal import as_json_text, progress_bar
 from sp.conversation import TurnResult
-from sp.errors import SpError
+from sp.errors import SpError, printable
 from sp.trace import write_atomic
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -85,7 +85,7 @@ class Loop:
             print(f"sp: {line}", file=sys.stderr)
         row = self._session.rows[-1]
         if self._as_json:
-            print(json.dumps(row, ensure_ascii=False), flush=True)
+            print(as_json_text(row), flush=True)
         else:
             print(numbers(result, stop.asked), file=sys.stderr, flush=True)
         if self._out is not None:

@@ -10,7 +10,7 @@ from typing import cast
 from sp.commands.talk.session import Session
 from sp.commands.terminal import read_text
 from sp.conversation.options import Recall
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError, printable, unknown_name
 
 QUOTED = 100
 """Characters of a span that are shown."""
@@ -88,14 +88,3 @@ def obey(line: str, session: Session) -> None:
     if name not in COMMANDS:
         raise ConfigError(f"{unknown_name('command', name, COMMANDS)} (begin with a space to send it as a message)")
     COMMANDS[name](session, rest.strip())
-
-
-def printable(text: str) -> str:
-    r"""Text without what steers a terminal: models repeat what is in files.
-
-    Examples
-    --------
-    >>> printable("red: \x1b[31m\n\tyes")
-    'red: [31m\n\tyes'
-    """
-    return "".join(each for each in text if each in "\n\t" or (each.isprintable() or ord(each) > 0x9F))

@@ -29,7 +29,7 @@ def summarise_turns(rows: Iterable[Row]) -> list[Line]:
     Returns
     -------
     list of dict
-        The columns `CELL`; ``kind``; ``words_match``; ``n``, ``not_run`` (the protected text alone exceeds the budget);
+        The columns `CELL`; ``kind``; ``words_match``; ``n``, ``not_run`` (a turn that did not fit);
         ``correct``, ``accuracy`` with Wilson's ``low`` and ``high``; ``against_full``, ``against_full_low``,
         ``against_full_high``, mean difference of right answers to the same questions, bootstrapped; ``given_kept``
         (share with all tokens of the answer in the evidence kept); ``outdated`` (share of answers that had been right

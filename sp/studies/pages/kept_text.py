@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from sp.errors import printable
 from sp.pipeline import RunResult
 from sp.prompt.pieces import KINDS, edges, kinds, text_of
 
@@ -37,7 +38,7 @@ def as_text(result: RunResult, limit: int | None = 1600) -> Text:
         if kind == "dropped":
             shown.append(f" […{end - start:,} tokens…] ", style="dim")
         elif limit is None or spent < limit or near or kind == "question":
-            text = piece(result, start, end)
+            text = printable(piece(result, start, end))
             spent += len(text)
             shown.append(text, style=STYLES[kind])
         else:

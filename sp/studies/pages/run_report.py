@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sp.errors import printable
 from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
 from sp.trace import Trace, write_atomic
 
@@ -226,13 +227,13 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
     for name in NOTES:
         for line in report[name]:
-            console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
+            console.print(f"[b]{NOTES[name]}[/b]  {_shown(line)}")
     if report["window"]:
-        console.print(f"[b]Window[/b]  {escape(report['window'])}")
+        console.print(f"[b]Window[/b]  {_shown(report['window'])}")
     console.print(why(result))
     paths = [Path(path) for path in report["files"].values()]
     names = ", ".join(path.name for path in paths)
-    console.print(f"[b]Written to[/b] {escape(str(paths[0].parent))}: {escape(names)}", soft_wrap=True)
+    console.print(f"[b]Written to[/b] {_shown(str(paths[0].parent))}: {_shown(names)}", soft_wrap=True)
     if report["needle_recall"] is not None:
         console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
     console.print(
@@ -240,18 +241,23 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
         f"{report['keep_ratio']:.4f}; {report['forced_tokens']:,} of them by constraint"
     )
     if report["reasoning"]:
-        console.print(f"[b]Thinking[/b]  [dim]{escape(report['reasoning'])}[/dim]")
+        console.print(f"[b]Thinking[/b]  [dim]{_shown(report['reasoning'])}[/dim]")
     if report["reasoning"] and not report["answer"]:
         console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
     both = result.full is not None and result.full is not result.answer
     if both and result.full.reasoning:  # type: ignore[union-attr]
-        console.print(f"[b]Full prefill thinks[/b]  [dim]{escape(report['full_reasoning'])}[/dim]")
+        console.print(f"[b]Full prefill thinks[/b]  [dim]{_shown(report['full_reasoning'])}[/dim]")
     if both:
-        console.print(f"[b]Full prefill answers[/b]  {escape(report['full_answer'])}")
+        console.print(f"[b]Full prefill answers[/b]  {_shown(report['full_answer'])}")
     verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
-    console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    console.print(f"[b]Answer[/b]  {_shown(report['answer'])}{verdict}")
     against = f" against {report['full_ttft_s']:.2f} s: {report['speedup']:.1f}x" if both else ""
     console.print(f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s{against}")
+
+
+def _shown(text: str) -> str:
+    """What strangers or models wrote, for Rich: neither its markup nor the terminal's."""
+    return escape(printable(text))
 
 
 NOTES = {
