@@ -44,7 +44,7 @@ def with_note(text: str) -> str:
 
     Examples
     --------
-    >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1][-43:]
+    >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1].partition("since ")[2]
     '(measured 2026-11-20, commit abc1234).'
     """
     found = sorted({(one["date"], one["commit"]) for one in TOLD.finditer(text)})
