@@ -55,6 +55,14 @@ def test_a_plugin_far_away_has_its_path_on_a_line_of_its_own() -> None:
     assert text.splitlines() == ["mine", f"  from {path}", "  What it is."]
 
 
+def test_scorers_say_whether_they_come_with_weights() -> None:
+    told = {item.name: item.told for item in items("scorers")}
+    assert told["probe"].endswith("With weights for the embedded drafter.")
+    for name in ("lines", "cross_attention"):
+        assert told[name].endswith("Without weights: sp train scorer makes some.")
+    assert "eights" not in told["bm25"]
+
+
 def test_every_kind_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, "--json") == 0

@@ -278,6 +278,24 @@ def test_the_embedded_weights_belong_to_the_embedded_drafter() -> None:
     assert auc(scores[free], drafted.mask("needle")[free]) > 0.95
 
 
+def test_what_comes_without_weights_says_so_and_what_comes_with_some() -> None:
+    """The embedded file is of one kind and for one drafter; what is refused for either is not sent to the other."""
+    loaded = load(embedded("drafter"), device="cpu")
+    asked = silently(ask(loaded.model, 200, 4), progress=None)
+    with pytest.raises(ConfigError) as told:
+        SCORERS.build("lines").score(asked)
+    train = "train some for this drafter with sp train scorer (kind: {}) and name them: scorer.weights=FILE"
+    assert str(told.value) == f"scorer lines comes without weights; {train.format('lines')}, or use --scorer probe"
+    other = replace(asked, model=load(embedded("target"), device="cpu").model)
+    with pytest.raises(ConfigError) as told:
+        SCORERS.build("lines").score(other)
+    assert str(told.value) == f"scorer lines comes without weights; {train.format('lines')}"
+    with pytest.raises(ConfigError) as told:
+        SCORERS.build("probe").score(other)
+    said = "scorer probe comes with weights for the embedded drafter alone"
+    assert str(told.value) == f"{said}; {train.format('probe')}"
+
+
 def test_without_an_embedded_file_the_error_says_how_to_make_one(drafter, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("sp.scoring.trained.base.EMBEDDED_SCORER", tmp_path / "none.safetensors")
     with pytest.raises(ConfigError, match=r"sp train scorer .* scorer\.weights=FILE"):

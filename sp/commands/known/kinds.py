@@ -75,10 +75,14 @@ def items(kind: str) -> list[Item]:
         return [Item(one.module, one.file or "A module.", source=one.named) for one in loaded_plugins()]
     if kind == KEYS:
         return [Item(part, told, tuple(keys)) for part, (told, keys) in sections().items()]
+    from sp.scoring.trained.base import TrainedScorer
+    from sp.scoring.trained.weights_file import shipped
+
     registry, found = registries()[kind], []
     for name in registry:
         cls = registry.class_of(name)
-        found.append(Item(name, summary_of(cls), tuple(fields_of(cls)), source_of(cls)))
+        told = f"{summary_of(cls)} {shipped(name)}" if issubclass(cls, TrainedScorer) else summary_of(cls)
+        found.append(Item(name, told, tuple(fields_of(cls)), source_of(cls)))
     return found
 
 

@@ -100,13 +100,29 @@ class ScorerFile:
 
     def check(self, path: Path, kind: str, model: Model) -> None:
         """ConfigError unless the file is of a kind and belongs to a model."""
+        own, here = plain(self.kind, 40), self.model == model_key(model)
+        if self.kind == kind and here:
+            return
+        train = f"train some for this drafter with sp train scorer (kind: {kind}) and name them: scorer.weights=FILE"
+        instead = f", or use --scorer {own}" if here else ""
+        if path == EMBEDDED_SCORER and self.kind != kind:
+            raise ConfigError(f"scorer {kind} comes without weights; {train}{instead}")
+        if path == EMBEDDED_SCORER:
+            raise ConfigError(f"scorer {kind} comes with weights for the embedded drafter alone; {train}")
         if self.kind != kind:
-            own = plain(self.kind, 40)
-            raise ConfigError(
-                f"{path}: weights of scorer {own}, not {kind}; use --scorer {own}, or train one with kind: {kind}"
-            )
-        if self.model != model_key(model):
-            raise ConfigError(
-                f"{path}: trained for another drafter ({plain(self.model, 60)}, not {model_key(model)}); "
-                "train one for this drafter with sp train scorer and name it: scorer.weights=FILE"
-            )
+            raise ConfigError(f"{path}: weights of scorer {own}, not {kind}; {train}{instead}")
+        other = f"{plain(self.model, 60)}, not {model_key(model)}"
+        raise ConfigError(f"{path}: trained for another drafter ({other}); {train}")
+
+
+def shipped(kind: str) -> str:
+    """Whether weights for a trained scorer come with `sp`, and for which drafter, in a sentence.
+
+    Examples
+    --------
+    >>> shipped("probe"), shipped("lines")
+    ('With weights for the embedded drafter.', 'Without weights: sp train scorer makes some.')
+    """
+    if EMBEDDED_SCORER.exists() and ScorerFile.load(EMBEDDED_SCORER).kind == kind:
+        return "With weights for the embedded drafter."
+    return "Without weights: sp train scorer makes some."
