@@ -76,6 +76,11 @@ CASES: dict[str, Case] = {
     ),
     "layer_subset": Case(({"layers": [0, -1]},), finds={"queries": 3}, bad=BAD_ATTENTION),
     "mid_layer": Case(({"queries": 4, "rotary": "post"},), finds={}, bad=BAD_ATTENTION),
+    "calibrated": Case(
+        (SPARSE, {"calibrate": "never"}),
+        finds={},
+        bad=(*BAD_READING, ({"calibrate": "yes"}, "calibrate is"), ({"queries": 8}, "unknown option")),
+    ),
     "snapkv": Case(
         ({"queries": 8, "over_heads": "mean", "pooling": "max", "pool": 5},), finds={"queries": 3}, bad=BAD_ATTENTION
     ),

@@ -50,7 +50,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     ),
     "pipeline": ("cards",),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
-    "scoring": ("attention", "trained"),
+    "scoring": ("attention", "calibration", "trained"),
     "selection": ("structured",),
     "serve": ("choices", "http", "replicas"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),

@@ -15,7 +15,7 @@ from sp.models.architectures.base import read_config
 from sp.models.file_type import FILE_TYPES
 from sp.models.synthetic.shapes import find_shape, list_shapes
 
-FREE = ("context", "scaling", "magnitude")
+FREE = ("context", "scaling", "magnitude", "retrieval")
 """Numbers of a configuration that change no speed."""
 
 

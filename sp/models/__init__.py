@@ -10,7 +10,7 @@ from sp.models.cache.checkpoint import Checkpoint
 from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.pages import KV_FORMATS
 from sp.models.cache.trail import Trail
-from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.layers.block import Tap
@@ -45,6 +45,7 @@ __all__ = [
     "LayerAttention",
     "Model",
     "ModelConfig",
+    "Retrieval",
     "Shards",
     "SparseAttention",
     "Tap",

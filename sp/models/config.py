@@ -74,6 +74,44 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True)
+class Retrieval:
+    """Which attention heads of a model find text that answers a question: measured, or chosen by rule.
+
+    Attributes
+    ----------
+    heads : tuple of (int, tuple of int)
+        By attention layer, ascending, the heads that count.
+    rotary : {"none", "post"}
+        Whether their queries and keys count without rotary embedding or with it.
+    over_heads, over_queries : {"max", "mean"}
+        How the weights of heads and of queries become one number a token.
+    measured : bool
+        Whether a measurement of this file chose them.
+
+    Examples
+    --------
+    >>> Retrieval(((17, (0, 1)), (18, (1,))), "none").depth
+    19
+    """
+
+    heads: tuple[tuple[int, tuple[int, ...]], ...]
+    rotary: Literal["none", "post"]
+    over_heads: Literal["max", "mean"] = "max"
+    over_queries: Literal["max", "mean"] = "max"
+    measured: bool = True
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Attention layers that have such heads, ascending."""
+        return tuple(layer for layer, _ in self.heads)
+
+    @property
+    def depth(self) -> int:
+        """Layers that have to be run for them."""
+        return self.layers[-1] + 1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a model.
 
@@ -96,6 +134,8 @@ class ModelConfig:
     delta : DeltaConfig or None
     experts : ExpertConfig or None
         Of mixtures of experts.
+    retrieval : Retrieval or None
+        Heads that find what answers a question, where that is known of the file.
 
     Examples
     --------
@@ -119,6 +159,7 @@ class ModelConfig:
     gated: bool = False
     delta: DeltaConfig | None = None
     experts: ExpertConfig | None = None
+    retrieval: Retrieval | None = None
 
     @property
     def layers(self) -> int:

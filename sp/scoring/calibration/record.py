@@ -1,0 +1,160 @@
+"""Calibration: which heads of one drafter's file retrieve, kept as a small JSON file that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from sp.checked import OBJECT, TEXT, Wanted, check, check_each, is_whole, number, whole
+from sp.errors import ConfigError, plain, short
+from sp.json_lines import read_object
+from sp.models import ModelConfig, Retrieval
+
+SCHEMA = "sp-calibration/1"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+LAYER = re.compile(r"[0-9]{1,4}")
+REDUCED = Wanted("max or mean", lambda value: value in ("max", "mean"))
+FIELDS = {
+    "schema": TEXT,
+    "sha256": Wanted("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(SHA256.fullmatch(value))),
+    "file": TEXT,
+    "heads": OBJECT,
+    "rotary": Wanted("none or post", lambda value: value in ("none", "post")),
+    "over_heads": REDUCED,
+    "over_queries": REDUCED,
+    "depth": whole(1),
+    "rank": number(0, 1),
+    "top_5_percent": number(0, 1),
+    "n": whole(1),
+    "made": OBJECT,
+}
+HEADS = Wanted(
+    "an ascending list of numbers of heads",
+    lambda row: isinstance(row, list) and row != [] and all(map(is_whole, row)) and min(row) >= 0
+    and all(low < high for low, high in pairwise(row)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was chosen for a file, and how well it finds what it was not chosen by.
+
+    Parameters
+    ----------
+    sha256 : str
+        Of the GGUF file.
+    file : str
+        Its name when it was measured; for people.
+    heads : dict of int to tuple of int
+        By attention layer, the heads that count.
+    rotary : {"none", "post"}
+        Whether queries and keys count without rotary embedding or with it.
+    rank, top_5_percent : float
+        On phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles
+        whose chunk is among the first 5 % of all.
+    n : int
+        Questions behind them.
+    made : dict
+        How it was measured; for people.
+    over_heads, over_queries : {"max", "mean"}
+
+    Examples
+    --------
+    >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
+    >>> found.depth
+    4
+    """
+
+    sha256: str
+    file: str
+    heads: Mapping[int, tuple[int, ...]]
+    rotary: Literal["none", "post"]
+    rank: float
+    top_5_percent: float
+    n: int
+    made: Mapping[str, Any] = field(default_factory=dict)
+    over_heads: Literal["max", "mean"] = "max"
+    over_queries: Literal["max", "mean"] = "max"
+
+    @property
+    def depth(self) -> int:
+        """Layers to run."""
+        return max(self.heads) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file has it."""
+        return {
+            "schema": SCHEMA,
+            "sha256": self.sha256,
+            "file": self.file,
+            "rotary": self.rotary,
+            "over_heads": self.over_heads,
+            "over_queries": self.over_queries,
+            "depth": self.depth,
+            "heads": {str(layer): list(heads) for layer, heads in sorted(self.heads.items())},
+            "rank": round(self.rank, 4),
+            "top_5_percent": round(self.top_5_percent, 4),
+            "n": self.n,
+            "made": dict(self.made),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the file in one piece: what stood there before stays until the new one is complete."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        ConfigError
+            If it is missing, no calibration, or of another schema.
+        """
+        try:
+            found = read_object(path, "a calibration")
+            check(found, FIELDS, str(path))
+            if found["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"{path}: a calibration of schema {short(found['schema'])!r}; this version reads {SCHEMA!r}"
+                )
+            check_each(found["heads"], HEADS, f"{path}: heads")
+            if not found["heads"] or not all(LAYER.fullmatch(layer) for layer in found["heads"]):
+                raise ConfigError(f"{path}: heads must have a list for each of some layers, by their numbers")
+            heads = {int(layer): tuple(map(int, row)) for layer, row in found["heads"].items()}
+            if found["depth"] != max(heads) + 1:
+                raise ConfigError(f"{path}: depth is {found['depth']}, and the last layer with heads is {max(heads)}")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; make a calibration with sp calibrate") from None
+        numbers = float(found["rank"]), float(found["top_5_percent"]), int(found["n"])
+        how = found["made"], found["over_heads"], found["over_queries"]
+        return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, *how)
+
+    def retrieval(self, config: ModelConfig) -> Retrieval:
+        """The same for a model of that file; ConfigError for heads that it does not have.
+
+        Examples
+        --------
+        >>> from sp.models.synthetic.shapes import find_shape
+        >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
+        >>> found.retrieval(find_shape("qwen3-0.6b").config).layers
+        (3,)
+        """
+        for layer, heads in self.heads.items():
+            if layer not in config.attention_layers or heads[-1] >= config.heads:
+                raise ConfigError(
+                    f"the calibration of {plain(self.file, 60)} names heads that the file does not have "
+                    f"(layer {layer}, head {heads[-1]}); make it anew with sp calibrate"
+                )
+        return Retrieval(tuple(sorted(self.heads.items())), self.rotary, self.over_heads, self.over_queries)
