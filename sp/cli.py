@@ -14,6 +14,7 @@ from sp.commands.bench.bench_drafter import bench_drafter
 from sp.commands.bench.bench_llama_cpp import bench_llama_cpp
 from sp.commands.bench.bench_ttft import bench_ttft
 from sp.commands.bench.bench_turn import bench_turn
+from sp.commands.calibrate import calibrate
 from sp.commands.chat import chat
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
@@ -48,6 +49,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 app.command()(doctor)
 app.command()(heads)
+app.command()(calibrate)
 app.command()(serve)
 app.command()(sweep)
 app.command()(report)

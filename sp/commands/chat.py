@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sp.commands.known.strategies import read_settings
 from sp.commands.open_pair import asked_maths, asked_ropes, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
@@ -29,7 +30,6 @@ from sp.commands.options import (
     ThinkingMode,
     tokens_option,
 )
-from sp.commands.strategies import read_settings
 from sp.commands.talk.lines import piped_lines, typed_lines
 from sp.commands.terminal import check_folder, read_text
 from sp.config import from_mapping
@@ -120,7 +120,7 @@ def chat(
     if picture is not None and picture.suffix != ".png":
         raise ConfigError(f"--picture draws a PNG, so {picture} must end in .png")
     texts = [(path, read_text(path, "--load")) for path in load or []]
-    pipeline = open_pair(target, drafter, device, vram, break_even, None, ropes | maths)
+    pipeline = open_pair(target, drafter, device, vram, break_even, None, ropes | maths, [options.scorer])
     tell_thinking(asked, pipeline.target)
     session = Session(Conversation(pipeline, options, memory), system, asked, tuple(needle or ()))
     for path, text in texts:

@@ -17,8 +17,8 @@ from sp.commands.eval.options import Amount, Asked, Lengths, asking
 from sp.commands.eval.run import PERPLEXITY, check_writable, gather, run_tasks, show, trained_for, write_page
 from sp.commands.eval.tasks import tasks as tasks_by_name
 from sp.commands.eval.turns import turns
+from sp.commands.known.strategies import read_shares
 from sp.commands.options import tokens_option
-from sp.commands.strategies import read_shares
 from sp.commands.terminal import read_text
 from sp.errors import ConfigError, unknown_name
 
@@ -149,7 +149,7 @@ def ppl(
     cells, sizes = asked.cells(), numbers(lengths, "--lengths")
     check_writable(asked.out)
     written = read_text(text, "--text") if text else None
-    pipeline = asked.open()
+    pipeline = asked.open(cells)
     check_lengths(pipeline, sizes)
     tokenizer, found = pipeline.target.tokenizer, []
     for tokens in sizes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sp.models import AskedScaling
     from sp.pipeline import Pipeline
     from sp.pipeline.load import Loaded
+    from sp.scoring import Scorer
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:
@@ -81,9 +83,10 @@ def open_pair(
     break_even: Path | None,
     draft: Path | None = None,
     asked: Mapping[str, Any] | None = None,
+    scorers: Sequence[Scorer] = (),
 ) -> Pipeline:
     """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `asked` what
-    `asked_ropes` and `asked_maths` found.
+    `asked_ropes` and `asked_maths` found, `scorers` all that the drafter will read for.
     """
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
@@ -92,8 +95,17 @@ def open_pair(
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":
         compile_kernels()
-    pair = Pipeline.open(target, drafter, device=where, vram=budget, **(asked or {})).with_break_evens(break_even)
+    given = {"scorers": scorers, "reporter": once, **(asked or {})}
+    pair = Pipeline.open(target, drafter, device=where, vram=budget, **given).with_break_evens(break_even)
     return settled(pair if draft is None else pair.with_draft(draft))
+
+
+@contextmanager
+def once(what: str, total: int) -> Iterator[Any]:
+    """A `progress_bar` of what is done once and kept, and a line about it wherever standard error goes."""
+    print(f"sp: {what}: which of its layers retrieve; once, it is kept", file=sys.stderr)
+    with progress_bar(what.split()[0], total) as progress:
+        yield progress
 
 
 def settled(pair: Pipeline) -> Pipeline:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from sp import __version__
+from sp.commands.known.strategies import read_settings
 from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
@@ -32,7 +33,6 @@ from sp.commands.options import (
     ThinkingMode,
     tokens_option,
 )
-from sp.commands.strategies import read_settings
 from sp.commands.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError
@@ -154,7 +154,7 @@ def run(
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
     on = {"cards": cards, "target_cards": target_cards}
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | on)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | on, [options.scorer])
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]

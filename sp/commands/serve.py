@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sp.commands.known.strategies import read_settings
 from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, thinking_of
 from sp.commands.options import (
     VRAM,
@@ -34,7 +35,6 @@ from sp.commands.options import (
     ThinkingMode,
     tokens_option,
 )
-from sp.commands.strategies import read_settings
 from sp.config import from_mapping
 from sp.errors import ConfigError
 

@@ -78,6 +78,7 @@ class Conversation:
         self.pipeline, self.options = pipeline, options or RunOptions()
         self._tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)
         self.memory = memory or ConversationOptions()
+        pipeline.ready(self.options)
         layers = check_run(self.options, pipeline.drafter)
         self._target = TargetMemory(pipeline.target, self.options, self.memory.snapshots)
         self._drafter: DrafterMemory | None = None

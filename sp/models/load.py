@@ -31,6 +31,7 @@ def load_model(
     progress: Callable[[int], None] | None = None,
     cold: Sequence[int] = (),
     math: str = Math.BF16,
+    depth: int | None = None,
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
 
@@ -55,6 +56,8 @@ def load_model(
     math : {"bf16", "int8", "fp8", "auto"}
         What products of a prompt are made in; see `sp.models.arithmetic.with_math`, and for what is kept on the
         device for it `sp.models.device.kept`.
+    depth : int, optional
+        Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.
 
     Returns
     -------
@@ -69,7 +72,7 @@ def load_model(
     DeviceError
         When there is no usable device, or too little memory on it.
     ConfigError
-        Kernels of the device make no products in `math`.
+        Kernels of the device make no products in `math`, or the file has fewer layers than `depth`.
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
@@ -77,7 +80,9 @@ def load_model(
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
     asked = read_math(math, "math")
-    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
+    if depth is not None and not 1 <= depth <= config.layers:
+        raise ConfigError(f"depth is {depth}; the model has layers 1 to {config.layers}")
+    store = WeightStore(file, config, decode_budget if device == "cpu" else 0, depth)
     trunk, reason = with_math(taken_trunk(store), asked, device)
     attention = attention_math(asked, device, config.head_dim)
     if device == "cpu":
@@ -101,7 +106,7 @@ def asked_config(file: GGUFFile, context: int | None, rope: AskedScaling | None)
 
 
 def taken_trunk(store: WeightStore) -> Trunk:
-    """All weights of a store's file; ModelError for one that holds others besides."""
-    trunk = Trunk.take(store)
+    """All weights of a store's file, to its depth; ModelError for one that holds others besides."""
+    trunk = Trunk.take(store, store.depth)
     store.finish(find_architecture(store.config.architecture).config_tensors)
     return trunk

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import PromptError
+from sp.errors import ModelError, PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.arithmetic import Arithmetic
 from sp.models.cache.cache import Cache
@@ -102,6 +102,18 @@ class Model:
             self._found[find] = find(self._trunk)
         found: Found = self._found[find]
         return found
+
+    @property
+    def depth(self) -> int:
+        """Layers that are loaded, the first ones."""
+        return len(self._trunk.blocks)
+
+    def check_loaded(self, depth: int | None = None) -> None:
+        """ModelError unless so many layers are loaded; by default all of them and the head."""
+        headless = depth is None and self._trunk.output is None
+        if headless or self.depth < (self.config.layers if depth is None else depth):
+            wanted = f"all {self.config.layers} and the head are" if depth is None else f"{depth} are"
+            raise ModelError(f"only the first {self.depth} layers of the model are loaded, and {wanted} needed")
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""
@@ -209,5 +221,6 @@ class Model:
         `norm`: the last of `norms` if the product before has begun it, see `project_add_before`.
         """
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
+        assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
         return logits

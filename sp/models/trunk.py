@@ -21,25 +21,30 @@ Part = TypeVar("Part")
 class Trunk:
     """Embedding table (vocab, hidden), layers, the norm before the head, and the head (vocab, hidden).
 
-    Where embedding and head are tied, `output` is the very object `embed`.
+    Where embedding and head are tied, `output` is the very object `embed`. Of a model that is not run to its end there
+    are fewer layers, and no head.
     """
 
     embed: Weight
     blocks: tuple[Block, ...]
     output_norm: Floats
-    output: Weight
+    output: Weight | None
 
     @classmethod
-    def take(cls, store: Store) -> Trunk:
-        """Build from a store of weights."""
+    def take(cls, store: Store, depth: int | None = None) -> Trunk:
+        """Build from a store of weights; with a `depth` only so many layers, and no head."""
         config: ModelConfig = store.config
         table = (config.vocab, config.hidden)
+        block = find_architecture(config.architecture).block
+        if depth is not None:
+            embed = store.matrix("token_embd.weight", table, keep_packed=True)
+            norm = store.vector("output_norm.weight", config.hidden)  # which tells models apart
+            return cls(embed, tuple(block(store, i) for i in range(depth)), norm, None)
         tied = "output.weight" not in store
         # Only rows of the embedding are ever read, unless it is the head as well.
         embed = store.matrix("token_embd.weight", table, keep_packed=not tied)
         output = embed if tied else store.matrix("output.weight", table)
         norm = store.vector("output_norm.weight", config.hidden)
-        block = find_architecture(config.architecture).block
         return cls(embed, tuple(block(store, i) for i in range(config.layers)), norm, output)
 
 

@@ -68,6 +68,8 @@ class WeightStore:
     decode_budget : int
         Bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here; when
         not, all stay packed and ops decode them on every use.
+    depth : int, optional
+        Hand out only so many layers, and no head; the others count as tensors that are never run.
 
     Attributes
     ----------
@@ -80,9 +82,10 @@ class WeightStore:
         From the methods, when a tensor is missing or has another shape than the configuration asks for.
     """
 
-    def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int) -> None:
+    def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int, depth: int | None = None) -> None:
         self.file = file
         self.config = config
+        self.depth = depth
         self._taken: set[str] = set()
         mine = [info for name, info in file.tensors.items() if not self._beyond_trunk(name)]
         values = sum(_size(info.shape) for info in mine if len(info.shape) > 1)
@@ -90,9 +93,9 @@ class WeightStore:
         self.nbytes = 0
 
     def _beyond_trunk(self, name: str) -> bool:
-        """Whether a tensor belongs to a multi-token-prediction block, which is never run."""
-        layer = layer_of(name)
-        return layer is not None and layer >= self.config.layers
+        """Whether a tensor belongs to a multi-token-prediction block, or else to what is not run."""
+        layer, layers = layer_of(name), self.config.layers if self.depth is None else self.depth
+        return (layer is not None and layer >= layers) or (self.depth is not None and name.startswith("output."))
 
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors

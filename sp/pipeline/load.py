@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,8 @@ from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
 from sp.quant import BlockFormat, Math
+from sp.scoring import Scorer
+from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -76,6 +78,7 @@ class Loaded:
             "architecture": config.architecture,
             "device": self.model.device,
             "layers": config.layers,
+            "layers_loaded": self.model.depth,
             "hidden": config.hidden,
             "vocabulary": self.tokenizer.vocab_size,
             "vocabulary_sha256": self.tokenizer.sha256,
@@ -100,6 +103,8 @@ def load(
     room: int | None = None,
     math: str = Math.BF16,
     group: Group | None = None,
+    scorers: Sequence[Scorer] = (),
+    reporter: Reporter | None = None,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
@@ -123,6 +128,11 @@ def load(
         See `load_model`.
     group : Group, optional
         Cards that share it, see `load_shards`; the model is then a `SharedModel`.
+    scorers : sequence of Scorer
+        Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
+        calibration is looked up, or made, where one of them asks for it.
+    reporter : Reporter, optional
+        Is told when a calibration is made, which may take a minute.
 
     Raises
     ------
@@ -150,8 +160,16 @@ def load(
     if group is not None:
         shared_config(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
+    template = ChatTemplate.of_file(chat_template(file), tokenizer)
+    retrieval = known_retrieval(file.path, config, scorers)
+    if retrieval is None and makes_one(scorers):
+        whole = load_model(file, device=where, context=longest(config.context))
+        retrieval = made_retrieval(file.path, whole, tokenizer, template, reporter)
+        del whole  # before the layers that are needed are loaded
     if group is None:
-        model = load_model(file, cold=cold_within(config, formats, room, math), **how)
+        depth = needed_depth(scorers, replace(config, retrieval=retrieval))
+        model = load_model(file, cold=cold_within(config, formats, room, math), depth=depth, **how)
+        model.config = replace(model.config, retrieval=retrieval)
     else:
         model = SharedModel(load_shards(file, group, **how))
     if tokenizer.vocab_size > model.config.vocab:
@@ -159,7 +177,6 @@ def load(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    template = ChatTemplate.of_file(chat_template(file), tokenizer)
     return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
 
 
@@ -174,6 +191,7 @@ def synthetic(
     room: int | None = None,
     math: str = Math.BF16,
     group: Group | None = None,
+    scorers: Sequence[Scorer] = (),
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
 
@@ -185,8 +203,8 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
-    extrapolate, device, rope, room, math, group
-        See `load`.
+    extrapolate, device, rope, room, math, group, scorers
+        See `load`; there is no calibration of random weights.
     seed : int
 
     Raises
@@ -213,7 +231,8 @@ def synthetic(
             )
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
-            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group)
+            plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
+            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
             return replace(made, path=name)
     from sp.models.synthetic.random_shards import random_shards
     from sp.models.synthetic.random_store import random_model
@@ -222,7 +241,7 @@ def synthetic(
     metadata = synthetic_metadata(found, file_type)
     if group is None:
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
-        model = random_model(shape, file_type, seed, rope, cold, math)
+        model = random_model(shape, file_type, seed, rope, cold, math, needed_depth(scorers, found.config))
     else:
         shared_config(found.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from sp.errors import ConfigError, plain
+from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Cards, Draft, load_draft
 from sp.models.model import Device
@@ -21,8 +21,12 @@ from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
 from sp.pipeline.pair import load_pair, spread, to_score
 from sp.pipeline.residency import Residency
+from sp.pipeline.result import Reporter
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
+from sp.scoring import SCORERS, Scorer
+from sp.scoring.calibration.measure import TOKENS
+from sp.scoring.calibration.use import known_retrieval, made_retrieval, makes_one
 
 OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
 
@@ -96,18 +100,27 @@ class Opened:
         drafter_math: str = Math.BF16,
         cards: int = 1,
         target_cards: int | None = None,
+        scorers: Sequence[Scorer] = (),
+        reporter: Reporter | None = None,
     ) -> Self:
         """Open two GGUF files; the embedded ones where a path is left out.
 
         `vram` is for both, `math` the target's. On several `cards` the drafter reads together with copies of itself,
-        and they share the target, or `target_cards` do. The rest and errors as for `load`.
+        and they share the target, or `target_cards` do. Where `scorers` are given, the drafter is for these alone. The
+        rest and errors as for `load`.
         """
         group = sharing(cards, target_cards, pick_device(device), vram)
         how: dict[str, Any] = {"rope": target_rope, "room": vram, "math": math, "group": group}
         return cls.assemble(
             lambda where: load(target or embedded("target"), device=where, **how),
             lambda where: load(
-                drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope, math=drafter_math
+                drafter or embedded("drafter"),
+                extrapolate=True,
+                device=where,
+                rope=drafter_rope,
+                math=drafter_math,
+                scorers=scorers,
+                reporter=reporter,
             ),
             device=device,
             vram=vram,
@@ -138,6 +151,36 @@ class Opened:
     def on_cards(self) -> bool:
         """Whether several cards read for the drafter together, or share the target."""
         return self.cards is not None or isinstance(self.target.model, SharedModel)
+
+    def ready(self, options: RunOptions, reporter: Reporter | None = None) -> None:
+        """Make the drafter ready for a scorer: with its file's calibration, if that is asked for.
+
+        One that is not known is made, which may take a minute; `reporter` is told of it.
+
+        Raises
+        ------
+        ConfigError
+            Layers that the scorer needs were not loaded, as the pair was opened for others.
+        """
+        scorer, drafter = options.scorer, self.drafter
+        if drafter is None or not scorer.drafts or options.compress == "off":
+            return
+        model, path = drafter.model, drafter.path
+        if scorer.retrieves and model.config.retrieval is None:
+            found = known_retrieval(path, model.config, [scorer])
+            if found is None and makes_one([scorer]) and path.is_file():
+                model.check_loaded(model.config.layers)
+                with self.residency.using("drafter", TOKENS):
+                    found = made_retrieval(path, model, drafter.tokenizer, drafter.template, reporter)
+            for each in (model, *(self.cards.models if self.cards else ())):
+                each.config = replace(each.config, retrieval=found)
+        depth = scorer.reading_depth(model.config)
+        try:
+            model.check_loaded(depth)
+        except ModelError as error:
+            raise ConfigError(
+                f"scorer {SCORERS.name_of(scorer)}: {error}; open {plain(path.name)} for this scorer too"
+            ) from None
 
     def within(self, vram: int | None) -> Self:
         """The same pair under another budget of device memory in bytes; None for all there is."""

@@ -83,6 +83,7 @@ class Pipeline(Opened):
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         check_draft(options, self.draft)
+        self.ready(options, reporter)
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
             role, reader = self._reader(options)
@@ -150,6 +151,7 @@ class Pipeline(Opened):
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         check_draft(options, self.draft)
+        self.ready(options)
         tokenised = self.tokenise(prompt)
         options, _, decision = self._settle(tokenised, options, full)
         if decision.activated:
@@ -218,6 +220,7 @@ class Pipeline(Opened):
             The protected text alone exceeds the budget of `keep_ratio`.
         """
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
+        self.ready(options, reporter)
         trace, (role, reader) = Trace(), self._reader(options)
         if drafted is None:
             tokenizers = reader.tokenizer, self.target.tokenizer

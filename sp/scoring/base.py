@@ -147,10 +147,13 @@ class Scorer(ABC):
     oracle : bool
         Knows what nobody can know before the target has answered: the evidence, or that answer. Tables show it apart,
         as an upper reference of what other scorers could reach.
+    retrieves : bool
+        Asks for the calibration of the drafter's file, `ModelConfig.retrieval`.
     """
 
     reads_target = False
     oracle: ClassVar[bool] = False
+    retrieves: ClassVar[bool] = False
 
     @property
     def drafts(self) -> bool:
@@ -167,6 +170,10 @@ class Scorer(ABC):
 
     def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
         """The model's first layers, whose keys of old tokens let `score` read new ones alone; None if none do."""
+        return None
+
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """Layers that `score` lets the model run, without its head: none else are loaded; None for all and the head."""
         return None
 
     def flops(self, config: ModelConfig, tokens: int) -> float:

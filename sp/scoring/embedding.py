@@ -41,6 +41,10 @@ class EmbeddingScorer(ReadingScorer):
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
 
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """Those whose stream is compared."""
+        return config.layers if self.depth is None else self.depth
+
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted operations of the layers that are run."""
         return super().flops(first_layers(config, self.depth), tokens)

@@ -38,7 +38,7 @@ def test_what_cannot_fit_is_refused_unread(
     def unread(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model was to read")
 
-    def narrow(self: Asked) -> Pipeline:
+    def narrow(self: Asked, cells: Any) -> Pipeline:
         pair = Pipeline.open(self.target, self.drafter, device="cpu")
         pair.target.model.config = replace(pair.target.model.config, context=WINDOW)
         return pair

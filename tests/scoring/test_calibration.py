@@ -147,7 +147,7 @@ def drawn(good: tuple[int, ...], rotary: int = 0, n: int = 24, seed: int = 0) ->
         weights = rng.random((2, 6, 4, 30, 32), dtype=np.float32)
         for layer in good:
             weights[rotary, layer, :, 7] += 2
-        found.append(Sample("prose", index % 2, 7, weights))
+        found.append(Sample("prose", index % 2, (7,), weights))
     return found
 
 

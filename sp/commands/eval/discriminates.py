@@ -16,8 +16,8 @@ from rich.table import Table
 
 from sp.commands.bench.bench import numbers
 from sp.commands.eval.run import check_writable
+from sp.commands.known.strategies import read_shares
 from sp.commands.options import Devices, Drafter, OnDevice, Target
-from sp.commands.strategies import read_shares
 from sp.commands.sweep import carry_on, expected
 from sp.commands.terminal import AsJson, print_json
 from sp.errors import ConfigError, unknown_name

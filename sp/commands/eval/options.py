@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sp.commands.open_pair import asked_maths, asked_ropes, tell_thinking, thinking_of
+from sp.commands.known.strategies import read_shares
+from sp.commands.open_pair import asked_maths, asked_ropes, once, tell_thinking, thinking_of
 from sp.commands.options import (
     Cache,
     Drafter,
@@ -25,7 +26,6 @@ from sp.commands.options import (
     TargetRope,
     ThinkingMode,
 )
-from sp.commands.strategies import read_shares
 from sp.commands.tables import Wide
 from sp.commands.terminal import AsJson
 from sp.config import from_mapping
@@ -123,13 +123,14 @@ class Asked:
         """What the target is asked of thinking."""
         return thinking_of(self.thinking, self.reasoning_effort)
 
-    def open(self) -> Pipeline:
-        """Load both models; say where the target cannot be asked of thinking."""
+    def open(self, cells: Iterable[RunOptions]) -> Pipeline:
+        """Load both models for the scorers of cells; say where the target cannot be asked of thinking."""
         from sp.pipeline import Pipeline
 
         asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
         maths = asked_maths(self.math, self.drafter_math)
-        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes, **maths)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"scorers": [cell.scorer for cell in cells], "reporter": once, **ropes, **maths}
+        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **given)  # type: ignore[arg-type]
         tell_thinking(asked, pipeline.target)
         return pipeline
 

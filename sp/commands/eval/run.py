@@ -69,7 +69,7 @@ def run_tasks(
             task.check(n)
             sizes[task] = task.known(n)
     models = asked.models() if asked.out else {}
-    pipeline = asked.open()
+    pipeline = asked.open(cell for every in cells.values() for cell in every)
     count = counter(pipeline.target.tokenizer)
     kinds = [(task, tokens) for tokens in lengths for task in tasks]
     if not all(isinstance(task, FileTask) for task in tasks):

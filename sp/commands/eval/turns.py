@@ -80,7 +80,7 @@ def turns(
     check_writable(asked.out)
     models = asked.models() if asked.out else {}
     done = known_rows(asked.out, models) if asked.out else {}
-    pipeline = asked.open()
+    pipeline = asked.open(cells)
     count = counter(pipeline.target.tokenizer)
     work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
     for one in work.rounds:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.chat import Thinking
-from sp.commands.open_pair import open_pair
+from sp.commands.open_pair import once, open_pair
 from sp.conversation import ConversationOptions, Conversations
 from sp.conversation.options import check_run
 from sp.errors import ConfigError
@@ -73,9 +73,10 @@ def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...
     """The pair, loaded and warm, behind its endpoints; `tell` is called with a line for what should be known of it."""
     pipeline = open_pair(
         asked.target, asked.drafter, asked.device, asked.vram, asked.break_even, asked.draft, asked.loading
-    )
+    )  # with all layers, as a request may name any scorer
     if note := asked.thinking.note(pipeline.target.template):
         tell(f"{pipeline.target.path.name}: {note}")
+    pipeline.ready(asked.options, once)
     pipeline.warm_up(options=asked.options)
     worker = Worker(pipeline, Metrics(), asked.queue, talks_of(asked, pipeline, tell))
     defaults = Defaults(asked.options, asked.max_tokens, pipeline.draft is not None, asked.thinking)

@@ -69,7 +69,8 @@ class Parts:
         self._away: dict[str, None] = {}
         trunk = model.trunk
         trees: dict[str, Any] = {f"block {i}": trunk.blocks[i] for i in reversed(range(len(trunk.blocks)))}
-        trees |= {"output": trunk.output, "embed": trunk.embed}
+        trees |= {"output": trunk.output} if trunk.output is not None else {}
+        trees |= {"embed": trunk.embed}
         self.sizes = {name: sum(_rounded(array.nbytes) for array in arrays_of(tree)) for name, tree in trees.items()}
 
     @property

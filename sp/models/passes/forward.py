@@ -95,6 +95,7 @@ def prefill(
         For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
         or released cache.
     """
+    model.check_loaded()
     graphs = graphs if tap is None and after is None else None
     if chunk is None:
         chunk = chunk_tokens(model.device, model.arithmetic.math)

@@ -49,6 +49,7 @@ def prefill_by_layer(
     float32 (vocab,)
         Logits of the last token.
     """
+    model.check_loaded()
     x, walk = _start(model, ids, positions, cache, chunk, rows, tap, watch, attend, progress)
     layers = model.config.layers
     for layer in range(layers):
@@ -127,6 +128,7 @@ def checked_depth(model: Model, depth: int | None) -> int:
     depth = layers if depth is None else depth
     if not 1 <= depth <= layers:
         raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+    model.check_loaded(depth)
     return depth
 
 

@@ -100,6 +100,7 @@ def load_shards(
 
 def cut(trunk: Trunk, share: Share) -> Trunk:
     """What one card holds of the weights of a file."""
+    assert trunk.output is not None, "cards share whole models"
     rows = share.vocabulary(trunk.output.shape[0])
     output = replace(
         trunk.output, shape=(rows.stop - rows.start, *trunk.output.shape[1:]), data=trunk.output.data[rows]

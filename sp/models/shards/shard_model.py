@@ -117,6 +117,7 @@ class ShardModel(Model):
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
         """See `Model`; waits until the logits are there, so that a card that hangs is found out."""
         norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
+        assert self.trunk.output is not None, "shards have heads"
         (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
         xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)

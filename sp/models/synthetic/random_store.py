@@ -42,12 +42,13 @@ def random_model(
     rope: AskedScaling | None = None,
     cold: Sequence[int] = (),
     math: str = Math.BF16,
+    depth: int | None = None,
 ) -> Model:
     """A model of a named shape with random weights, on the current device.
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
     model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory;
-    products of a prompt are made in `math`, see `load_model`.
+    products of a prompt are made in `math`, and only `depth` layers are made, see `load_model`.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def random_model(
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
         store = RandomStore(config, found.plan(file_type), seed, cold)
-        trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
+        trunk, reason = with_math(store.trunk(depth), asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
         trunk, kept = keep_rounded(trunk)
@@ -110,9 +111,9 @@ class RandomStore:
     def __contains__(self, name: str) -> bool:
         return name in self._formats
 
-    def trunk(self) -> Trunk:
-        """All weights of the model; a head that is tied to the embedding is packed besides."""
-        trunk = Trunk.take(self)
+    def trunk(self, depth: int | None = None) -> Trunk:
+        """All weights, or those of `Trunk.take`; a head that is tied to the embedding is packed besides."""
+        trunk = Trunk.take(self, depth)
         if trunk.output is not trunk.embed:
             return trunk
         table = trunk.embed.data[self._head]

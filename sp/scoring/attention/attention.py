@@ -110,6 +110,10 @@ class AttentionScorer(ReadingScorer):
         """All that are run."""
         return first_layers(config, self.scored_layers(config)[-1] + 1)
 
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """Up to the last layer that counts."""
+        return self.scored_layers(config)[-1] + 1
+
     def query_count(self, request: ScoreRequest) -> int:
         """Number of the prompt's last tokens that are queries."""
         n = len(request.ids)

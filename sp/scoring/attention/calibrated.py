@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class CalibratedScorer(ReadingScorer):
     ``docs/results/real.md``. Retrieval heads: Wu et al. (arXiv 2404.15574).
     """
 
+    retrieves: ClassVar[bool] = True
+
     calibrate: Literal["auto", "never"] = "auto"
 
     def reader(self, retrieval: Retrieval) -> TailScorer:
@@ -71,6 +73,10 @@ class CalibratedScorer(ReadingScorer):
     def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
         """All that are run."""
         return first_layers(config, retrieval_of(config).depth)
+
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """Up to the last layer that counts."""
+        return retrieval_of(config).depth
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter's first layers once over the prompt and reduce what its chosen heads see."""

@@ -67,6 +67,10 @@ class LookaheadScorer(AttentionScorer):
         """None: what it generates would have to be forgotten, which recurrent layers cannot."""
         return None
 
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """All: it generates."""
+        return None
+
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted operations of reading the prompt; those of generation are few."""
         return ReadingScorer.flops(self, config, tokens)

@@ -3,7 +3,8 @@
 Four ways of choosing compete: whole layers or single heads, un-rotated or rotated. Each chooses by one half of the
 samples and is judged by the other, both ways round. The first in that order wins unless another keeps more needles by
 over two standard errors: un-rotated weights do not fade with distance, which short texts cannot show, and whole layers
-are simpler. What wins then chooses by all samples.
+are simpler. What wins then chooses by all samples. Of layers that is the earliest which is no worse than the best one,
+and the best of the two behind it that is not clearly worse, since one layer by itself hangs on few heads.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 from sp.arrays import Doubles, Floats
 from sp.scoring.calibration.reading import ROTATIONS, Sample
 
-MOST_LAYERS = 2
 MOST_HEADS = 8
 SHARE = 0.05
 """A needle is kept whose chunk is among so many of all."""
 CLEARLY = 2.0
-"""Standard errors by which another way of choosing has to be better."""
+"""Standard errors by which another way of choosing has to be better, or a second layer may not be worse."""
+NEAR = 2
+"""Layers behind the first one among which a second one is looked for."""
 LEAST_KEPT = 0.2
 """Share of needles kept, left out, below which heads are taken to find nothing."""
 
@@ -91,7 +93,7 @@ def choose(samples: Sequence[Sample]) -> Choice:
         for rotary in ("none", "post"):
             parts = [judge(halves[1 - half], rotary, choose_by(halves[half], rotary, unit)) for half in (1, 0)]
             left_out = Judged(*(np.concatenate(pair) for pair in zip(*map(_pair, parts), strict=True)))
-            ways.append(Choice(rotary, unit, {}, left_out))  # type: ignore[arg-type]
+            ways.append(Choice(rotary, unit, {}, left_out))
     most = max(ways, key=lambda way: float(way.left_out.kept.mean()))
     way = next(way for way in ways if not worse(way.left_out.kept, most.left_out.kept, CLEARLY))
     return Choice(way.rotary, way.unit, choose_by(samples, way.rotary, way.unit), way.left_out)
@@ -102,19 +104,25 @@ def _pair(judged: Judged) -> tuple[Doubles, Doubles]:
 
 
 def choose_by(samples: Sequence[Sample], rotary: Rotary, unit: Unit) -> dict[int, tuple[int, ...]]:
-    """The layers, or heads, that are no worse than the best one, the earliest first, up to `MOST_LAYERS` of them.
-
-    Of heads, `MOST_HEADS`.
-    """
+    """Up to two layers, see the module; or heads that are no worse than the best, the earliest first, `MOST_HEADS`."""
     place = ROTATIONS.index(rotary)
     if unit == "layers":
-        scores = _log_ranks(samples, [sample.weights[place].max(axis=1) for sample in samples])
-        return {layer: tuple(range(samples[0].weights.shape[2])) for (layer,) in as_good(scores, MOST_LAYERS)}
+        return {layer: tuple(range(samples[0].weights.shape[2])) for layer in two_layers(samples, place)}
     scores = _log_ranks(samples, [sample.weights[place] for sample in samples])
     found: dict[int, tuple[int, ...]] = {}
     for layer, head in as_good(scores, MOST_HEADS):
         found[layer] = (*found.get(layer, ()), head)
     return found
+
+
+def two_layers(samples: Sequence[Sample], place: int) -> tuple[int, ...]:
+    """The layers that are chosen by samples, or the one, ascending; of one rotation."""
+    scores = _log_ranks(samples, [sample.weights[place].max(axis=1) for sample in samples])
+    best = scores[:, scores.mean(axis=0).argmin()]
+    ((anchor,),) = as_good(scores, 1)
+    near = range(anchor + 1, min(anchor + 1 + NEAR, scores.shape[1]))
+    seconds = [layer for layer in near if not worse(-scores[:, layer], -best, CLEARLY)]
+    return (anchor, *sorted(seconds, key=lambda layer: float(scores[:, layer].mean()))[:1])
 
 
 def as_good(scores: Doubles, most: int) -> list[tuple[int, ...]]:
@@ -150,7 +158,7 @@ def judge(samples: Sequence[Sample], rotary: Rotary, heads: Heads) -> Judged:
         for sample in samples
     ]
     counts = np.array([sample.rank(weights.mean(axis=-1)) for sample, weights in zip(samples, pooled, strict=True)])
-    chunks = np.array([len(weights) - 2 for weights in pooled])  # without the first and the needle's own
+    chunks = np.array([len(weights) - 2 for weights in pooled])  # without the first and one of the needle's own
     return Judged(counts / chunks, np.log1p(counts))
 
 

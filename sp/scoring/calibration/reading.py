@@ -26,6 +26,8 @@ from sp.scoring.calibration.texts import Text, make_text
 HALVES = (("prose", "json"), ("code", "log"))
 """Kinds of text that hide the first and the second half of the phrasings."""
 ROTATIONS = ("none", "post")
+PART = 0.5
+"""Share of what the fullest chunk holds of a needle that another one must hold to stand for it as well."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,21 @@ class Sample:
         Of the text.
     half : int
         Of the phrasings and kinds, 0 or 1.
-    chunk : int
-        The one that holds most of the needle, among whole chunks before the question.
+    chunks : tuple of int
+        Those that hold a good part of the needle, among whole chunks before the question.
     weights : float32 (rotations, attention layers, heads, chunks, HEATMAP_CHUNK)
         Largest weight that a query of the question gave each token, un-rotated and rotated.
     """
 
     kind: str
     half: int
-    chunk: int
+    chunks: tuple[int, ...]
     weights: Floats
 
     def rank(self, scores: Floats) -> Any:
         """Chunks with more than the needle's score, of scores (..., chunks); the first, with the sink, is none."""
-        return (scores[..., 1:] > scores[..., self.chunk : self.chunk + 1]).sum(axis=-1)
+        best = scores[..., list(self.chunks)].max(axis=-1, keepdims=True)
+        return (scores[..., 1:] > best).sum(axis=-1)
 
 
 def samples(
@@ -126,8 +129,8 @@ def read_text(
         yield Sample(text.kind, half, *look(model, prompt, keys))
 
 
-def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[int, Floats]:
-    """The needle's chunk, and the weights of a `Sample`."""
+def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[int, ...], Floats]:
+    """The needle's chunks, and the weights of a `Sample`."""
     nothing = np.zeros(len(prompt), bool)
     positions = np.arange(len(prompt), dtype=np.int64)
     request = up_to_question(
@@ -148,7 +151,8 @@ def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[int, Fl
     xp = array_module(columns["post"][0])
     weights: Floats = on_host(xp.stack([xp.stack(columns[rotation]) for rotation in ROTATIONS]))
     held = np.bincount(np.flatnonzero(prompt.mask("needle")[:whole]) // HEATMAP_CHUNK, minlength=chunks)
-    return int(held.argmax()), weights.reshape(*weights.shape[:-1], chunks, HEATMAP_CHUNK)
+    chunks_held = tuple(np.flatnonzero(held >= PART * held.max()).tolist())
+    return chunks_held, weights.reshape(*weights.shape[:-1], chunks, HEATMAP_CHUNK)
 
 
 def shared_start(one: Ints, other: Ints) -> int:
