@@ -116,6 +116,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],
             "positions": result.answer.trace.facts.get("positions", []),
+            "retrieval": result.answer.trace.facts.get("retrieval", []),
             "math": result.answer.trace.facts.get("math", []),
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,

@@ -74,6 +74,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "math": result.answer.trace.facts.get("math", []),
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "retrieval": result.answer.trace.facts.get("retrieval", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "window": result.answer.trace.facts.get("window"),
@@ -146,6 +147,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "math": result.answer.trace.facts.get("math", []),
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "retrieval": result.answer.trace.facts.get("retrieval", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "expert_choices": result.answer.trace.facts.get("expert_choices"),
@@ -221,7 +223,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("repacked", "math", "cards", "experts", "positions", "selection"):
+    for name in ("repacked", "math", "cards", "experts", "positions", "retrieval", "selection"):
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -257,6 +259,7 @@ NOTES = {
     "cards": "Cards",
     "experts": "Experts",
     "positions": "Positions",
+    "retrieval": "Retrieval",
     "selection": "Selection",
 }
 """Lists of a report that say what should not go unsaid."""
