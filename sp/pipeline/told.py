@@ -21,6 +21,7 @@ from sp.pipeline.result import Scored
 from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import Scorer
+from sp.scoring.attention.calibrated import LAST_QUERIES, retrieval_of
 from sp.scoring.base import ModelFreeScorer
 from sp.scoring.reading import ReadingScorer
 from sp.trace import Stage
@@ -54,6 +55,7 @@ def told(
         "repacked": repacked_lines(target, drafter, draft),
         "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
         "positions": position_lines(target, drafter, options.scorer, scored),
+        "retrieval": retrieval_lines(drafter, options.scorer, scored),
         **others,
     }
     return {name: fact for name, fact in facts.items() if fact}
@@ -109,6 +111,28 @@ def rounded_tokens(tokens: int, chunk: int) -> int:
     """
     whole, rest = tokens - tokens % chunk, tokens % chunk
     return (whole if chunk >= ROUNDED_TOKENS else 0) + (rest if rest >= ROUNDED_TOKENS else 0)
+
+
+def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
+    """Which layers of the drafter a scorer that asks for them went by, why those, and who asked where nobody is known.
+
+    Examples
+    --------
+    >>> from sp.pipeline.load import embedded, load
+    >>> from sp.scoring import SCORERS
+    >>> retrieval_lines(load(embedded("drafter"), device="cpu"), SCORERS.build("calibrated"), None)
+    ['drafter: layers 2, 3 of 5 by rule, un-rotated; 4 are run; sp calibrate drafter.gguf measures which retrieve']
+    """
+    if drafter is None or not scorer.retrieves or not drafter.model.config.attention_layers:
+        return []
+    config, found = drafter.model.config, retrieval_of(drafter.model.config)
+    layers = f"layers {', '.join(map(str, found.layers))} of {config.layers}"
+    line = f"drafter: {layers} {'as calibrated' if found.measured else 'by rule'}"
+    line += f", {'un-rotated' if found.rotary == 'none' else 'rotated'}; {found.depth} are run"
+    lines = [line if found.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"]
+    if scored is not None and not scored.drafted.mask("question").any():
+        lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens ask")
+    return lines
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:

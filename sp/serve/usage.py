@@ -117,6 +117,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],
             "positions": result.answer.trace.facts.get("positions", []),
             "dropped": result.answer.trace.facts.get("dropped", []),
+            "retrieval": result.answer.trace.facts.get("retrieval", []),
             "math": result.answer.trace.facts.get("math", []),
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,

@@ -261,3 +261,13 @@ def test_keys_of_the_layers_that_are_run_are_kept(drafter) -> None:
     assert kept is not None
     assert kept.layers == rule_of_thumb(drafter.model.config).depth
     assert 0 < scorer.flops(drafter.model.config, 1000) < SCORERS.build("tail").flops(drafter.model.config, 1000)
+
+
+def test_a_file_of_random_weights_gets_the_rule(tmp_path) -> None:
+    from sp.models.synthetic.synthetic import write_synthetic
+
+    made = load(write_synthetic(tmp_path / "noise.gguf", "tiny-qwen3", "q8_0", 0), extrapolate=True, device="cpu")
+    found = calibrate(made.path, made.model, made.tokenizer, made.template, tokens=400)
+    assert found.made["chosen"] == "by rule, as no head finds needles"
+    assert found.heads == dict(rule_of_thumb(made.model.config).heads)
+    assert found.top_5_percent < 0.2

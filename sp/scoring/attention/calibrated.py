@@ -23,7 +23,7 @@ from sp.scoring.reading import DRAFTING, ReadingScorer, first_layers
 LAST_QUERIES = 32
 """Tokens at the end of a prompt that ask where no question is known."""
 DEPTH = 0.6
-"""Share of the attention layers that ends with the two that find most, untrained and unmeasured."""
+"""Share of the attention layers before the second of the two that find most, untrained and unmeasured."""
 
 
 @register_scorer("calibrated")
@@ -105,19 +105,19 @@ def retrieval_of(config: ModelConfig) -> Retrieval:
 
 
 def rule_of_thumb(config: ModelConfig) -> Retrieval:
-    """All heads, un-rotated, of the two attention layers that end at 60 % of them.
+    """All heads, un-rotated, of the two attention layers around 60 % of the depth.
 
     Examples
     --------
     >>> from sp.models.synthetic.shapes import find_shape
     >>> found = rule_of_thumb(find_shape("qwen3-0.6b").config)
     >>> found.layers, found.rotary
-    ((15, 16), 'none')
+    ((16, 17), 'none')
     """
     layers = config.attention_layers
     if not layers:
         raise ConfigError("scorer calibrated reads attention, and no layer of the drafter has any; take another scorer")
-    last = min(max(round(DEPTH * len(layers)), 2), len(layers))
+    last = min(max(round(DEPTH * len(layers)) + 1, 2), len(layers))
     heads = tuple(range(config.heads))
     return Retrieval(tuple((layer, heads) for layer in layers[max(last - 2, 0) : last]), "none", measured=False)
 

@@ -72,7 +72,7 @@ def fill(phrasings: tuple[Phrasing, ...], rng: random.Random) -> list[Phrasing]:
     Examples
     --------
     >>> fill(PHRASINGS[5:6], random.Random(0))[0].question
-    'What is the access key for the Kestrel Bay gateway?'
+    'What is the access key for the Saltmarsh gateway?'
     """
     words = {name: rng.sample(known, len(known)) for name, known in SLOTS.items()}
     filled = []

@@ -77,7 +77,7 @@ def needed_depth(scorers: Iterable[Scorer], config: ModelConfig) -> int | None:
     >>> from sp.scoring import SCORERS
     >>> config = find_shape("qwen3-0.6b").config
     >>> needed_depth([SCORERS.build("calibrated"), SCORERS.build("bm25")], config)
-    17
+    18
     >>> needed_depth([SCORERS.build("calibrated"), SCORERS.build("lookahead")], config), needed_depth([], config)
     (None, None)
     """

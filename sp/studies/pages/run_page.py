@@ -162,7 +162,18 @@ def _settings(told: Mapping[str, Any], report: Mapping[str, Any]) -> Html:
         if described:
             inside = facts([(name, _said(value)) for name, value in described.items()])
             shown.append((role, tag("details", tag("summary", described.get("file") or role), inside)))
-    for name in ("drafter", "window", "positions", "dropped", "selection", "repacked", "math", "cards", "experts"):
+    for name in (
+        "drafter",
+        "window",
+        "positions",
+        "retrieval",
+        "dropped",
+        "selection",
+        "repacked",
+        "math",
+        "cards",
+        "experts",
+    ):
         if value := report.get(name):
             shown.append((name, value if isinstance(value, str) else "; ".join(map(str, value))))
     return join([facts(shown), tag("p", f"Written by sp {told.get('sp', '')}", class_="note")])

@@ -77,6 +77,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "dropped": result.answer.trace.facts.get("dropped", []),
+        "retrieval": result.answer.trace.facts.get("retrieval", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "window": result.answer.trace.facts.get("window"),
@@ -150,6 +151,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "dropped": result.answer.trace.facts.get("dropped", []),
+        "retrieval": result.answer.trace.facts.get("retrieval", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
         "expert_choices": result.answer.trace.facts.get("expert_choices"),
@@ -268,6 +270,7 @@ NOTES = {
     "experts": "Experts",
     "positions": "Positions",
     "dropped": "Dropped",
+    "retrieval": "Retrieval",
     "selection": "Selection",
 }
 """Lists of a report that say what should not go unsaid."""

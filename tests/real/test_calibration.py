@@ -1,0 +1,75 @@
+"""The calibration of a real drafter: what ships for it, what it finds, and that stopping early changes nothing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from sp.pipeline.load import Loaded, load
+from sp.pipeline.stages import score_request
+from sp.prompt import Prompt, TokenisedPrompt
+from sp.scoring import chunk_means
+from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb
+from sp.scoring.calibration.known import file_sha256, shipped
+from sp.scoring.calibration.phrasings import PHRASINGS
+from sp.scoring.calibration.texts import KINDS, make_text
+
+SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@pytest.fixture
+def whole(request: pytest.FixtureRequest) -> Loaded:
+    """SmolLM2-135M-Instruct, all of it."""
+    try:
+        found: Loaded = request.getfixturevalue("loaded_smollm2")
+    except pytest.FixtureLookupError:
+        pytest.skip("there is no fixture of the real file here")
+    return found
+
+
+@pytest.fixture
+def cut(whole: Loaded) -> Loaded:
+    """The same, loaded for the scorer alone."""
+    return load(whole.path, extrapolate=True, device="cpu", scorers=[CalibratedScorer()])
+
+
+def asked(loaded: Loaded, kind: str, number: int, tokens: int = 1000) -> TokenisedPrompt:
+    """A text of a kind with eight facts, and the question for one of them."""
+
+    def count(text: str) -> int:
+        return len(loaded.tokenizer.encode(text).ids)
+
+    text = make_text(kind, PHRASINGS[number // 8 * 8 :][:8], tokens, count, random.Random(f"{kind} {number} held out"))
+    needle, question = text.needles[number % 8]
+    return Prompt.from_document(text.document, question, loaded.template, needle=needle).tokenise(loaded.tokenizer)
+
+
+def test_what_ships_belongs_to_the_file(whole: Loaded) -> None:
+    found = shipped()[SMOLLM2]
+    assert file_sha256(whole.path) == SMOLLM2
+    assert (sorted(found.heads), found.rotary, found.depth) == ([17, 18], "none", 19)
+    assert found.top_5_percent > 0.9
+    assert rule_of_thumb(whole.model.config).layers == (17, 18)  # what works untrained is the same here
+
+
+def test_eleven_layers_and_the_head_are_not_loaded_and_scores_are_the_same(whole: Loaded, cut: Loaded) -> None:
+    assert (cut.model.depth, whole.model.depth) == (19, 30)
+    assert cut.model.trunk.output is None
+    assert cut.model.nbytes < 0.7 * whole.model.nbytes
+    prompt = asked(whole, "prose", 0)
+    one, other = (CalibratedScorer().score(score_request(loaded, prompt)).scores for loaded in (whole, cut))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fact_is_found(cut: Loaded, kind: str) -> None:
+    ranks = []
+    for number in (1, 14):  # of each half of the phrasings
+        prompt = asked(cut, kind, number)
+        scores = chunk_means(CalibratedScorer().score(score_request(cut, prompt)).scores, 32)
+        held = np.bincount(np.flatnonzero(prompt.mask("needle")) // 32, minlength=len(scores))
+        best = scores[held >= held.max() / 2].max()
+        ranks.append((scores[1:] > best).sum() / len(scores))  # the first chunk holds the sink
+    assert max(ranks) <= 0.1
