@@ -20,10 +20,12 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.result import Scored
 from sp.prompt import TokenisedPrompt
 from sp.quant import Math
-from sp.scoring import Scorer
-from sp.scoring.attention.calibrated import LAST_QUERIES, retrieval_of
+from sp.scoring import SCORERS, Scorer
+from sp.scoring.attention.calibrated import LAST_QUERIES, CalibratedScorer, retrieval_of
+from sp.scoring.auto import AutoScorer
 from sp.scoring.base import ModelFreeScorer
 from sp.scoring.reading import ReadingScorer
+from sp.scoring.trained.late_interaction import LateInteractionScorer
 from sp.trace import Stage
 
 
@@ -125,14 +127,30 @@ def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | Non
     """
     if drafter is None or not scorer.retrieves or not drafter.model.config.attention_layers:
         return []
+    config, lines = drafter.model.config, list[str]()
+    if isinstance(scorer, AutoScorer):
+        scorer = scorer.chosen(config)
+        lines.append(f"drafter: scorer auto is {SCORERS.name_of(scorer)} for {plain(drafter.path.name, 60)}")
+    if isinstance(scorer, LateInteractionScorer):
+        head = scorer.head(config)
+        lines.append(
+            f"drafter: a trained head of rank {head.rank} on layers {', '.join(map(str, sorted(head.key)))} of "
+            f"{config.layers}; {head.depth} are run"
+        )
+    if isinstance(scorer, CalibratedScorer):
+        lines.append(calibrated_line(drafter))
+    if scored is not None and not scored.drafted.mask("question").any():
+        lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens ask")
+    return lines
+
+
+def calibrated_line(drafter: Loaded) -> str:
+    """What `calibrated` goes by."""
     config, found = drafter.model.config, retrieval_of(drafter.model.config)
     layers = f"layers {', '.join(map(str, found.layers))} of {config.layers}"
     line = f"drafter: {layers} {'as calibrated' if found.measured else 'by rule'}"
     line += f", {'un-rotated' if found.rotary == 'none' else 'rotated'}; {found.depth} are run"
-    lines = [line if found.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"]
-    if scored is not None and not scored.drafted.mask("question").any():
-        lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens ask")
-    return lines
+    return line if found.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
