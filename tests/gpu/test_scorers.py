@@ -65,7 +65,7 @@ def folder() -> Path:
 
 def build(name: str, options: dict[str, Any], model: Model) -> Scorer:
     """The scorer, with weights for the model where it has to be trained."""
-    if not issubclass(SCORERS.class_of(name), TrainedScorer):
+    if name != "late_interaction" and not issubclass(SCORERS.class_of(name), TrainedScorer):
         return SCORERS.build(name, options)
     learnt = {key: value for key, value in options.items() if key == "weights"}
     return SCORERS.build(name, options | with_map(name, learnt, model, folder()))
