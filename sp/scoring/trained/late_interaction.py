@@ -49,7 +49,7 @@ class LateInteractionScorer(ReadingScorer):
 
     Notes
     -----
-    The sum of maxima is that of ColBERT (arXiv 2004.12832); how the head was trained: ``experiments/retrieval_head``.
+    The sum of maxima is that of ColBERT (arXiv 2004.12832); how the head was trained: ``experiments/scoring_head``.
     """
 
     retrieves: ClassVar[bool] = True
