@@ -214,17 +214,29 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
     np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": "flashprefill", "alpha": 0.5}], ids=str)
-@pytest.mark.parametrize("tokens", [700, 1300])
-def test_several_cards_find_what_one_finds(tokens, options, drafter, tmp_path) -> None:
-    scorer = scorer_of(random_head(drafter.config, query=(1, 3), key=(0, 2, 3)), tmp_path, **options)
-    request = prompt(drafter, tokens, (tokens - 30, tokens - 4))
-    want = scorer.score(request)
-    for count in (2, 4):
-        group = HostGroup(count)
-        got = scorer.score(replace(request, cards=Cards(group, [drafter] * count)))
-        np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
-        assert not group.done  # its kernels are not those of `sp` alone, so every reading waits as a first one does
+def test_of_several_cards_the_first_reads_alone(drafter, tmp_path) -> None:
+    scorer = scorer_of(random_head(drafter.config, query=(1, 3), key=(0, 2, 3)), tmp_path)
+    request, group = prompt(drafter, 900, (870, 896)), HostGroup(2)
+    got = scorer.score(replace(request, cards=Cards(group, [drafter] * 2)))
+    np.testing.assert_array_equal(got.scores, scorer.score(request).scores)
+    assert group.runs == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_what_several_cards_would_show_is_all_of_it(count, drafter) -> None:
+    """Queries, keys and values that a head is given, in order, wherever their pages lie."""
+    request, seen = prompt(drafter, 1300, (1270, 1296)), list[list[np.ndarray]]()
+    cards = None if count == 1 else Cards(HostGroup(count), [drafter] * count)
+    for given in (None, cards):
+        shown: list[np.ndarray] = []
+
+        def watch(layer: int, q: Any, cache: Any, shown: list[np.ndarray] = shown) -> None:
+            shown.extend([q[-32:].copy(), *replace(cache.stored(layer), tokens=1300).gather()])
+
+        read_on(replace(request, cards=given), watch, attend=dense_attention, rows=32, depth=3)
+        seen.append(shown)
+    for one, other in zip(*seen, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-2)
 
 
 def test_layers_behind_the_head_are_neither_run_nor_counted(drafter, tmp_path) -> None:

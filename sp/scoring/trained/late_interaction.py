@@ -85,7 +85,9 @@ class LateInteractionScorer(ReadingScorer):
         def watch(layer: int, q: Floats, cache: Cache) -> None:
             space.add(layer, q[-rows:], cache.stored(layer))
 
-        read_on(request, watch, attend=attend, rows=rows, depth=head.depth)
+        # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
+        # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
+        read_on(replace(request, cards=None), watch, attend=attend, rows=rows, depth=head.depth)
         worth = space.worth()
         scores = np.repeat(worth, CHUNK)[:n]
         scores[start:] = 0
