@@ -48,7 +48,8 @@ def test_run_as_json_has_the_documented_keys_and_files(
     task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
     status = call(
         monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
-        "--keep-ratio", 0.2, "--compress", "always", "--out", out, "--json", "--set", "selector.sink=8",
+        "--scorer", "tail", "--keep-ratio", 0.2, "--compress", "always", "--out", out, "--json",
+        "--set", "selector.sink=8",
     )  # fmt: skip
     assert status == 0
     run = json.loads(capsys.readouterr().out)

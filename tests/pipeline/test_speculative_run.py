@@ -108,7 +108,7 @@ def command(retriever_target: Path, retriever_drafter: Path, tmp_path: Path) -> 
     text.write_text(TASK.document)
     pair = "--target", retriever_target, "--drafter", retriever_drafter, "--device", "cpu"
     asked = "--prompt-file", text, "--question", TASK.question, "--out", tmp_path / "out"
-    return ["run", *pair, *asked, "--keep-ratio", 0.3, "--max-new-tokens", 12, "--no-full"]
+    return ["run", *pair, *asked, "--scorer", "tail", "--keep-ratio", 0.3, "--max-new-tokens", 12, "--no-full"]
 
 
 def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) -> None:
