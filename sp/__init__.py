@@ -14,7 +14,7 @@ Examples
 ... )
 >>> pipeline.run(prompt).decision.activated
 False
->>> pipeline.run(prompt, sp.RunOptions(keep_ratio=0.8, scorer="lexical")).decision.activated
+>>> pipeline.run(prompt, sp.RunOptions(keep_ratio=0.8, scorer="lexical", compress="always")).decision.activated
 True
 """
 

@@ -79,7 +79,7 @@ def test_policies_take_turns_and_read_what_is_theirs(
     assert 700 <= talk.usage["cached"] <= 704
     assert 0 < talk.usage["kept"] < talk.usage["new"] <= 160
     assert talk.usage["drafted"] < 220 < cold.usage["drafted"]
-    assert talk.usage["read"] < cold.usage["read"] <= 0.4 * 860 + 1
+    assert talk.usage["read"] < cold.usage["read"] <= 0.4 * 860 + 100  # markup and question
     assert prefix.usage["kept"] == prefix.usage["new"] == 860 - prefix.usage["cached"] <= 160
     assert prefix.usage["drafted"] == 0
     assert {"render", "tokenise", "draft", "score", "select", "recall", "target prefill", "other"} <= talk.stages.keys()

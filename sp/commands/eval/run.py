@@ -257,4 +257,4 @@ MEANINGS = {
     },
 }
 """What heads mean that do not say so."""
-NOT_RUN = "not run: nothing tells the oracle what counts, or a prompt of a file exceeds the target's context"
+NOT_RUN = "not run: a prompt of a file exceeds the target's context, or nothing tells the oracle what counts"
