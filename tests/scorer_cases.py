@@ -10,12 +10,13 @@ import numpy as np
 import yaml
 from retriever_files import token_task
 
-from sp.models import Model
+from sp.models import Model, ModelConfig
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.head_map import HeadMap, model_key
 from sp.scoring.trained.attention_features import OVER_HEADS
 from sp.scoring.trained.base import TrainedScorer
 from sp.scoring.trained.cross_head import start_params
+from sp.scoring.trained.scoring_head import ScoringHead
 from sp.scoring.trained.weights_file import ScorerFile
 
 KEY, VALUE = 5, 4
@@ -80,6 +81,14 @@ CASES: dict[str, Case] = {
         (SPARSE, {"calibrate": "never"}),
         finds={},
         bad=(*BAD_READING, ({"calibrate": "yes"}, "calibrate is"), ({"queries": 8}, "unknown option")),
+    ),
+    "auto": Case(
+        (SPARSE, {"calibrate": "never"}),
+        finds={},  # of a file that nothing is known of: as `calibrated`
+        bad=(*BAD_READING, ({"calibrate": "yes"}, "calibrate is"), ({"queries": 8}, "unknown option")),
+    ),
+    "late_interaction": Case(
+        (SPARSE,), bad=(*BAD_READING, ({"weights": 3}, "weights must"), ({"queries": 8}, "unknown option"))
     ),
     "snapkv": Case(
         ({"queries": 8, "over_heads": "mean", "pooling": "max", "pool": 5},), finds={"queries": 3}, bad=BAD_ATTENTION
@@ -192,6 +201,10 @@ def with_map(name: str, options: dict[str, Any], model: Model, folder: Path) -> 
 
     Trained scorers get a file likewise; what stands in `weights` are its options of learning.
     """
+    if name == "late_interaction":
+        path = folder / "head.safetensors"
+        random_head(model.config).save(path, {})
+        return options | {"weights": str(path)}
     if issubclass(SCORERS.class_of(name), TrainedScorer):
         return options | {"weights": str(weights_of_last_layer(name, options.get("weights", ""), model, folder))}
     if name != "retrieval_heads":
@@ -224,6 +237,34 @@ def weights_of_last_layer(name: str, learning: str, model: Model, folder: Path) 
     path = folder / f"{name}.safetensors"
     ScorerFile(name, model_key(model), arrays, vars(options)).save(path)
     return path
+
+
+def random_head(
+    config: ModelConfig,
+    query: tuple[int, ...] | None = None,
+    key: tuple[int, ...] | None = None,
+    rank: int = 7,
+    seed: int = 0,
+    drafter: str = "0" * 64,
+) -> ScoringHead:
+    """A head of some rows much larger than others, for layers by their place among those with attention; all if none
+    are given. Its numbers are those of float16, as in a file."""
+    rng, layers = np.random.default_rng(seed), config.attention_layers
+    places = tuple(range(len(layers)))
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        drawn = rng.normal(size=(rows, columns)) / rows**0.5
+        drawn[rng.integers(0, rows, 3)] *= 20
+        return drawn.astype(np.float16).astype(np.float32)
+
+    wide, deep = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+    queries, keys = ([layers[place] for place in (places if some is None else some)] for some in (query, key))
+    return ScoringHead(
+        drafter,
+        {layer: matrix(wide, rank) for layer in queries},
+        {layer: matrix(deep, rank) for layer in keys},
+        {layer: matrix(wide, 1)[:, 0] for layer in queries},
+    )
 
 
 def margin(scores: np.ndarray, start: int) -> float:

@@ -72,4 +72,6 @@ def calibrate(
         f"left out, {made.n} questions: {100 * made.top_5_percent:.0f} % of needles among the first 5 % of the chunks, "
         f"median rank {100 * made.rank:.1f} %"
     )
+    if made.scorer != "calibrated":
+        print(f"scorer auto still takes {made.scorer} with this file; --scorer calibrated goes by what was measured")
     print(f"written to {kept}")

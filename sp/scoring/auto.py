@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.scoring.attention.calibrated import CalibratedScorer
 from sp.scoring.base import SCORERS, Importance, Scorer, ScoreRequest, register_scorer
 from sp.scoring.reading import DRAFTING, ReadingScorer
+from sp.values import shown
+
+CALIBRATED = "calibrated"
+"""What is taken where nothing is known of a file."""
 
 
 @register_scorer("auto")
@@ -32,8 +36,20 @@ class AutoScorer(ReadingScorer):
     calibrate: Literal["auto", "never"] = "auto"
 
     def chosen(self, config: ModelConfig) -> Scorer:
-        """The scorer for a model, with these options of reading."""
-        name = config.retrieval.scorer if config.retrieval else SCORERS.name_of(CalibratedScorer())
+        """The scorer for a model, with these options of reading.
+
+        Raises
+        ------
+        ConfigError
+            The calibration names none that reads with a drafter.
+        """
+        name = config.retrieval.scorer if config.retrieval else CALIBRATED
+        kind = SCORERS.class_of(name) if name in SCORERS else None
+        if kind is None or not issubclass(kind, ReadingScorer) or kind.reads_target or kind is AutoScorer:
+            raise ConfigError(
+                f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
+                "drafter; make it anew with sp calibrate, or name one with --scorer"
+            )
         return SCORERS.build(name, {option: getattr(self, option) for option in DRAFTING[1:]})
 
     def flops(self, config: ModelConfig, tokens: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compare import nmse
 from device_models import case
-from scorer_cases import MATRIX, with_map
+from scorer_cases import MATRIX, random_head, with_map
 
 from sp.evals import TASKS
 from sp.evals.run import counter
@@ -20,6 +20,7 @@ from sp.models import Model
 from sp.models.synthetic.random_store import random_model
 from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
+from sp.scoring.trained import late_interaction
 from sp.scoring.trained.base import TrainedScorer
 from sp.studies.sample import sample
 
@@ -65,7 +66,7 @@ def folder() -> Path:
 
 def build(name: str, options: dict[str, Any], model: Model) -> Scorer:
     """The scorer, with weights for the model where it has to be trained."""
-    if not issubclass(SCORERS.class_of(name), TrainedScorer):
+    if name != "late_interaction" and not issubclass(SCORERS.class_of(name), TrainedScorer):
         return SCORERS.build(name, options)
     learnt = {key: value for key, value in options.items() if key == "weights"}
     return SCORERS.build(name, options | with_map(name, learnt, model, folder()))
@@ -104,6 +105,24 @@ def test_the_scores_are_those_of_numpy(name, options) -> None:
     assert sum(told) in (0, N * case(role).gpu.config.layers)
 
 
+@pytest.mark.parametrize("size", [1 << 16, 512])
+@pytest.mark.parametrize(("tokens", "asking"), [(1, 0), (40, 7), (1283, 96), (N, 20), (N, 0)])
+def test_late_interaction_is_that_of_numpy(tokens, asking, size, tmp_path, monkeypatch) -> None:
+    """Of a head with outliers, trained for nothing; in slices, for any length, with a question and without."""
+    monkeypatch.setattr(late_interaction, "SLICE", size)
+    models, ids = case("drafter"), prompt("drafter")[0][-tokens:]
+    random_head(models.cpu.config, query=(1, 3), key=(0, 2, 3), rank=96).save(tmp_path / "head.safetensors", {})
+    scorer = SCORERS.build("late_interaction", {"weights": str(tmp_path / "head.safetensors")})
+    question = np.arange(tokens) >= tokens - asking
+    requests = [ScoreRequest(model, ids, np.arange(tokens), question, ~question) for model in (models.cpu, models.gpu)]
+    want, got = (scorer.score(request) for request in requests)
+    print(f"{tokens} tokens: off by {np.abs(got.scores - want.scores).max():.1e}")
+    assert type(got.scores) is np.ndarray
+    assert got.scores.dtype == want.scores.dtype
+    np.testing.assert_allclose(got.scores, want.scores, atol=1e-2)
+    assert not got.scores[question].any()
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -118,6 +137,7 @@ def test_the_scores_are_those_of_numpy(name, options) -> None:
         ("embedding", {}),
         ("probe", {}),
         ("cross_attention", {}),
+        ("late_interaction", {}),
     ],
     ids=str,
 )
@@ -135,8 +155,9 @@ def test_what_is_held_at_128k(name, options) -> None:
     assert held < MOST_HELD.get(name, 3e9)
 
 
-MOST_HELD = {"probe": 3.5e9}
-"""Bytes beyond the drafter's weights: the probe looks with the question's rows too, and in both rotations (3.29e9)."""
+MOST_HELD = {"probe": 3.5e9, "late_interaction": 3.5e9}
+"""Bytes beyond the drafter's weights: the probe looks with the question's rows too, and in both rotations (3.29e9);
+late interaction unpacks all keys and values of a layer, and half of them as float32."""
 
 
 @cache

@@ -140,7 +140,7 @@ def test_what_a_scorer_needs_of_the_prompt(name, model) -> None:
 
 def test_predicted_costs(drafter, tmp_path) -> None:
     def cost(name: str, **options: Any) -> float:
-        return SCORERS.build(name, options).flops(drafter.config, 100_000)
+        return SCORERS.build(name, with_map(name, options, drafter, tmp_path)).flops(drafter.config, 100_000)
 
     assert cost("layer_subset", layers=[0]) == cost("embedding", depth=1) < cost("tail")
     assert cost("tail") == cost("lookahead", layers=[0]) == cost("self_information") > 0

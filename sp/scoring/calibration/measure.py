@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model
 from sp.scoring.attention.calibrated import rule_of_thumb
 from sp.scoring.calibration.choose import choose
-from sp.scoring.calibration.known import file_sha256
+from sp.scoring.calibration.known import file_sha256, shipped
 from sp.scoring.calibration.phrasings import PHRASINGS
 from sp.scoring.calibration.reading import HALVES, samples
 from sp.scoring.calibration.record import Calibration
@@ -38,6 +39,7 @@ def calibrate(
     """Measure which heads of a drafter find needles, and choose those that the scorer `calibrated` takes.
 
     Where no head finds needles that were left out, as with random weights, it is `rule_of_thumb`, and `made` says so.
+    Which scorer `auto` takes is not measured: it stays that of the calibration that ships for the file, if one does.
 
     Parameters
     ----------
@@ -73,4 +75,6 @@ def calibrate(
     }
     rank, kept = float(np.median(choice.left_out.ranks)), float(choice.left_out.kept.mean())
     rotary = choice.rotary if choice.finds else "none"
-    return Calibration(file_sha256(path), path.name, heads, rotary, rank, kept, len(shown), made)
+    found = Calibration(file_sha256(path), path.name, heads, rotary, rank, kept, len(shown), made)
+    known = shipped().get(found.sha256)
+    return found if known is None else replace(found, scorer=known.scorer)

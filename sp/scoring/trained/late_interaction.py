@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sp.arrays import Floats
-from sp.kernels import is_device
 from sp.models import Cache, Model, ModelConfig
 from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.kv_pages import kv_gather, unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.unrotate import unrotate
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, read_on
@@ -26,7 +23,7 @@ CHUNK = 32
 LEAD = 2
 """Tokens before the question, of the blank line, that ask with it, as the head learnt it."""
 SLICE = 1 << 16
-"""Tokens that are projected at once: a bound on memory."""
+"""Tokens that are projected at once, whole chunks: a bound on memory."""
 
 
 @register_scorer("late_interaction")
@@ -39,7 +36,9 @@ class LateInteractionScorer(ReadingScorer):
 
         ``sum_i softmax_i(q_i g) max_(j in c) cos(q_i A, x_j B)``
 
-    over asking tokens i: those of the question and the markup behind it. Layers behind the head's last are not run.
+    over asking tokens i: those of the question, of the blank line before it and of the markup behind it, and only the
+    last 64 of them; where a prompt names no question, its last 32 tokens. A token of the document is worth what its
+    chunk is, an asking one nothing. Layers behind the head's last are not run.
 
     Parameters
     ----------
@@ -54,6 +53,8 @@ class LateInteractionScorer(ReadingScorer):
     """
 
     retrieves: ClassVar[bool] = True
+    calibrate: ClassVar[str] = "never"
+    """A head is looked up by the file alone; no measurement would bring one."""
 
     weights: str = ""
 
@@ -62,7 +63,7 @@ class LateInteractionScorer(ReadingScorer):
         return head_for(config, self.weights)
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run."""
+        """Predicted operations of the layers that are run; those of the head are few."""
         return super().flops(first_layers(config, self.head(config).depth), tokens)
 
     def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
@@ -74,7 +75,7 @@ class LateInteractionScorer(ReadingScorer):
         return self.head(config).depth
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Run the drafter's first layers once over the prompt, and compare."""
+        """Run the drafter's first layers once over the prompt, and compare; ConfigError if there is no head for it."""
         model, n = request.model, len(request.ids)
         head, attend = self.head(model.config), self.attend(request)
         start = first_asking(request)
@@ -84,7 +85,9 @@ class LateInteractionScorer(ReadingScorer):
         def watch(layer: int, q: Floats, cache: Cache) -> None:
             space.add(layer, q[-rows:], cache.stored(layer))
 
-        read_on(request, watch, attend=attend, rows=rows, depth=head.depth)
+        # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
+        # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
+        read_on(replace(request, cards=None), watch, attend=attend, rows=rows, depth=head.depth)
         worth = space.worth()
         scores = np.repeat(worth, CHUNK)[:n]
         scores[start:] = 0
@@ -132,8 +135,7 @@ class Space:
         """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
         xp, config = array_module(q), self.model.config
         if layer in self.head.query:
-            plain = unrotate(q.copy(), self.positions[-self.rows :], config.rope)
-            flat = plain.reshape(self.rows, -1).astype(np.float32)
+            flat = _flat(unrotate(q.copy(), self.positions[-self.rows :], config.rope))
             found = flat @ xp.asarray(self.head.query[layer])
             self.asking = found if self.asking is None else self.asking + found
             self.gates = self.gates + flat @ xp.asarray(self.head.gate[layer])
@@ -141,22 +143,11 @@ class Space:
             if self.document is None:
                 self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
             keys, values = (xp.asarray(part) for part in np.split(self.head.key[layer], 2))
-            for rows, k, v in self._stored(at):
-                self.document[rows] += k @ keys + v @ values
-
-    def _stored(self, at: PagedKV) -> Iterator[tuple[slice, Any, Any]]:
-        """Un-rotated keys and values (some tokens, kv_heads x d) as float32, slice by slice."""
-        rope, n = self.model.config.rope, self.tokens
-        if is_device(at.k):
-            k, v = (unpacked_pages(part, at.table, n, at.fmt) for part in (at.k, at.v))
-            k, v = (part.reshape(-1, *part.shape[2:])[:n] for part in (k, v))
-            unrotate(k, self.positions, rope)
-        else:
-            k, v = (kv_gather(part, at.table, n, at.fmt) for part in (at.k, at.v))
-            k = unrotate(k, self.positions, rope)
-        for first in range(0, n, SLICE):
-            rows = slice(first, min(first + SLICE, n))
-            yield rows, *(part[rows].reshape(rows.stop - first, -1).astype(np.float32) for part in (k, v))
+            k, v = replace(at, tokens=self.tokens).gather()
+            k = unrotate(k, self.positions, config.rope)
+            for first in range(0, self.tokens, SLICE):
+                part = slice(first, first + SLICE)
+                self.document[part] += _flat(k[part]) @ keys + _flat(v[part]) @ values
 
     def worth(self) -> Floats:
         """Of every chunk, from 0 to 2, float32 (chunks,); waits for the device."""
@@ -174,6 +165,12 @@ class Space:
         return worth
 
 
+def _flat(rows: Any) -> Any:
+    """Heads (n, heads, d) side by side as float32 (n, heads x d)."""
+    return rows.reshape(len(rows), -1).astype(np.float32)
+
+
 def _unit_length(rows: Any) -> Any:
+    """Rows (n, rank) scaled to length one."""
     xp = array_module(rows)
     return rows / xp.sqrt((rows * rows).sum(axis=1, keepdims=True) + np.float32(1e-12))

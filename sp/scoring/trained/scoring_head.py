@@ -12,15 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from sp.arrays import Floats
-from sp.errors import ConfigError, ModelError, plain, short
+from sp.errors import ConfigError, ModelError, plain
 from sp.models import ModelConfig
 from sp.models.safetensors_file import SafetensorsFile
+from sp.trace import write_atomic
 from sp.values import shown
 
 SCHEMA = "sp-scoring-head/1"
 MOST_BYTES = 16 << 20
+"""Of a file: that of a drafter of 8B would have some 6 million."""
 SHIPPED = Path(str(files("sp") / "assets" / "scoring_heads"))
-NAME = re.compile(r"(query|key|gate)\.([0-9]{1,4})")
+"""Folder of those that come with sp."""
+NAME = re.compile(r"(query|key|gate)\.(0|[1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,13 @@ class ScoringHead:
         Rows of keys, and then of values.
     gate : dict of int to float32 (heads x head_dim,)
         Of the layers that `query` has.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> head = ScoringHead("0" * 64, {3: rng.normal(size=(32, 6))}, {1: rng.normal(size=(16, 6))}, {3: np.ones(32)})
+    >>> head.rank, head.depth
+    (6, 4)
     """
 
     drafter: str
@@ -54,7 +64,7 @@ class ScoringHead:
         return max((*self.query, *self.key)) + 1
 
     def check(self, config: ModelConfig, where: str) -> None:
-        """ConfigError unless the shapes are those of a model."""
+        """ConfigError, which begins with `where`, unless layers and shapes are those of a model."""
         wide, deep = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
         wanted = {"query": (wide, self.rank), "key": (deep, self.rank), "gate": (wide,)}
         for name, shape in wanted.items():
@@ -66,12 +76,12 @@ class ScoringHead:
                     )
 
     def save(self, path: Path, made: Mapping[str, str]) -> None:
-        """Write the file, matrices in float16; `made` says how it was trained, for people."""
-        from safetensors.numpy import save_file
+        """Write the file in one piece, all of it in float16; `made` says how it was trained, for people."""
+        from safetensors.numpy import save
 
         parts = {"query": self.query, "key": self.key, "gate": self.gate}
         arrays = {f"{name}.{layer}": a.astype(np.float16) for name, part in parts.items() for layer, a in part.items()}
-        save_file(arrays, path, {"schema": SCHEMA, "drafter": self.drafter, **made})
+        write_atomic(path, save(arrays, {"schema": SCHEMA, "drafter": self.drafter, **made}))
 
     @classmethod
     def load(cls, path: Path) -> ScoringHead:
@@ -80,38 +90,42 @@ class ScoringHead:
         Raises
         ------
         ConfigError
-            If it is missing, damaged, or no head of this version.
+            If it is missing, too large, damaged, or no head of this version.
         """
         from safetensors import SafetensorError, safe_open
 
         try:
             if (size := path.stat().st_size) > MOST_BYTES:
                 raise ConfigError(f"{path}: {size:,} bytes are too many for a scoring head; is it a model?")
+            if not path.is_file():
+                raise ConfigError(f"{path}: no file; name one of a scoring head with scorer.weights")
             with safe_open(path, framework="numpy") as opened:
                 told = opened.metadata() or {}
             if told.get("schema") != SCHEMA:
-                raise ConfigError(f"{path}: no scoring head (schema {short(str(told.get('schema')))}, not {SCHEMA})")
+                found = f"schema {shown(told['schema'])}" if "schema" in told else "no schema"
+                raise ConfigError(
+                    f"{path}: no scoring head ({found}, not {SCHEMA!r}); name another with scorer.weights"
+                )
             stored = SafetensorsFile.open(path)
             parts: dict[str, dict[int, Floats]] = {"query": {}, "key": {}, "gate": {}}
             for name in sorted(stored.tensors):
-                found = NAME.fullmatch(name)
-                if found is None:
+                part = NAME.fullmatch(name)
+                if part is None:
                     raise ConfigError(f"{path}: no scoring head: {plain(name, 40)} is none of its arrays")
                 array = np.ascontiguousarray(stored.weight(name).dense(), np.float32)
                 if not np.isfinite(array).all():
                     raise ConfigError(f"{path}: {plain(name, 40)} has weights that are no numbers; get it again")
-                parts[found[1]][int(found[2])] = array
+                parts[part[1]][int(part[2])] = array
             head = cls(told["drafter"], parts["query"], parts["key"], parts["gate"])
-            ranks = {a.shape[-1] for part in (head.query, head.key) for a in part.values()}
-            if not head.key or set(head.query) != set(head.gate) or not head.query or len(ranks) != 1:
-                raise ConfigError(f"{path}: no scoring head: its layers or ranks do not fit together")
+            ranks = {a.shape[1] for part in (head.query, head.key) for a in part.values()}
+            if not head.key or not head.query or set(head.query) != set(head.gate) or len(ranks) != 1 or 0 in ranks:
+                raise ConfigError(f"{path}: no scoring head: its layers or ranks do not fit together; get it again")
             return head
         except OSError as error:
-            raise ConfigError(
-                f"{path}: {error.strerror or 'cannot be read'}; name a file with scorer.weights"
-            ) from None
-        except (SafetensorError, ModelError, KeyError, ValueError) as error:
-            raise ConfigError(f"{path}: no scoring head ({type(error).__name__})") from None
+            reason = error.strerror or "cannot be read"
+            raise ConfigError(f"{path}: {reason}; name a file with scorer.weights") from None
+        except (SafetensorError, ModelError, LookupError, ValueError) as error:
+            raise ConfigError(f"{path}: no scoring head ({type(error).__name__}); get it again") from None
 
 
 @cache
@@ -135,6 +149,14 @@ def shipped() -> dict[str, Path]:
 
 def head_for(config: ModelConfig, weights: str = "") -> ScoringHead:
     """The head in a file, or that which ships for a model's file, checked against its shape.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Whose `retrieval` says which file it is.
+    weights : str
+        Path of a file of a head. The drafter's own file may then be another of the same shape, such as the same model
+        in another format.
 
     Raises
     ------
