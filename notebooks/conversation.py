@@ -25,7 +25,7 @@ from sp.studies.plots.conversation_map import conversation_figure
 pipeline = sp.load(device="cpu")
 pipeline.warm_up()
 count = lambda text: len(pipeline.target.tokenizer.encode(text).ids)
-options = sp.RunOptions(keep_ratio=0.1, selector=SELECTORS.build("sentence"), compress="always", max_new_tokens=16)
+options = sp.RunOptions(0.1, "tail", selector=SELECTORS.build("sentence"), compress="always", max_new_tokens=16)
 
 # %% [markdown]
 # ## Two texts with three facts

@@ -103,7 +103,7 @@ class Both:
             guessing = RunOptions(decode="ddtree", **more)
             whole.append(pair.read(prompt, np.ones(len(prompt), bool), guessing))
             found["products whole", math] = self.counted.products - before
-            part.append(compressed(pair, prompt, RunOptions(keep_ratio=KEEP, **more)))
+            part.append(compressed(pair, prompt, RunOptions(keep_ratio=KEEP, scorer="tail", **more)))
             found["products", math] = self.counted.products - before
             for way, answer in (("whole", whole[-1]), ("compressed", part[-1][-1])):
                 found[way, math] = float(score_answer(answer.text, example.answers, example.match) == 1)

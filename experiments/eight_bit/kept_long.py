@@ -63,7 +63,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the rows below this folder")
     parser.add_argument("-n", type=int, default=EXAMPLES, help="examples a task")
     parser.add_argument("--tasks", default=",".join(TASK_NAMES))
-    asked, pairs, options = parser.parse_args(), drafters(), RunOptions(keep_ratio=KEEP, compress="always")
+    asked, pairs = parser.parse_args(), drafters()
+    options = RunOptions(keep_ratio=KEEP, scorer="tail", compress="always")
     one = pairs[BF16]
 
     def count(text: str) -> int:

@@ -110,11 +110,10 @@ def asked(path: str, changes: dict[str, Any]) -> Any:
     document, example = find("sample", "studies")()
     at = document.index(example.needle)
     text = document[max(0, at - 6000) : at + 6000]
-    options = {"keep_ratio": 0.15, "compress": "always", "max_new_tokens": 12} | changes
+    options = {"keep_ratio": 0.15, "scorer": ("tail", {}), "compress": "always", "max_new_tokens": 12} | changes
     if "decode" in options:
         options["decode"] = decoders()[options["decode"]]
-    if "scorer" in options:
-        options["scorer"] = SCORERS.build(*options["scorer"])
+    options["scorer"] = SCORERS.build(*options["scorer"])
     with find("forced_path")(path):
         prompt = find("Prompt").from_document(text, example.question, pair().target.template, needle=example.needle)
         got = pair().run(prompt, find("RunOptions")(**options), full=False)

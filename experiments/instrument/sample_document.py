@@ -39,7 +39,9 @@ def tells_apart(pipeline: Pipeline, example: Example) -> bool:
     """Whether the default scorer keeps what answers, at every ratio of `KEEP`, and `lexical` does not."""
     prompt = example.prompt(pipeline.target.template)
     lexical = SCORERS.build("lexical")
-    chosen = [RunOptions(keep, compress="always", max_new_tokens=example.max_new_tokens) for keep in KEEP]
+    chosen = [
+        RunOptions(keep, scorer="tail", compress="always", max_new_tokens=example.max_new_tokens) for keep in KEEP
+    ]
 
     def right(options: RunOptions, full: bool = False) -> bool:
         result = pipeline.run(prompt, options, full=full)

@@ -103,11 +103,12 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
     cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
     model = pipeline.target.model
+    scorer = options.scorer.chosen(drafter.model.config) if drafter else options.scorer
     shared = {"target_cards": model.shards.group.size} if isinstance(model, SharedModel) else {}
     return {
         "target": pipeline.target.path.name,
         "drafter": drafter.path.name if drafter else None,
-        **_told(drafting(options.scorer) if drafts else dict.fromkeys(DRAFTING)),
+        **_told(drafting(scorer) if drafts else dict.fromkeys(DRAFTING)),
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": cache_name(options.kv, options.rotate),

@@ -15,18 +15,18 @@ from sp.selection import token_budget
 
 def decide_new(pipeline: Pipeline, options: RunOptions, prompt: TokenisedPrompt, decided: int) -> Decision:
     """Whether the tokens of a transcript from `decided` on are compressed."""
-    target, drafter = pipeline.target.model, pipeline.drafter
+    target, drafter = pipeline.target.model, pipeline.drafter.model.config if pipeline.drafter else None
     scorer = options.scorer.settled(target.device, len(prompt))
     protected = fixed(prompt, decided)
     return decide(
         target.config,
-        drafter.model.config if drafter else None,
+        drafter,
         tokens=len(protected),
         protected=int(protected.sum()),
         keep_ratio=options.keep_ratio,
         compress=options.compress,
         threshold=options.threshold,
-        measured=None if options.sparse else find_break_even(pipeline.break_evens, options.keep_ratio, scorer),
+        measured=None if options.sparse else find_break_even(pipeline.break_evens, options.keep_ratio, scorer, drafter),
         scorer=scorer,
         sparse=options.sparse,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,16 +12,15 @@ from typing import Any, Literal
 from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards, needed_scaling, read_config
-from sp.models.arithmetic import AUTO, read_math
-from sp.models.inspect.cold_layers import cold_layers
-from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
+from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
+from sp.models.inspect.cold_layers import cold_within
+from sp.models.inspect.memory import file_formats
 from sp.models.layers.share import shared_config
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
-from sp.quant import BlockFormat, Math
+from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
 
@@ -281,23 +280,6 @@ def synthetic(
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
     template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
-
-
-def cold_within(
-    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, math: str = Math.BF16
-) -> tuple[int, ...]:
-    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts.
-
-    What `auto` will choose is not known yet: it is reckoned with as int8.
-    """
-    if room is None or config.experts is None:
-        return ()
-    try:
-        weights = sum(row.nbytes for row in held_weights(config, formats))
-        reckoned = Math.INT8 if (asked := read_math(math, "math")) == AUTO else Math(asked)
-        return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
-    except (ModelError, KeyError):  # what is wrong or missing is for loading to say
-        return ()
 
 
 def longest(context: int) -> int:

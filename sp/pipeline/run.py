@@ -172,9 +172,11 @@ class Pipeline(Opened):
         options = replace(options, scorer=options.scorer.settled(self.target.model.device, n))
         window = fit(self.target, n, options, self.drafter is not None, protected)
         options = replace(options, positions=window.positions)
+        drafter = self.drafter.model.config if self.drafter else None
+        measured = find_break_even(self.break_evens, options.keep_ratio, options.scorer, drafter)
         decision = decide(
             self.target.model.config,
-            self.drafter.model.config if self.drafter else None,
+            drafter,
             tokens=n,
             protected=protected,
             keep_ratio=options.keep_ratio,
@@ -182,7 +184,7 @@ class Pipeline(Opened):
             fits=window.whole,
             threshold=options.threshold,
             # Times were measured with a target that reads densely.
-            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, options.scorer),
+            measured=None if options.sparse else measured,
             scorer=options.scorer,
             sparse=options.sparse,
         )

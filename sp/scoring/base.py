@@ -170,6 +170,10 @@ class Scorer(ABC):
         """The scorer with every option that is left to device and prompt length decided; most have none."""
         return self
 
+    def chosen(self, config: ModelConfig) -> Scorer:
+        """The scorer that scores with a model: itself, unless it chooses one by the model's file."""
+        return self
+
     def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
         """The model's first layers, whose keys of old tokens let `score` read new ones alone; None if none do."""
         return None

@@ -23,7 +23,7 @@ from sp.scoring.attention.reduction import Reduction
 from sp.selection import SELECTORS
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
-OPTIONS = RunOptions(keep_ratio=0.15, selector=SELECTOR, compress="always", max_new_tokens=8)
+OPTIONS = RunOptions(keep_ratio=0.15, scorer="tail", selector=SELECTOR, compress="always", max_new_tokens=8)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from sp.serve.usage import Told, usage
 from sp.studies.pages import run_report
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
-OPTIONS = RunOptions(keep_ratio=0.15, selector=SELECTOR, max_new_tokens=8)
+OPTIONS = RunOptions(keep_ratio=0.15, scorer="tail", selector=SELECTOR, max_new_tokens=8)
 WINDOW = 950
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sp.errors import ModelError
+from sp.models.arithmetic import AUTO, read_math
 from sp.models.config import ModelConfig
-from sp.models.inspect.memory import Stacks, kv_bytes, reading_bytes, state_bytes
+from sp.models.inspect.memory import Stacks, held_weights, kv_bytes, reading_bytes, stack_bytes, state_bytes
 from sp.models.layers.stack_ring import ring_bytes
-from sp.quant import Math
+from sp.quant import BlockFormat, Math
 
 RESERVED = 32768
 """Tokens of prompt and answer that work and cache have room for beside the weights: a prompt's length is not known when
@@ -64,6 +67,23 @@ def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, ma
         if found.device <= left or number == most:
             return found
     raise AssertionError("no layers")
+
+
+def cold_within(
+    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, math: str = Math.BF16
+) -> tuple[int, ...]:
+    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts.
+
+    What `auto` will choose is not known yet: it is reckoned with as int8.
+    """
+    if room is None or config.experts is None:
+        return ()
+    try:
+        weights = sum(row.nbytes for row in held_weights(config, formats))
+        reckoned = Math.INT8 if (asked := read_math(math, "math")) == AUTO else Math(asked)
+        return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
+    except (ModelError, KeyError):  # what is wrong or missing is for loading to say
+        return ()
 
 
 def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> int | None:
