@@ -173,7 +173,7 @@ def test_the_printed_scorer_in_a_run(
     assert call(monkeypatch, "run", "--plugin", recent, *models, *asked, *cell) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["activated"]
-    assert report["kept_tokens"] <= 0.3 * report["prompt_tokens"] + 1
+    assert report["kept_tokens"] <= 0.3 * report["prompt_tokens"] + 40  # question and markup
     stages = {stage["name"] for stage in report["stages"]}
     assert ("tokenise for drafter" in stages) == ("ModelFreeScorer" not in printed()), (
         "charged for what it does not use"

@@ -19,7 +19,9 @@ RADII = ((32768, 64), (65536, 128))
 WIDEST = 256
 
 
-def forced_tokens(protected: Bools, budget: int, sink: int, tail: int, characters: Ints | None = None) -> Bools:
+def forced_tokens(
+    protected: Bools, budget: int, sink: int, tail: int, characters: Ints | None = None
+) -> tuple[Bools, int]:
     """Tokens that must be kept: all protected ones, and sink and tail as far as they leave half of the rest.
 
     Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
@@ -38,11 +40,15 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int, character
 
     Returns
     -------
-    boolean array (n,)
+    forced : boolean array (n,)
+    torn : int
+        Tokens of the budget that a character left out had a claim to. No choice may have them, or a larger budget, in
+        which that character is kept, would leave less to the choices.
 
     Examples
     --------
-    >>> forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1).nonzero()[0].tolist()
+    >>> forced, _ = forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1)
+    >>> forced.nonzero()[0].tolist()
     [0, 9]
     """
     n, needed = len(protected), int(protected.sum())
@@ -53,7 +59,8 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int, character
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
     forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
-    return forced if characters is None else ~with_characters(~forced, characters)
+    whole = forced if characters is None else ~with_characters(~forced, characters)
+    return whole, int(forced.sum() - whole.sum())
 
 
 def end_order(n: int, sink: int, tail: int) -> Doubles:
@@ -145,12 +152,12 @@ class Constrained(Selector):
         if most is not None and request.keep_ratio < 1:
             budget = min(int(request.protected.sum()) + most, budget)
         starts = request.characters
-        forced = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
+        forced, torn = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
         units = len(bounds) - 1
         steps = unit_steps(chosen, units, self.radius(units, int(bounds[-1])), self.backbone)
-        kept = fill(forced, token_steps(steps, bounds, self.min_run), budget, starts)
+        kept = fill(forced, token_steps(steps, bounds, self.min_run), budget - torn, starts)
         return Selection(kept, forced, scores, bounds)
 
 

@@ -155,7 +155,7 @@ def test_every_default_of_a_key_may_be_written_out(tmp_path: Path) -> None:
     asked = {"task": "needle", "tokens": "1k", "examples": 1}
     spelt = {**top, "tasks": {**{k: v for k, v in tasks.items() if v is not None}, **asked}, "cells": cells}
     read = []
-    for text in (spelt, {"tasks": asked, "cells": {"scorer": "tail"}}):
+    for text in (spelt, {"tasks": asked, "cells": {"scorer": "auto"}}):
         (tmp_path / "same.yaml").write_text(yaml.safe_dump(text))
         read.append(load_sweep(tmp_path / "same.yaml"))
     assert read[0] == read[1]

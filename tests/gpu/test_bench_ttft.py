@@ -29,7 +29,7 @@ def test_a_synthetic_pair_is_timed_and_recorded(tmp_path: Path) -> None:
         assert row["path"] in ("sm_90a", "portable")
         if row["keep_ratio"] < 1:
             assert 0.3 < row["density"] < 1  # what is always read counts on top of what was asked for
-            assert row["kept_tokens"] <= row["keep_ratio"] * row["prompt_tokens"] + 1
+            assert row["kept_tokens"] <= row["keep_ratio"] * row["prompt_tokens"] + 100  # question and markup
     assert rows[1]["cold_ttft_s"] >= rows[1]["ttft_s"]
     (file,) = tmp_path.glob("*/ttft.jsonl")
     records = [json.loads(line) for line in file.read_text().splitlines()]

@@ -165,8 +165,13 @@ def whole(tokens: set[int], characters: list[set[int]]) -> set[int]:
     return set().union(*(characters[token] for token in tokens))
 
 
-def forced_of(request: SelectionRequest, budget: int, sink: int, tail: int, characters: list[set[int]]) -> set[int]:
-    """Protected tokens, then both ends in step, as far as half of the rest goes, without what is torn at its end."""
+def forced_of(
+    request: SelectionRequest, budget: int, sink: int, tail: int, characters: list[set[int]]
+) -> tuple[set[int], int]:
+    """Protected tokens, then both ends in step, as far as half of the rest goes; what is torn at its end is left out.
+
+    And how much that is.
+    """
     n = len(request.scores)
     forced = set(request.protected.nonzero()[0].tolist())
     room = (budget - len(forced)) // 2
@@ -183,7 +188,8 @@ def forced_of(request: SelectionRequest, budget: int, sink: int, tail: int, char
         if token not in forced and room > 0:
             forced.add(token)
             room -= 1
-    return {token for token in forced if characters[token] <= forced}
+    whole_ones = {token for token in forced if characters[token] <= forced}
+    return whole_ones, len(forced) - len(whole_ones)
 
 
 def evenly(units: int) -> list[int]:
@@ -203,7 +209,7 @@ def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) 
     fixed = int(request.protected.sum())
     budget = fixed + min(math.ceil(round(request.keep_ratio * (n - fixed), 6)), options.get("tokens", n))
     characters = characters_of(request)
-    kept = forced_of(request, budget, options["sink"], options["tail"], characters)
+    kept, torn = forced_of(request, budget, options["sink"], options["tail"], characters)
     radius = options["neighbours"]
     if radius == "by_length":
         tokens = 64 if n < 32768 else 128 if n < 65536 else 256
@@ -223,7 +229,7 @@ def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) 
         length = min(n, max(len(unit), options["min_run"]))
         start = min(max(unit[0] - (length - len(unit)) // 2, 0), n - length)
         new = whole(set(range(start, start + length)), characters) - kept
-        if len(kept) + len(new) > budget:
+        if len(kept) + len(new) > budget - torn:
             break
         kept |= new
     return kept

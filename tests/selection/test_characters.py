@@ -107,3 +107,11 @@ class Spelled:
         assert ends[-1] == len(text.encode())
         self.ids, self.spans = np.arange(len(ends)), np.stack([np.append(0, ends[:-1]), ends], 1)
         return self
+
+
+def test_a_letter_torn_at_an_end_leaves_its_room_to_no_choice() -> None:
+    """Or a larger budget, which holds the letter, would leave the choices less."""
+    selector = SELECTORS.build("top_tokens", {"neighbours": 2, "sink": 40, "tail": 9})
+    request = request_of(0, 31, 3, 0.25, 0.0)
+    small, large = (selector.select(replace(request, keep_ratio=keep)) for keep in (0.25, 0.375))
+    assert large.kept[small.kept].all()
