@@ -198,7 +198,7 @@ PARTS = """parts:
   - name: one
     tasks: {task: needle, tokens: 64, examples: 2, thinking: on}
     cells: {scorer: tail}
-  - {name: two, tasks: {task: vt, tokens: 64, examples: 1}, cells: {scorer.queries: 3}}
+  - {name: two, tasks: {task: vt, tokens: 64, examples: 1}, cells: {scorer: tail, scorer.queries: 3}}
 """
 PLAN = """kind: probe
 tasks: [{suite: unmatched}, fact, {name: needle, depth: 0.5}]

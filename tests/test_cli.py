@@ -112,7 +112,8 @@ def test_selectors_run_by_name_and_report_what_they_kept(
     task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
     status = call(
         monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
-        "--keep-ratio", 0.3, "--compress", "always", "--no-full", "--out", out, "--selector", selector,
+        "--keep-ratio", 0.3, "--compress", "always", "--no-full", "--out", out, "--scorer", "tail",
+        "--selector", selector,
         *(piece for setting in settings for piece in ("--set", f"selector.{setting}")),
     )  # fmt: skip
     assert status == 0
@@ -140,7 +141,7 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--selector", "top_p", "--set", "selector.p=2"], "p must be above 0 and at most 1, not 2"),
         (["--selector", "alpha", "--set", "selector.of=men"], "did you mean 'mean'"),
         (["--set", "selector.backbone=1"], "backbone must be at least 0 and below 1"),
-        (["--set", "scorer.querys=3"], "did you mean 'queries'"),
+        (["--scorer", "tail", "--set", "scorer.querys=3"], "did you mean 'queries'"),
         (["--set", "queries=3"], "scorer.NAME=VALUE"),
         (["--set", "scorer.queries=["], "--set scorer.queries"),
         (["--kv", "q5_0"], "Known: f16, f32, q4_0"),

@@ -69,7 +69,7 @@ def test_a_budget_is_a_size_as_people_write_it(monkeypatch: pytest.MonkeyPatch) 
         sp.load(vram=given)
     assert seen == [24 << 30, 3 << 29, 4096, None]
     for wrong in ("24 apples", -1, 0, True, ""):
-        with pytest.raises(ConfigError, match="vram takes a size such as 24g"):
+        with pytest.raises(ConfigError, match="vram takes a size with its unit, such as 24g"):
             sp.load(vram=wrong)
 
 

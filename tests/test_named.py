@@ -18,7 +18,7 @@ from sp.selection import SELECTORS
 
 
 def test_a_name_is_the_strategy_it_names() -> None:
-    assert RunOptions(scorer="tail", selector="top_chunks", decode="greedy") == RunOptions()
+    assert RunOptions(scorer="auto", selector="top_chunks", decode="greedy") == RunOptions()
     named = RunOptions(scorer="tail[queries=24 pool=5]", decode="ddtree[budget=22]")
     assert isinstance(named.scorer, TailScorer)
     assert (named.scorer.queries, named.scorer.pool) == (24, 5)
