@@ -90,8 +90,8 @@ def test_a_file_without_a_calibration_gets_one_at_first_use(unknown) -> None:
 
 def test_python_that_names_no_scorers_gets_the_same(unknown, monkeypatch) -> None:
     pair = Pipeline(load(embedded("target"), device="cpu"), load(unknown, device="cpu", extrapolate=True))
-    made = find_calibration(embedded("drafter"))
-    monkeypatch.setattr(calibrations, "measured", lambda path, *_: replace(made, sha256=known.file_sha256(path)))
+    made = replace(find_calibration(embedded("drafter")), sha256=known.file_sha256(unknown))
+    monkeypatch.setattr(calibrations, "measured", lambda *_: made)
     pair.run(TEXT, OPTIONS, full=False)
     assert pair.drafter.model.config.retrieval == made.retrieval(pair.drafter.model.config)
 

@@ -21,7 +21,7 @@ from sp.scoring import SCORERS, KeptKeys
 from sp.studies.pages.run_report import run_trace
 
 WINDOW = 512
-OPTIONS = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=2)
+OPTIONS = RunOptions(keep_ratio=0.3, scorer="tail", compress="always", max_new_tokens=2)
 
 
 @pytest.fixture(scope="module")

@@ -169,6 +169,8 @@ def bench_ttft(
         kernels,
         progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings) * len(budgets))) as advance,
     ):
+        for options in settings:
+            pair.ready(options)  # before records are looked up: what `auto` takes goes by the drafter's calibration
         bench = Bench(pair, maker, repeats, full_repeats, full_seconds, plots is not None, lambda: advance(1))
         for timing in bench.run(lengths, settings, budgets, known):
             made, *more = records_of(timing, pair, taken)

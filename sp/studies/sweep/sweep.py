@@ -184,6 +184,7 @@ def make_cell(each: Combination, section: Located) -> Cell:
     base = {"compress": COMPRESS, **built}
     options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
     config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    config["rotate"] = options.rotated  # whether named or by default: it is one run, and f16 has the hash it had
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
         del config["decode"]
     if not options.mark_omitted:  # likewise
