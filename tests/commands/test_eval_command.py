@@ -31,7 +31,7 @@ def test_needle_prints_controls_and_writes_rows(
     common = [*models, "-p", 700, "-n", 1, "--keep-ratio", 0.4, "--out", out]
     assert call(monkeypatch, "needle", *common, "--depths", "0,1", "--no-shared-ngrams", 1, "--json") == 0
     lines = json.loads(capsys.readouterr().out)["results"]
-    assert [line["scorer"] for line in lines] == ["full", "tail", "random", "lexical", "head_tail", "oracle"]
+    assert [line["scorer"] for line in lines] == ["full", "auto", "random", "lexical", "head_tail", "oracle"]
     assert all(line["n"] == 2 and line["low"] <= line["accuracy"] <= line["high"] for line in lines)
     assert [line["against_oracle"] is None for line in lines] == [True] + [False] * 5
     assert lines[-1]["against_oracle"] == 0

@@ -49,7 +49,7 @@ def test_own_questions(
     assert call(monkeypatch, mine, other, *models, *few) == 0
     lines = json.loads(capsys.readouterr().out)["results"]
     assert [(line["task"], line["scorer"], line["n"]) for line in lines] == [
-        ("mine", "full", 2), ("mine", "tail", 2), ("other", "full", 1), ("other", "tail", 1),
+        ("mine", "full", 2), ("mine", "auto", 2), ("other", "full", 1), ("other", "auto", 1),
     ]  # fmt: skip
     assert all(line["score"] == 1 for line in lines if line["scorer"] == "full")
     rows = [json.loads(line) for line in out.read_text().splitlines()]
