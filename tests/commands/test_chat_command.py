@@ -26,7 +26,7 @@ from sp.scoring import SCORERS
 
 SAID = "{% for m in messages %}{{ '\\n' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}"
 KEYS = {"QUARTZ": "8301947", "VELVET": "5520613"}
-GIVEN = "--device cpu --keep-ratio 0.25 --compress always --kv f32 --max-new-tokens 7 --scorer tail --set scorer.queries=3"
+GIVEN = "--device cpu --keep-ratio 0.25 --compress always --kv f32 --max-new-tokens 7 --scorer tail[queries=3]"
 
 
 @pytest.fixture(scope="module")

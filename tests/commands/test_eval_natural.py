@@ -67,7 +67,7 @@ def test_rows_are_made_once_and_say_why_evidence_is_lost(
         assert row["whole"] == (row["reason"] is None)
         assert row["status"] == "ok" or row["reason"] == "budget"
         if row["status"] == "ok":
-            assert row["kept_tokens"] <= row["keep_ratio"] * row["prompt_tokens"] + 1
+            assert row["kept_tokens"] <= row["keep_ratio"] * row["prompt_tokens"] + 40  # question and markup
             assert len(row["places"]) == row["needed_places"]
     out.write_bytes(out.read_bytes()[:-9])  # as if it had been killed
     assert call(monkeypatch, *common, "--scorer", "recency,uniform") == 0

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from sp import cli
-from sp.commands import kernels, sweep, train
+from sp.commands import sweep
 from sp.commands.bench import bench, bench_decode, bench_drafter, bench_llama_cpp, bench_ttft, bench_turn
-from sp.commands.eval import discriminates, run, turns
+from sp.commands.eval import discriminates, natural, run, turns
+from sp.commands.kernels import kernels
 from sp.commands.tables import INTERVAL, print_table
+from sp.commands.train import train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "nvidia-h200"
@@ -88,6 +90,16 @@ def of_answers(wide: bool) -> None:
     whole = line | {"scorer": "full", "selector": "full", "keep_ratio": 1.0, "not_run": 0}
     for columns in (run.ANSWERS, run.ORACLE_ANSWERS, run.PERPLEXITY):
         run.show([whole, line], columns, SimpleNamespace(as_json=False, wide=wide), SimpleNamespace(drafter=None))  # type: ignore[arg-type]
+
+
+def of_natural(wide: bool) -> None:
+    from sp.evals.natural.summary import CELL, OVERLAPS
+    from sp.evals.natural.verdict import REASONS
+
+    line = dict.fromkeys(CELL, 0) | {"scorer": LONG, "selector": "sentence", "keep_ratio": 0.125, "n": 1000}
+    line |= {"whole": 0.5, "low": 0.4, "high": 0.6, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
+    line |= {"misses": dict.fromkeys(REASONS, 1000), "score_s": 123.456}
+    natural.show([line | {"overlap": name} for name in OVERLAPS], "", wide)
 
 
 def of_turns(wide: bool) -> None:
@@ -161,6 +173,7 @@ def of_plan(wide: bool) -> None:
 
 CASES: dict[str, Callable[[bool], object]] = {
     "eval": of_answers,
+    "eval natural": of_natural,
     "eval turns": of_turns,
     "bench model": of_model,
     "bench drafter": of_drafter,
