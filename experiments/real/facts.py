@@ -1,6 +1,5 @@
 """Eight plain facts in words of their own, each with a question in other words; blanks make their examples differ."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 import random

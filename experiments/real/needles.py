@@ -30,8 +30,6 @@ NOT_CODE = ("site-packages", "dist-packages", "test", "tests", "idlelib", "encod
 """Folders of the standard library that are tests, tables or other people's."""
 EDGE = 0.03
 """No fact stands in the first and last such share of a document."""
-DEFINES = re.compile(r" *(def|class) \w+.*:$")
-"""A line that begins a function or class, not prose of a docstring."""
 MOST_BYTES = 8
 """A token, on average; a text of so many bytes a token is surely long enough."""
 
@@ -185,10 +183,10 @@ NOTES = (
 
 def log_record(rng: random.Random, number: int, note: str) -> dict[str, object]:
     """A record of a log."""
+    day = f"2026-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}"
     return {
         "id": number,
-        "time": f"2026-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}T{rng.randrange(24):02}:{rng.randrange(60):02}:"
-        f"{rng.randrange(60):02}Z",
+        "time": f"{day}T{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}Z",
         "level": rng.choice(LEVELS),
         "service": rng.choice(SERVICES),
         "region": rng.choice(REGIONS),
@@ -224,8 +222,8 @@ def hide_in_prose(text: str, said: str, rng: random.Random) -> tuple[str, int]:
 
 
 def hide_in_code(text: str, said: str, rng: random.Random) -> tuple[str, int]:
-    """As a comment above a function or class."""
-    starts = line_starts(text, lambda before, line: bool(DEFINES.match(line)))
+    """As a comment above a function or class; seldom, above a line of a docstring that begins with such a word."""
+    starts = line_starts(text, lambda before, line: line.lstrip().startswith(("def ", "class ")))
     start = at_random_depth(starts, text, rng)
     margin = text[start:][: len(text[start:]) - len(text[start:].lstrip(" "))] + "# "
     return text[:start] + margin + said + "\n" + text[start:], start + len(margin)
