@@ -21,7 +21,7 @@ from sp.scoring.calibration.record import Calibration
 
 TOKENS = 1536
 """Of a text."""
-TEXTS = {"cpu": 1, "cuda": 4}
+TEXTS = {"cpu": 1, "cuda": 3}
 """Of each kind: what two cores read in half a minute with a drafter of 135M, and a GPU in some seconds."""
 
 

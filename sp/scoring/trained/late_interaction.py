@@ -130,19 +130,26 @@ class Space:
     document: Any = None
     asking: Any = None
     gates: Any = field(default=0.0)
+    weights: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Place all weights before anything is read: a copy between launches would make the host wait."""
+        xp, head = array_module(self.positions), self.head
+        for name, part in (("query", head.query), ("key", head.key), ("gate", head.gate)):
+            self.weights |= {(name, layer): xp.asarray(array) for layer, array in part.items()}
 
     def add(self, layer: int, q: Floats, at: PagedKV) -> None:
         """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
         xp, config = array_module(q), self.model.config
         if layer in self.head.query:
             flat = _flat(unrotate(q.copy(), self.positions[-self.rows :], config.rope))
-            found = flat @ xp.asarray(self.head.query[layer])
+            found = flat @ self.weights["query", layer]
             self.asking = found if self.asking is None else self.asking + found
-            self.gates = self.gates + flat @ xp.asarray(self.head.gate[layer])
+            self.gates = self.gates + flat @ self.weights["gate", layer]
         if layer in self.head.key:
             if self.document is None:
                 self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
-            keys, values = (xp.asarray(part) for part in np.split(self.head.key[layer], 2))
+            keys, values = xp.split(self.weights["key", layer], 2)
             k, v = replace(at, tokens=self.tokens).gather()
             k = unrotate(k, self.positions, config.rope)
             for first in range(0, self.tokens, SLICE):
