@@ -108,7 +108,7 @@ def load(
     Pipeline(target='target.gguf', drafter='drafter.gguf', device='cpu')
     >>> load(vram="24 apples")
     Traceback (most recent call last):
-    sp.errors.ConfigError: vram takes a size such as 24g or 900m, not '24 apples'
+    sp.errors.ConfigError: vram takes a size with its unit, such as 24g or 900m, not '24 apples'
     """
     from sp.pipeline import Pipeline
     from sp.pipeline.sizes import parse_bytes

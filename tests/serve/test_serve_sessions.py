@@ -259,7 +259,7 @@ def test_wrong_fields_are_refused(warm: tool.Running, given: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--session-memory", "much", "--session-memory takes a size such as 24g or 900m, not 'much'"),
+        ("--session-memory", "much", "--session-memory takes a size with its unit, such as 24g or 900m, not 'much'"),
         ("--session-vram", "-3g", "--session-vram takes a size"),
         ("--recall", "maybe", "recall"),
         ("--session-keys", "q9", "keys"),
