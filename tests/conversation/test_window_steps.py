@@ -62,8 +62,8 @@ def test_warm_is_cold_on_both_sides_of_every_step(pair: Pipeline, how: dict[str,
 def test_a_transcript_cut_back_to_the_window_is_read_as_one_that_never_left_it(pair: Pipeline) -> None:
     run = options(0.3)
     talk = Conversation(pair, run, ConversationOptions(recall="off"))
-    first, second = next(chats(1, SIZE)), [said("user", "What else?")]
-    for chat in (first, [*first, said("assistant", "Well."), said("user", "x " * 300 + "?")], [*first[:2], *second]):
+    first, second = next(chats(1, SIZE)), [said("assistant", "y " * 10), said("user", "What else?")]
+    for chat in (first, [*first, said("assistant", "Well."), said("user", "x " * 300 + "?")], [*first[:1], *second]):
         result = talk.ask(chat)
         assert off(pair, result, run) < BOUND
     assert "read again" in factors(result)[-1]
@@ -73,9 +73,11 @@ def test_a_transcript_cut_back_to_the_window_is_read_as_one_that_never_left_it(p
 
 def test_a_fork_beyond_the_step_begins_anew_and_one_within_it_goes_on(pair: Pipeline) -> None:
     run = options(0.3)
-    chat = [*next(chats(1, SIZE)), said("assistant", "Well.")]
+    chat = [*next(chats(1, SIZE // 2)), said("assistant", "Well.")]
+    more = [said("user", "Why?"), said("assistant", "y " * 60)]  # what is only asked is not scored
     first, near, far = (
-        prompt_of([*chat, said("user", f"{word}?")], pair.target) for word in ("Why", "How", 500 * "x ")
+        prompt_of([*chat, *new, said("user", f"{word}?")], pair.target)
+        for word, new in (("Why", []), ("How", more), (500 * "x ", more))
     )
     talk = Conversation(pair, run, ConversationOptions(recall="off"))
     talk.answer(first)

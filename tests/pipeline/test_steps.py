@@ -97,6 +97,6 @@ def test_random_pairs_answer_on_the_cpu_too() -> None:
     asked = Prompt.from_document("the quick brown fox " * 80, "what did it do", small.target.template)
     result = small.run(asked, replace(OPTIONS, keep_ratio=0.5), full=False)
     assert result.selection is not None
-    assert result.answer.trace.facts == {}  # nothing of a device
+    assert set(result.answer.trace.facts) == {"retrieval"}  # nothing of a device
     with pytest.raises(ConfigError, match="for the CPU write a file first"):
         synthetic("qwen3.6-27b", device="cpu")

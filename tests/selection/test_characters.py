@@ -106,6 +106,7 @@ class Spelled:
         ends = np.cumsum(self.sizes)
         assert ends[-1] == len(text.encode())
         self.ids, self.spans = np.arange(len(ends)), np.stack([np.append(0, ends[:-1]), ends], 1)
+        self.dropped = np.zeros(0, np.int64)
         return self
 
 
