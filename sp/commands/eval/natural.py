@@ -27,7 +27,7 @@ BESIDE = "bm25"
 LEGEND = (
     "hard, easy: questions that share at most {hard:.0%}, or more, of their words with their evidence; share with the "
     "evidence kept whole. Of those lost, why: rank: it scored too low; cut: a border of chunks ran through it; budget: "
-    "neighbours and protected text left no room; 1 of 2: one of several places was left out."
+    "neighbours and both ends of the prompt left no room; 1 of 2: one of several places was left out."
 )
 
 

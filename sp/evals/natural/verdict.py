@@ -16,8 +16,8 @@ from sp.selection import Selection
 
 RANK, CUT, BUDGET, PLACE = "rank", "cut", "budget", "one of several"
 """Why evidence is lost. `RANK`: its chunks score too low. `CUT`: a border of chunks runs through a place, and one side
-was left out. `BUDGET`: its chunks score high enough, but neighbours, sink and tail took their room; or the protected
-text alone exceeds it. `PLACE`: one place was kept whole, another was not."""
+was left out. `BUDGET`: its chunks score high enough, but neighbours, sink and tail took their room. `PLACE`:
+one place was kept whole, another was not."""
 REASONS = (RANK, CUT, BUDGET, PLACE)
 
 
