@@ -170,19 +170,20 @@ class Conversation:
             present = old.present(decided)
         decision = decide_new(pipeline, options, tokenised, decided)
         check_turn(pipeline, options, tokenised, present, decision.activated)
-        scores, drafted, scored = None, 0, None
+        scores, drafted, scored, choosing = None, 0, None, options
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
             scores, drafted, scored = self._score(tokenised, waiting, options, trace, reporter)
+            choosing = replace(options, selector=options.selector.settled(scored.importance.fineness))
         with trace.stage("select", n - decided):
             kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
-                chosen = choose_new(scores, tokenised, decided, options)
+                chosen = choose_new(scores, tokenised, decided, choosing)
             kept[decided:] = chosen.kept
             shown = Shown.of(tokenised, kept, chosen.read, pipeline.target.tokenizer)
         with trace.stage("recall", int((~present).sum()) if recalling else 0):
             runs, threshold = list[Run](), 0.0
             if recalling and scores is not None:
-                runs, threshold = choose_recalled(scores, tokenised, present, options, self.memory)
+                runs, threshold = choose_recalled(scores, tokenised, present, choosing, self.memory)
             planner = Planner(old, tokenised.ids, decided, shown, options.positions)
             plan = lay_out(planner, tokenised, runs, self.memory.recall, pipeline.target, options, self._target.cost)
         before = self._target.cost(plan)
@@ -260,9 +261,8 @@ class Conversation:
         """See `Guest`."""
         if not self._at_work:
             return self.leave()
-        if name == "drafter":
-            return self._target.leave()
-        return name == "target" and self._drafter is not None and self._drafter.trail.park()
+        beside = name == "target" and self._drafter is not None and self._drafter.trail.park()
+        return self._target.leave() if name == "drafter" else beside
 
     def clear(self) -> None:
         """Forget everything and give its memory back."""

@@ -173,7 +173,7 @@ def select(scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trac
             *(scores, tokenised.mask("protected"), options.keep_ratio),
             *(tokenised.prompt.text.encode(), tokenised.bytes, tokenised.prompt.free),
         )
-        selection = options.selector(request)
+        selection = options.selector.settled(scored.importance.fineness)(request)
     if selection.told:
         trace.facts["selection"] = list(selection.told)
     return scores, selection

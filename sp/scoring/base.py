@@ -125,6 +125,8 @@ class Importance:
         Share of the causal blocks each layer's attention read; empty where that was dense.
     weighing : float
         Seconds that the queries' weights over all tokens took, of those the model read; 0 where they are not known.
+    fineness : int
+        Tokens of the chunks that scores can tell from each other: those of a chunk where a selector is not told.
     """
 
     scores: Floats
@@ -133,6 +135,7 @@ class Importance:
     by_head: Floats | None = None
     densities: tuple[float, ...] = ()
     weighing: float = 0.0
+    fineness: int = 32
 
     def __repr__(self) -> str:
         maps = "" if self.by_layer is None else f", {len(self.by_layer)} layers"

@@ -119,6 +119,10 @@ class Selector(ABC):
 
     whole: ClassVar[bool] = False
 
+    def settled(self, fineness: int) -> Selector:
+        """With what is left to the scorer decided; see `sp.scoring.Importance.fineness`."""
+        return self
+
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:
         """Tokens to keep; sorted, unique, within the budget, protected ones among them."""

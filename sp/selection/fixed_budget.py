@@ -8,7 +8,7 @@ from sp.config import Tokens
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import check_least
 from sp.selection.top_chunks import TopChunks
-from sp.selection.units import best_first, chunk_bounds, unit_means
+from sp.selection.units import best_first, unit_means
 
 
 @register_selector("token_budget")
@@ -34,6 +34,6 @@ class TokenBudget(TopChunks):
 
     def select(self, request: SelectionRequest) -> Selection:
         """Chunks by rank, at most `tokens` tokens and what is protected."""
-        bounds = chunk_bounds(len(request.scores), self.chunk_size)
+        bounds = self.chunks(request)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores), most=self.tokens)

@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Doubles, Floats, Ints
 from sp.selection.base import SelectionRequest
 from sp.selection.top_chunks import TopChunks
-from sp.selection.units import best_first, chunk_bounds, unit_means
+from sp.selection.units import best_first, unit_means
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ChunkThreshold(TopChunks):
 
     def compare(self, request: SelectionRequest) -> tuple[Ints, Floats, Ints, Doubles]:
         """Bounds, scores of all chunks (NaN if a chunk is kept anyway), and chunks and scores from best to worst."""
-        bounds = chunk_bounds(len(request.scores), self.chunk_size)
+        bounds = self.chunks(request)
         scores = unit_means(request.scores, bounds, self.choosable(request))
         order = best_first(scores)
         return bounds, scores, order, scores[order].astype(np.float64)

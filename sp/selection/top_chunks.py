@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sp.arrays import Ints
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import Constrained, check_least
 from sp.selection.units import best_first, chunk_bounds, unit_means
+
+CHUNK = 32
+"""Tokens, where neither an option nor a scorer says."""
 
 
 @register_selector("top_chunks")
@@ -18,18 +22,28 @@ class TopChunks(Constrained):
 
     Parameters
     ----------
-    chunk_size : int
-        Tokens in a chunk (SpecPrefill uses 32).
+    chunk_size : int, optional
+        Tokens in a chunk; as the scorer tells them apart if left out, see `Importance.fineness` (most: 32, as in
+        SpecPrefill).
     """
 
-    chunk_size: int = 32
+    chunk_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 1, "chunk_size")
+        if self.chunk_size is not None:
+            check_least(self, 1, "chunk_size")
+
+    def settled(self, fineness: int) -> TopChunks:
+        """See `Selector.settled`."""
+        return replace(self, chunk_size=self.chunk_size or fineness)
+
+    def chunks(self, request: SelectionRequest) -> Ints:
+        """Bounds of the chunks of a prompt, (chunks + 1,)."""
+        return chunk_bounds(len(request.scores), self.chunk_size or CHUNK)
 
     def select(self, request: SelectionRequest) -> Selection:
         """Chunks by rank; see `Constrained` for what else is kept."""
-        bounds = chunk_bounds(len(request.scores), self.chunk_size)
+        bounds = self.chunks(request)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores))

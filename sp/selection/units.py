@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.errors import ConfigError
+from sp.prompt import sentences
 from sp.selection.base import SelectionRequest
-
-CLOSERS = "(?:[\"')\\]]|”|’|»|」|』|）)*"
-_FIRST = b"[.!?\n\xe2\xe3\xef]"  # one set of bytes that every end begins with: `re` skips to those quickly
-SENTENCE_END = re.compile(
-    _FIRST
-    + rb"(?:"
-    + rf"(?:(?<=[.!?])|(?<=\xe2)\x80\xa6)(?:[.!?]|…)*{CLOSERS}(?:\s*\n\s*|(?=\s))".encode()
-    + rf"|(?:(?<=\xe3)\x80\x82|(?<=\xef)\xbc[\x81\x9f])(?:。|！|？)*{CLOSERS}\s*|(?<=\n)\s*".encode()
-    + rb")"
-)
-"""A stop before white space, a full-width stop, or a line break. White space with a line break in it ends the old
-sentence; a space begins the new one, as it does in the tokens of byte-pair vocabularies. A stop inside a number or
-a name is no end, since no space follows it."""
 
 
 def chunk_bounds(tokens: int, size: int) -> Ints:
@@ -36,9 +22,7 @@ def chunk_bounds(tokens: int, size: int) -> Ints:
 
 
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
-    """Bounds of sentences in tokens; those of more than `longest` tokens are cut into equal parts.
-
-    A token that reaches over the end of a sentence belongs to the sentence it begins in.
+    """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known.
 
     Examples
     --------
@@ -49,16 +33,7 @@ def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
     """
     if request.spans is None:
         raise ConfigError("selector sentence needs the text of the prompt and the bytes of its tokens")
-    n = len(request.scores)
-    ends = np.array([match.end() for match in SENTENCE_END.finditer(request.text)], np.int64)
-    cuts = np.searchsorted(request.spans[:, 0], ends, side="left")
-    bounds = np.unique(np.concatenate([[0], cuts, [n]]))
-    parts = -(-np.diff(bounds) // longest)
-    if (parts > 1).any():
-        part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-        inner = np.repeat(bounds[:-1], parts) + part * np.repeat(np.diff(bounds), parts) // np.repeat(parts, parts)
-        bounds = np.append(inner, n)
-    return bounds
+    return sentences.sentence_bounds(request.text, request.spans, longest)
 
 
 def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Floats:

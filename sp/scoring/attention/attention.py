@@ -149,8 +149,7 @@ class AttentionScorer(ReadingScorer):
 
     def keys(self, at: PagedKV, positions: Ints, model: Model) -> PagedKV:
         """Keys of the first ``len(positions)`` tokens as they are scored."""
-        at = replace(at, tokens=len(positions))
-        return at if self.rotary == "post" else _unrotated(at, positions, model)
+        return replace(at, tokens=len(positions)) if self.rotary == "post" else unrotated_keys(at, positions, model)
 
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
@@ -209,8 +208,12 @@ def question_start(request: ScoreRequest) -> int:
     return int(request.question.argmax())
 
 
-def _unrotated(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-    """The same keys without rotary embedding, in pages of their own, and in place of the values, which none reads."""
+def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
+    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own.
+
+    They stand in place of the values, which none reads.
+    """
+    at = replace(at, tokens=len(positions))
     if is_device(at.k):
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
         unrotate(pages.reshape(-1, *pages.shape[2:])[: at.tokens], model.place(positions), model.config.rope)

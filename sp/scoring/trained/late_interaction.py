@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from sp.arrays import Floats
-from sp.models import Cache, Model, ModelConfig
-from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.unrotate import unrotate
-from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, read_on
+from sp.arrays import Floats, Ints
+from sp.models import Cache, ModelConfig
+from sp.ops.attention.reduction import chunk_means
+from sp.prompt.sentences import sentence_bounds
+from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, read_on, unrotated_keys
 from sp.scoring.attention.calibrated import LAST_QUERIES
-from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.attention.reduction import Fold, Reduction
+from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import ReadingScorer, densities, first_layers
 from sp.scoring.trained.scoring_head import ScoringHead, head_for
+from sp.scoring.trained.space import Space
+from sp.scoring.trained.units import chunk_units
 
-CHUNK = 32
-"""Tokens of a chunk, as the head learnt them."""
+LONGEST = 64
+"""Tokens of a sentence, at most, that is compared as one."""
+ATTENTION = 0.25
+"""How much attention counts, of three parts with the same spread; see ``experiments/scoring_head``."""
+POOL = 13
+"""Tokens over which attention is averaged."""
+LOOKED_AT = Reduction("heads,queries,pool", "max", "max", POOL)
+FINENESS = 16
+"""Tokens of a chunk that scores can tell from the next."""
 LEAD = 2
 """Tokens before the question, of the blank line, that ask with it, as the head learnt it."""
-SLICE = 1 << 16
-"""Tokens that are projected at once, whole chunks: a bound on memory."""
 
 
 @register_scorer("late_interaction")
 @dataclass(frozen=True)
 class LateInteractionScorer(ReadingScorer):
-    """Similarity of the question's tokens to a chunk's, in a space that was trained for one drafter.
+    """Similarity of the question's tokens to a text's, in a space that was trained for one drafter, and its attention.
 
     A token is a row ``x``: what the drafter's layers have as its un-rotated keys and values; an asking token is a row
-    ``q`` of their un-rotated queries. With `key` B, `query` A and `gate` g of a `ScoringHead`, a chunk c is worth
+    ``q`` of their un-rotated queries. With `key` B, `query` A and `gate` g of a `ScoringHead`, a unit u of tokens has
 
-        ``sum_i softmax_i(q_i g) max_(j in c) cos(q_i A, x_j B)``
+        ``sum_i softmax_i(q_i g) max_(j in u) cos(q_i A, x_j B)``
 
     over asking tokens i: those of the question, of the blank line before it and of the markup behind it, and only the
-    last 64 of them; where a prompt names no question, its last 32 tokens. A token of the document is worth what its
-    chunk is, an asking one nothing. Layers behind the head's last are not run.
+    last 64 of them; where a prompt names no question, its last 32 tokens. A token is worth
+
+        ``z(its sentence's) + z(the best of the windows of 64 tokens that hold it) + 0.25 z(a)``
+
+    where z takes the mean from the tokens before the question and divides by their standard deviation, and a is the
+    largest un-rotated attention of any asking token and head of the head's last layer, as a mean over 13 tokens. A
+    sentence tells facts apart, a window finds what is said in several. Asking tokens are worth least. Layers behind
+    the head's last are not run.
 
     Parameters
     ----------
@@ -79,19 +93,52 @@ class LateInteractionScorer(ReadingScorer):
         model, n = request.model, len(request.ids)
         head, attend = self.head(model.config), self.attend(request)
         start = first_asking(request)
-        rows = min(n - start, MOST_QUESTION_TOKENS)
-        space = Space(model, head, n, rows, model.place(request.positions))
+        rows, last = min(n - start, MOST_QUESTION_TOKENS), max(head.query)
+        space, fold = Space(model, head, n, rows, model.place(request.positions)), Fold(LOOKED_AT)
 
         def watch(layer: int, q: Floats, cache: Cache) -> None:
-            space.add(layer, q[-rows:], cache.stored(layer))
+            at = cache.stored(layer)
+            space.add(layer, q[-rows:], at)
+            if layer == last and start:
+                fold.add_layer(
+                    space.unrotated(q[-rows:]), unrotated_keys(at, request.positions[:start], model), causal=False
+                )
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
         read_on(replace(request, cards=None), watch, attend=attend, rows=rows, depth=head.depth)
-        worth = space.worth()
-        scores = np.repeat(worth, CHUNK)[:n]
-        scores[start:] = 0
-        return Importance(scores, by_layer=worth[None], densities=densities(attend))
+        scores = np.zeros(n, np.float32)
+        if start:
+            bounds = units_of(request, start)
+            sentences = np.repeat(space.of_units(bounds), np.diff(bounds))
+            scores[:start] = joined((sentences, space.of_windows(start), fold.result()), (1, 1, ATTENTION))
+        return Importance(
+            scores, by_layer=chunk_means(scores[None], HEATMAP_CHUNK), densities=densities(attend), fineness=FINENESS
+        )
+
+
+def units_of(request: ScoreRequest, tokens: int) -> Ints:
+    """Bounds (units + 1,) of sentences in the first so many tokens; of chunks where the text is not known."""
+    if request.spans is None:
+        return chunk_units(tokens, FINENESS)
+    return sentence_bounds(request.text, request.spans[:tokens], LONGEST)
+
+
+def joined(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
+    """Weighted sum of parts (n,), each with mean 0 and standard deviation 1, from 0 for the least on; float32.
+
+    Examples
+    --------
+    >>> joined([np.array([0, 2]), np.array([5, 5]), np.array([3, 1])], (1, 1, 0.25)).tolist()
+    [0.0, 1.5]
+    """
+    total = np.zeros(len(parts[0]))
+    for part, weight in zip(parts, weights, strict=True):
+        spread = float(part.std(dtype=np.float64))
+        if spread > 0:
+            total += weight * (part - part.mean(dtype=np.float64)) / spread
+    found: Floats = np.asarray(total - total.min(), np.float32)
+    return found
 
 
 def first_asking(request: ScoreRequest) -> int:
@@ -106,78 +153,3 @@ def first_asking(request: ScoreRequest) -> int:
     if not request.question.any():
         return max(0, len(request.ids) - LAST_QUERIES)
     return max(0, int(request.question.argmax()) - LEAD)
-
-
-@dataclass
-class Space:
-    """Tokens of a prompt in the space of a head, gathered layer by layer; only the sums over layers are held.
-
-    Parameters
-    ----------
-    model : Model
-    head : ScoringHead
-    tokens, rows : int
-        Of the prompt, and its last ones that ask.
-    positions : int64 (tokens,)
-        Where the model is.
-    """
-
-    model: Model
-    head: ScoringHead
-    tokens: int
-    rows: int
-    positions: Any
-    document: Any = None
-    asking: Any = None
-    gates: Any = field(default=0.0)
-    weights: dict[tuple[str, int], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Place all weights before anything is read: a copy between launches would make the host wait."""
-        xp, head = array_module(self.positions), self.head
-        for name, part in (("query", head.query), ("key", head.key), ("gate", head.gate)):
-            self.weights |= {(name, layer): xp.asarray(array) for layer, array in part.items()}
-
-    def add(self, layer: int, q: Floats, at: PagedKV) -> None:
-        """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
-        xp, config = array_module(q), self.model.config
-        if layer in self.head.query:
-            flat = _flat(unrotate(q.copy(), self.positions[-self.rows :], config.rope))
-            found = flat @ self.weights["query", layer]
-            self.asking = found if self.asking is None else self.asking + found
-            self.gates = self.gates + flat @ self.weights["gate", layer]
-        if layer in self.head.key:
-            if self.document is None:
-                self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
-            keys, values = xp.split(self.weights["key", layer], 2)
-            k, v = replace(at, tokens=self.tokens).gather()
-            k = unrotate(k, self.positions, config.rope)
-            for first in range(0, self.tokens, SLICE):
-                part = slice(first, first + SLICE)
-                self.document[part] += _flat(k[part]) @ keys + _flat(v[part]) @ values
-
-    def worth(self) -> Floats:
-        """Of every chunk, from 0 to 2, float32 (chunks,); waits for the device."""
-        xp = array_module(self.document)
-        asking = _unit_length(self.asking)
-        weights = xp.exp(self.gates - self.gates.max())
-        weights /= weights.sum()
-        found = []
-        for first in range(0, self.tokens, SLICE):
-            alike = _unit_length(self.document[first : first + SLICE]) @ asking.T  # (tokens, rows)
-            whole = xp.full((-(-len(alike) // CHUNK) * CHUNK, self.rows), -1, np.float32)
-            whole[: len(alike)] = alike
-            found.append(whole.reshape(-1, CHUNK, self.rows).max(axis=1) @ weights)
-        worth: Floats = np.asarray(on_host(1 + xp.concatenate(found)), np.float32)
-        return worth
-
-
-def _flat(rows: Any) -> Any:
-    """Heads (n, heads, d) side by side as float32 (n, heads x d)."""
-    return rows.reshape(len(rows), -1).astype(np.float32)
-
-
-def _unit_length(rows: Any) -> Any:
-    """Rows (n, rank) scaled to length one."""
-    xp = array_module(rows)
-    return rows / xp.sqrt((rows * rows).sum(axis=1, keepdims=True) + np.float32(1e-12))

@@ -8,6 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.ops.array_module import array_module
+from sp.prompt.sentences import cut_long
 from sp.scoring.base import ScoreRequest
 
 NEWLINE = 10
@@ -47,23 +48,7 @@ def line_units(request: ScoreRequest, longest: int) -> Ints:
         blank = np.zeros(len(ends), bool)
         blank[: len(after)] = text[after] == NEWLINE
         bounds = np.unique(np.concatenate([[0], np.minimum(cuts[~blank], n), [n]]))
-    return cut(bounds, longest)
-
-
-def cut(bounds: Ints, longest: int) -> Ints:
-    """The same with units of more than `longest` tokens cut into parts.
-
-    Examples
-    --------
-    >>> cut(np.array([0, 2, 7]), 2).tolist()
-    [0, 2, 3, 5, 7]
-    """
-    lengths = np.diff(bounds)
-    parts = -(-lengths // longest)
-    first = np.cumsum(parts) - parts
-    part = np.arange(parts.sum()) - np.repeat(first, parts)
-    starts = np.repeat(bounds[:-1], parts) + part * np.repeat(lengths, parts) // np.repeat(parts, parts)
-    return np.append(starts, bounds[-1])
+    return cut_long(bounds, longest)
 
 
 def unit_of_token(bounds: Ints) -> Ints:

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from sp.prompt.sentences import SENTENCE_END
 from sp.selection.structured.json_pieces import parted, put_members
 from sp.selection.structured.outline import TOP, Outline
 from sp.selection.structured.view import View
-from sp.selection.units import SENTENCE_END
 from sp.structure import JsonValue, is_prose, json_values, line_starts, nested_blocks
 
 
