@@ -9,13 +9,14 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.models import Cache, Model, ModelConfig
+from sp.models.config import first_layers
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.unrotate import unrotate
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, read_on
 from sp.scoring.attention.calibrated import LAST_QUERIES
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import ReadingScorer, densities, first_layers
+from sp.scoring.reading import ReadingScorer, densities
 from sp.scoring.trained.scoring_head import ScoringHead, head_for
 
 CHUNK = 32
