@@ -28,7 +28,7 @@ class GGUFError(SpError):
 
 
 class FetchError(SpError):
-    """A known model could not be fetched: no network, a damaged download, a folder that cannot be written."""
+    """What is known by name could not be fetched: no network, a damaged download, a folder that cannot be written."""
 
 
 class ModelError(SpError):

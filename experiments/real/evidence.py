@@ -1,6 +1,6 @@
-"""Records of rows that `sp eval natural --out` wrote: python evidence.py ROWS.jsonl... --record FOLDER
+"""Records of rows of natural questions (see `rows.py`): python evidence.py ROWS.jsonl... --record FOLDER
 
-One record a file, scorer, keep ratio and kind: the share of questions whose evidence was kept whole, with its 95 %
+One record a set, scorer, keep ratio and kind: the share of questions whose evidence was kept whole, with its 95 %
 interval. Questions that ship are hard, where they share at most 0.34 of their words with the evidence, or easy; planted
 facts go by the kind of text. `tables.py` prints the same rows as tables.
 """
@@ -8,11 +8,12 @@ facts go by the kind of text. `tables.py` prints the same rows as tables.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from rows import read_sets
 
 from sp.bench.record import append, make_record
 from sp.evals.statistics import wilson
@@ -46,12 +47,11 @@ def main() -> None:
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--record", type=Path, required=True)
     args = parser.parse_args()
-    for path in args.rows:
-        rows = [row for row in map(json.loads, path.open()) if row["scorer"] and row["keep_ratio"]]
+    for name, rows in read_sets(args.rows).items():
         for (scorer, keep, kind), of in groups(rows).items():
             config = {
                 "drafter": of[0]["models"]["drafter"]["sha256"], "scorer": scorer, "selector": of[0]["selector"],
-                "keep_ratio": keep, "set": path.stem, "kind": kind, "rope": "auto",
+                "keep_ratio": keep, "set": name, "kind": kind, "rope": "auto",
                 "tokens": round(median(row["prompt_tokens"] for row in of)),
             }  # fmt: skip
             append(make_record("evidence", config, metrics(of), [], [], device="cpu"), args.record)

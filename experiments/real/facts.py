@@ -17,22 +17,24 @@ class Fact:
     Parameters
     ----------
     name : str
-    said, asked : str
-        Frames of the fact and of the question, with {blanks}.
+    said, asked, repeated : str
+        Frames, with {blanks}, of the fact, of the question, and of a question in the fact's own words.
     blanks : mapping of str to Blank
     """
 
     name: str
     said: str
     asked: str
+    repeated: str
     blanks: Mapping[str, Blank]
 
-    def fill(self, rng: random.Random) -> tuple[str, str, str]:
-        """Fact, question and answer, drawn."""
+    def fill(self, rng: random.Random) -> tuple[str, str, str, str]:
+        """Fact, question, the question in the fact's own words, and answer, drawn."""
         chosen = {blank: rng.choice(choices) for blank, choices in self.blanks.items()}
         said = self.said.format_map({blank: words[0] for blank, words in chosen.items()})
         asked = self.asked.format_map({blank: words[1] for blank, words in chosen.items()})
-        return said, asked, chosen["answer"][0]
+        repeated = self.repeated.format_map({blank: words[0] for blank, words in chosen.items()})
+        return said, asked, repeated, chosen["answer"][0]
 
 
 def same(*words: str) -> Blank:
@@ -48,6 +50,7 @@ FACTS = (
         "hidden key",
         "Anyone locked out of the {building} will find a second key {answer}.",
         "Where is something hidden with which one can get into the {building}?",
+        "Where will anyone locked out of the {building} find a second key?",
         {
             "building": [
                 ("boathouse", "shed for the rowing boats"),
@@ -71,6 +74,7 @@ FACTS = (
         "keeper",
         "For {years} winters it was {answer} who wound the {clock} of {town}.",
         "Which person kept the {clock} in {town} going?",
+        "Who wound the {clock} of {town}?",
         {
             "years": same("eleven", "nineteen", "twenty-six", "thirty-four", "forty-one"),
             "clock": [("tower clock", "timepiece"), ("great orrery", "model of the planets"), ("music box", "chimes")],
@@ -89,6 +93,7 @@ FACTS = (
         "load",
         "A {vehicle} of the {name} depot may carry no more than {answer} crates of {goods}.",
         "What is the largest load of {goods} that {name} allows on one {vehicle}?",
+        "How many crates of {goods} may a {vehicle} of the {name} depot carry?",
         {
             "vehicle": [("lorry", "truck"), ("barge", "boat"), ("handcart", "barrow"), ("railcar", "wagon")],
             "name": SURNAMES,
@@ -105,6 +110,7 @@ FACTS = (
         "cause",
         "The making of {goods} in {town} came to a halt because {answer}.",
         "For what reason is no {goods} produced any more at {town}?",
+        "Why did the making of {goods} in {town} come to a halt?",
         {
             "goods": [("varnish", "lacquer"), ("candles", "wax lights"), ("rope", "cordage"), ("soap", "washing bars")],
             "town": TOWNS,
@@ -121,6 +127,7 @@ FACTS = (
         "departure",
         "From the {quay} pier the {vehicle} to {town} sails at {answer}, except on feast days.",
         "When does one have to be at the landing stage for the {vehicle} that goes to {town}?",
+        "At what time does the {vehicle} to {town} sail?",
         {
             "quay": same("northern", "old", "stone", "fishermen's"),
             "vehicle": [("ferry", "boat"), ("mail steamer", "post ship"), ("cutter", "sailing vessel")],
@@ -132,6 +139,7 @@ FACTS = (
         "code",
         "To silence the {alarm} on the {floor} floor, dial {answer} on the grey telephone.",
         "Which digits does one have to enter so that the {alarm} stops making noise?",
+        "Which number must one dial to silence the {alarm}?",
         {
             "alarm": [
                 ("smoke alarm", "fire detector"),
@@ -147,6 +155,7 @@ FACTS = (
         "remedy",
         "Doctor {name} treats the coughs of her {animal} with {answer}.",
         "What does {name} give to {animal} that have a sore throat?",
+        "With what does Doctor {name} treat the coughs of her {animal}?",
         {
             "name": SURNAMES,
             "animal": [
@@ -169,6 +178,7 @@ FACTS = (
         "price",
         "Restoring the {thing} cost the parish of {town} {answer} guilders.",
         "How much money did they spend at {town} on the repair of the {thing}?",
+        "How many guilders did restoring the {thing} cost the parish of {town}?",
         {
             "thing": [
                 ("organ", "church instrument"),

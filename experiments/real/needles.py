@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--tokens", default="6k,28k,60k,120k", help="lengths, in thousands of tokens")
     parser.add_argument("-n", help="examples a kind of text, one number or one a length (32 to 8k, 16 to 32k, else 8)")
+    parser.add_argument("--own-words", action="store_true", help="ask in the facts' own words, for small targets")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokens count: GGUF file or known name")
     given = parser.parse_args()
     lengths = given.tokens.split(",")
@@ -56,7 +57,7 @@ def main() -> None:
         parser.error(f"no documents in {given.folder}; get them: sp eval natural --fetch")
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(model_path(given.model)))
     for length, count in zip(lengths, counts, strict=True):
-        write_set(given.out, length, count, given.folder, tokenizer)
+        write_set(given.out, length, count, given.folder, tokenizer, given.own_words)
 
 
 def usual(length: str) -> int:
@@ -65,7 +66,7 @@ def usual(length: str) -> int:
     return 32 if thousands <= 8 else 16 if thousands <= 32 else 8
 
 
-def write_set(out: Path, length: str, count: int, folder: Path, tokenizer: Tokenizer) -> None:
+def write_set(out: Path, length: str, count: int, folder: Path, tokenizer: Tokenizer, own_words: bool) -> None:
     """Questions of one length, and their documents."""
     lines = []
     for kind, haystack in HAYSTACKS.items():
@@ -73,7 +74,7 @@ def write_set(out: Path, length: str, count: int, folder: Path, tokenizer: Token
             # Own seeds: an example is the same whatever else is made with it.
             rng = random.Random(f"needles/{kind}/{length}/{index}")
             fact = FACTS[index % len(FACTS)]
-            said, asked, answer = fact.fill(rng)
+            said, asked, repeated, answer = fact.fill(rng)
             tokens = int(length[:-1]) * 1000
             text = cut(haystack(rng, folder, MOST_BYTES * tokens), tokens, tokenizer)
             document, start = HIDES[kind](text, said, rng)
@@ -88,7 +89,7 @@ def write_set(out: Path, length: str, count: int, folder: Path, tokenizer: Token
                 "id": f"{kind}-{length}-{index:02}",
                 "kind": fact.name,
                 "document": path.as_posix(),
-                "question": asked,
+                "question": repeated if own_words else asked,
                 "answers": [answer],
                 "evidence": [[begin, end]],
                 "quotes": [said],

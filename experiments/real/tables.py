@@ -1,20 +1,19 @@
-"""Markdown tables of rows that ``sp eval natural --out`` wrote: evidence kept whole, and why it was lost.
+"""Markdown tables of rows of natural questions: evidence kept whole, and why it was lost.
 
-``python tables.py OUT/*.jsonl > tables.md``; a file's set is its name up to the last hyphen (``needles-6k-words.jsonl``
-is of ``needles-6k``), and a row that two files have counts once. Shares are in %, with Wilson's 95 % interval and n.
+``python tables.py sp-sweep/real/rows.jsonl > tables.md``; `rows.py` says which files it reads. Shares are in %, with
+Wilson's 95 % interval and n.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sp.evals.natural.rows import key_of
+from rows import read_sets
+
 from sp.evals.natural.verdict import REASONS
 from sp.evals.statistics import wilson
 
@@ -25,24 +24,10 @@ def main() -> None:
     """Print the tables of all sets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="rows, as they are or compressed with gzip")
-    parser.add_argument("--set", help="name of the set of all files, where their names do not say it")
+    parser.add_argument("--set", help="name of the set of all files, where they do not say it")
     given = parser.parse_args()
-    sets: dict[str, dict[tuple[Any, ...], Row]] = {}
-    for path in given.files:
-        name = given.set or path.name.split(".")[0].rpartition("-")[0] or path.name.split(".")[0]
-        for row in read_rows(path):
-            sets.setdefault(name, {})[key_of(row), row["models"]["drafter"]["sha256"]] = row
-    for name, rows in sets.items():
-        print("\n".join(page(name, list(rows.values()))))
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a file."""
-    try:
-        raw = path.read_bytes()
-        return [json.loads(line) for line in (gzip.decompress(raw) if path.suffix == ".gz" else raw).splitlines()]
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{path}: {error}") from None
+    for name, rows in read_sets(given.files, given.set).items():
+        print("\n".join(page(name, rows)))
 
 
 def page(name: str, rows: Sequence[Row]) -> list[str]:

@@ -20,7 +20,8 @@ def inspect(
 
     A verdict as of `sp plan`; family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by
     length, the cards that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
-    from running, and which file to take instead. Exit status 2 if no command takes the file.
+    from running, and which file to take instead. A small model is told of as a drafter, of which the default scorer may
+    read only the first layers. Exit status 2 if no command takes the file.
 
     [bold]Example[/bold]
 
@@ -28,8 +29,9 @@ def inspect(
     """
     from sp.models.inspect import inspect_file
     from sp.models.inspect.tables import render
+    from sp.scoring.calibration.use import default_depth
 
-    info = inspect_file(file)
+    info = inspect_file(file, depth=default_depth)
     if as_json:
         print_json(info)
     else:

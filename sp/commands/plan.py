@@ -61,11 +61,12 @@ def plan(
 ) -> None:
     """Tell whether a model file runs, on which card, with what memory and drafter, and by which command.
 
-    Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
-    bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
-    rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math, and on --cards of them by what
-    two H100 wait for; memory beside them is that of bf16. With --cards the target is shared, and memory is what each
-    of them needs. Exit status 1 if the answer is no, 2 if no command takes the file.
+    Only headers are read. Of a drafter those layers count that the default scorer reads. Memory is reckoned as it is
+    reserved when models are loaded, and what work takes besides by bounds that recorded requests stayed within. For a
+    card by name times are predicted too, from its data sheet and the rates that kernels reach on an H200, in the
+    arithmetic of --math and --drafter-math, and on --cards of them by what two H100 wait for; memory beside them is
+    that of bf16. With --cards the target is shared, and memory is what each of them needs. Exit status 1 if the answer
+    is no, 2 if no command takes the file.
 
     [bold]Examples[/bold]
 
@@ -198,12 +199,13 @@ def read_model(role: str, path: Path | None, shape: str | None, file_type: str, 
     """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
     from sp.models.inspect.plan import read_file
     from sp.models.inspect.subject import shape_subject
+    from sp.scoring.calibration.use import default_depth
 
     if path is not None and shape is not None:
         raise ConfigError(f"give either a file or --synthetic-{role}")
     if shape is not None:
-        return shape_subject(shape, file_type, cards)
-    return None if path is None else read_file(path, cards)
+        return shape_subject(shape, file_type, cards, default_depth)
+    return None if path is None else read_file(path, cards, default_depth)
 
 
 def expected(tokens: int) -> float | None:

@@ -12,3 +12,4 @@ __all__ = ["FULL", "TASKS", "Example", "Row", "Task", "evaluate", "register_task
 import_modules("sp.evals.tasks")
 import_modules("sp.evals.transcripts")
 import_modules("sp.evals.formats")
+import_modules("sp.evals.natural")

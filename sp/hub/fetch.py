@@ -12,24 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sp.errors import FetchError
-from sp.hub.download import download
+from sp.hub.archives import BLOCK, take_member
+from sp.hub.download import Steps, download
 from sp.hub.known import KnownModel
 from sp.hub.names import fetched, model_file, models_folder
-from sp.hub.wheels import BLOCK, take_member
-
-
-class _Progress:
-    """Turns bytes there are by now into steps that add up to the whole and never go back."""
-
-    def __init__(self, advance: Callable[[int], None], total: int) -> None:
-        self._advance, self._total, self._done = advance, total, 0
-
-    def reach(self, nbytes: int) -> None:
-        """There are so many bytes by now."""
-        step = min(nbytes, self._total) - self._done
-        if step > 0:
-            self._done += step
-            self._advance(step)
 
 
 def fetch(
@@ -66,7 +52,7 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder, wait):
             if fetched(model) is None:
-                _fetch(model, folder, _Progress(advance, model.nbytes))
+                _fetch(model, folder, Steps(advance, model.nbytes))
     except OSError as error:
         raise FetchError(
             f"cannot write below {folder}: {error.strerror or error}; make room there, or name another folder in "
@@ -90,7 +76,7 @@ def _alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def _fetch(model: KnownModel, folder: Path, progress: _Progress) -> None:
+def _fetch(model: KnownModel, folder: Path, progress: Steps) -> None:
     """Download what is missing, join it, check it, and give it its name."""
     parts = folder / f".{model.name}.parts"
     parts.mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sp.ops.rope import Rope
@@ -186,3 +186,8 @@ class ModelConfig:
     def delta_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
+
+
+def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
+    """A model of only so many of the layers; all by default."""
+    return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth])

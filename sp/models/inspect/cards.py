@@ -9,7 +9,7 @@ from itertools import takewhile
 from math import ceil
 from typing import Any
 
-from sp.models.config import ModelConfig
+from sp.models.config import ModelConfig, first_layers
 from sp.models.inspect.cold_layers import least_cold
 from sp.models.inspect.known_cards import KNOWN
 from sp.models.inspect.memory import Stacks, held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
@@ -29,11 +29,41 @@ DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
 
 @dataclass(frozen=True)
 class Drafter:
-    """A published model that could score for a target: configuration and bytes of its weights on the device."""
+    """A model that could score for a target.
+
+    Parameters
+    ----------
+    name : str
+    config : ModelConfig
+        Of the layers that are read.
+    weights : int
+        Bytes of what is loaded of it on the device.
+    of_layers : int, optional
+        Of the whole model; those that are read if left out.
+    """
 
     name: str
     config: ModelConfig
     weights: int
+    of_layers: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """Of the whole model."""
+        return self.of_layers or self.config.layers
+
+    @classmethod
+    def of(
+        cls, name: str, config: ModelConfig, formats: Mapping[str, BlockFormat], depth: int | None, cards: int = 1
+    ) -> Drafter:
+        """A model of which so many layers are read, without its head; all of it for None. Errors of `held_weights`."""
+        weights = weights_bytes(config, formats, cards, depth)
+        return cls(name, first_layers(config, depth), weights, config.layers)
+
+    @property
+    def stops(self) -> str:
+        """Which layers are read, where it is not all of them, as in ``19 of 30 layers``."""
+        return "" if self.config.layers == self.layers else f"{self.config.layers} of {self.layers} layers"
 
 
 def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
@@ -64,7 +94,7 @@ def _small() -> tuple[tuple[int, Drafter], ...]:
         size = sum(tensor.size for tensor in shape.tensors())
         if not name.startswith("tiny-") and size <= LARGEST_DRAFTER:
             formats = {tensor: fmt for tensor, _, fmt in shape.plan(DRAFTER_TYPE)}
-            found.append((size, Drafter(name, shape.config, weights_bytes(shape.config, formats))))
+            found.append((size, Drafter.of(name, shape.config, formats, None)))
     return tuple(found)
 
 
@@ -73,9 +103,11 @@ def _alike(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def weights_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> int:
+def weights_bytes(
+    config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1, depth: int | None = None
+) -> int:
     """Bytes of a model's weights on the device; arguments and errors as for `held_weights`."""
-    return sum(row.nbytes for row in held_weights(config, formats, cards))
+    return sum(row.nbytes for row in held_weights(config, formats, cards, depth))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from sp.gguf.reader import GGUFFile
 from sp.models.arithmetic import is_eligible
 from sp.models.config import ModelConfig
 from sp.models.cost import active_params
-from sp.models.extended_window import describe_window
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
 from sp.models.inspect.memory import (
     Held,
@@ -79,7 +78,6 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "experts": experts(config),
         "eight_bits": eight_bits(config),
         "rope": rope_facts(rope) | {"pairing": rope.pairing},
-        "as_drafter": describe_window(config),
     }
 
 

@@ -16,7 +16,7 @@ from sp.gguf.template import chat_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary
 from sp.models.inspect.family import describe_model
 from sp.models.inspect.plan import make_plan
-from sp.models.inspect.subject import read_subject
+from sp.models.inspect.subject import Depth, read_subject, whole
 from sp.models.inspect.ways import SPOKEN
 from sp.models.metadata_keys import MAX_BLOCKS
 from sp.quant import FORMATS, repacked_tensors
@@ -24,7 +24,7 @@ from sp.quant import FORMATS, repacked_tensors
 _HASH_STEP = 1 << 22
 
 
-def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
+def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole) -> dict[str, Any]:
     """Describe a GGUF file.
 
     Parameters
@@ -33,6 +33,8 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
         A file, or any shard of a sharded model.
     sha256 : bool
         Also hash every file, which reads all of it.
+    depth : callable
+        Of a model that scores for another, see `read_subject`.
 
     Returns
     -------
@@ -48,8 +50,11 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
         When the file is not a sound GGUF file.
     """
     with GGUFFile.open(path) as file:
-        subject = read_subject(file)
+        subject = read_subject(file, depth=depth)
         plan = make_plan(subject, None, None, SPOKEN[-1])
+        described = describe_model(file, subject.config)
+        if described["family"] is not None:
+            described["family"]["as_drafter"] = subject.as_drafter()
         return {
             "path": str(file.path),
             "bytes": file.nbytes,
@@ -62,7 +67,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, subject.vocabulary),
             "chat_template": _template(file),
-            **describe_model(file, subject.config),
+            **described,
             "refused": None if subject.refused is None else subject.refused.line,
             "verdict": plan.told_verdict(),
             "command": plan.command,

@@ -55,7 +55,9 @@ class Held:
     nbytes: int = 0
 
 
-def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> list[Held]:
+def held_weights(
+    config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1, depth: int | None = None
+) -> list[Held]:
     """What the device holds of a model's weights, one row a format of the file, the most bytes first.
 
     Parameters
@@ -66,6 +68,8 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat], cards:
     cards : int
         That share the model: `config` is then what `Share.config` says of one of them, and of the head, which it leaves
         whole, a part is held.
+    depth : int, optional
+        Layers that are loaded, without the head; all, and the head, if left out.
 
     Raises
     ------
@@ -83,8 +87,8 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat], cards:
     [('Q8_0', ['Q8_0'], 197), ('F32', ['F32'], 113)]
     """
     rows: dict[str, Held] = {}
-    tied = HEAD not in formats
-    for tensor in trunk_tensors(config, formats):
+    tied = depth is None and HEAD not in formats
+    for tensor in trunk_tensors(config, formats, depth):
         fmt = formats[tensor.name]
         row = rows.setdefault(fmt.name, Held(fmt.name, []))
         row.tensors += 1

@@ -14,7 +14,7 @@ from sp.models.config import ModelConfig
 from sp.models.extended_window import describe_window
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
 from sp.models.inspect.cold_layers import Cold, cold_layers
-from sp.models.inspect.subject import Subject, read_subject
+from sp.models.inspect.subject import Depth, Subject, read_subject, whole
 from sp.models.inspect.verdict import Verdict, judge, proposed_drafter, scaled_by, spoken
 from sp.models.inspect.ways import SPOKEN, Way, best, caches, longest, room, scoring_way, ways
 from sp.models.layers.cold_experts import told
@@ -135,9 +135,9 @@ class Plan:
                     "cold": pair and pair.cold,
                 }
         if self.verdict.role == "drafter":
-            alone = Drafter(self.target.path, config, weights)
+            assert self.target.reader is not None
             for tokens in self.lengths:
-                yield {"kv": None, "tokens": tokens, "scoring": scoring_way(alone, tokens).nbytes}
+                yield {"kv": None, "tokens": tokens, "scoring": scoring_way(self.target.reader, tokens).nbytes}
 
     def cards(self) -> Iterator[dict[str, Any]]:
         """For every card the way of what was asked for, and the longest of `SPOKEN` that it has a way for.
@@ -172,6 +172,8 @@ class Plan:
             "name": self.drafter.name,
             "file": None if self.scorer is None else self.scorer.path,
             "bytes": self.drafter.weights,
+            "layers": self.drafter.layers,
+            "layers_read": self.drafter.config.layers,
             "vocabulary": self.vocabulary,
             "window": describe_window(self.drafter.config, self.tokens - ANSWER),
         }  # fmt: skip
@@ -184,7 +186,7 @@ class Plan:
             "answer_tokens": ANSWER,
             "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
-            "as_drafter": small and describe_window(small, self.tokens - ANSWER),
+            "as_drafter": small and self.target.as_drafter(self.tokens - ANSWER),
             "weights_bytes": self.target.weights,
             "experts": self.cold
             and {
@@ -216,10 +218,10 @@ def make_plan(
     return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, told)
 
 
-def read_file(path: str | Path, cards: int = 1) -> Subject:
-    """What the header of a file, or of any shard of it, tells, for so many cards; GGUFError if it is no sound one."""
+def read_file(path: str | Path, cards: int = 1, depth: Depth = whole) -> Subject:
+    """What the header of a file, or of any shard of it, tells; see `read_subject`. GGUFError if it is no sound one."""
     with GGUFFile.open(path) as file:
-        return read_subject(file, cards)
+        return read_subject(file, cards, depth)
 
 
 def plan_file(
@@ -258,9 +260,9 @@ def _given(scorer: Subject) -> Drafter:
     """A file as a drafter; ModelError if it is none that a card runs."""
     if scorer.stopped is not None:
         raise ModelError(f"{scorer.path}: {scorer.stopped.line}")
-    if not scorer.on_device or scorer.config is None or scorer.weights is None:
+    if not scorer.on_device or scorer.reader is None:
         raise ModelError(f"{scorer.path}: runs on the CPU alone, so no card has to hold it; leave it out")
-    return Drafter(Path(scorer.path).name, scorer.config, scorer.weights)
+    return scorer.reader
 
 
 def _told(way: Way | None, card: int) -> dict[str, Any] | None:

@@ -66,7 +66,9 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     named = drafter["name"] if drafter["file"] else f"e.g. {drafter['name']} in BF16"
     crossed = CROSSED.get(drafter["vocabulary"], "no vocabulary")
-    yield "drafter", f"{named}, {size_of(drafter['bytes'])}; {crossed}"
+    read, of = drafter["layers_read"], drafter["layers"]
+    loaded = size_of(drafter["bytes"]) + (f", {read} of {of} layers" if read < of else "")
+    yield "drafter", f"{named}, {loaded}; {crossed}"
     yield "", drafter["window"]
     if "pays_from_tokens" in drafter:
         begins = drafter["pays_from_tokens"]

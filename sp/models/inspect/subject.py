@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from sp.errors import ConfigError, GGUFError, ModelError
 from sp.gguf import ChatTemplate, GGUFFile, render_chat
@@ -14,14 +15,22 @@ from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
 from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
 from sp.models.architectures.base import read_config
 from sp.models.config import ModelConfig
+from sp.models.extended_window import describe_window
 from sp.models.file_type import tensor_format
-from sp.models.inspect.cards import weights_bytes
+from sp.models.inspect.cards import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
 from sp.models.inspect.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.models.layers.share import shared_config
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
 from sp.quant import BlockFormat
+
+Depth = Callable[[Path, ModelConfig], int | None]
+
+
+def whole(path: Path, config: ModelConfig) -> int | None:
+    """All layers, and the head."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,10 @@ class Subject:
         Bytes of its experts on the device, by layer; none of a model without them, or that cards share.
     cards : int
         That share it. Configuration and bytes on the device are those of one of them.
+    formats : mapping
+        Of its tensors, by name.
+    depth : callable
+        See `read_subject`.
     """
 
     path: str
@@ -67,6 +80,8 @@ class Subject:
     shape: str | None = None
     stacks: Stacks = ()
     cards: int = 1
+    formats: Mapping[str, BlockFormat] = field(default_factory=dict)
+    depth: Depth = whole
 
     @property
     def alone(self) -> bool:
@@ -100,6 +115,24 @@ class Subject:
         types = self.vocabulary.types
         return next((i for i, kind in enumerate(types) if kind != NORMAL), len(types))
 
+    @cached_property
+    def reader(self) -> Drafter | None:
+        """What of it is loaded where it scores for another; None where the device has no form of it.
+
+        How deep it is read may hang on the hash of the file, which takes a while to make once.
+        """
+        if self.config is None or self.weights is None:
+            return None
+        depth = self.depth(Path(self.path), self.config)
+        return Drafter.of(Path(self.path).name, self.config, self.formats, depth, self.cards)
+
+    def as_drafter(self, tokens: int | None = None) -> str:
+        """How it reads prompts that it scores, of so many tokens, in a line; it has a configuration."""
+        assert self.config is not None
+        window = describe_window(self.config, tokens)
+        reader = self.reader if self.parameters <= LARGEST_DRAFTER else None  # of others the file is not looked at
+        return f"{window}; {reader.stops} are read" if reader and reader.stops else window
+
     def weights_as(self, file_type: str) -> int | None:
         """Bytes on the device of the same model in another file type; None where there is no such form."""
         if self.config is None:
@@ -113,8 +146,16 @@ class Subject:
             return None
 
 
-def read_subject(file: GGUFFile, cards: int = 1) -> Subject:
+def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subject:
     """What the header of an open file tells; what is wrong with it is among the hindrances.
+
+    Parameters
+    ----------
+    file : GGUFFile
+    cards : int
+        That share it.
+    depth : callable
+        Layers that are read of a file, by its path and configuration, where it scores; None for all.
 
     Raises
     ------
@@ -141,11 +182,15 @@ def read_subject(file: GGUFFile, cards: int = 1) -> Subject:
         streamed,
         stacks=stacks,
         cards=cards,
+        formats=formats,
+        depth=depth,
     )
 
 
-def shape_subject(name: str, file_type: str, cards: int = 1) -> Subject:
+def shape_subject(name: str, file_type: str, cards: int = 1, depth: Depth = whole) -> Subject:
     """A named shape as a file of that type would be; ConfigError where either is unknown, or cards cannot share it.
+
+    `depth` is that of `read_subject`.
 
     >>> shape_subject("qwen3.6-27b", "q4_k_m").on_device
     True
@@ -157,7 +202,7 @@ def shape_subject(name: str, file_type: str, cards: int = 1) -> Subject:
     parameters = sum(tensor.size for tensor in shape.tensors())
     config, (weights, streamed, stacks) = _shared(shape.config, formats, cards)
     path = f"{name}-{file_type}.synthetic"
-    held = weights, tuple(formats), streamed, name, stacks, cards
+    held = weights, tuple(formats), streamed, name, stacks, cards, formats, depth
     return Subject(path, nbytes, parameters, False, (), None, config, *held)
 
 

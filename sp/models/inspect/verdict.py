@@ -127,7 +127,7 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
         return Verdict("with", options=("--device cpu",))
     role: Literal["target", "drafter"] = "drafter" if drafter is None and is_small(target) else "target"
     if role == "drafter":
-        found = [scoring_way(Drafter(target.path, config, weights), tokens)]
+        found = [] if target.reader is None else [scoring_way(target.reader, tokens)]
     else:
         found = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
     if not found:

@@ -12,6 +12,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
 from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
+from sp.models.config import first_layers
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
@@ -19,7 +20,7 @@ from sp.ops.attention.unrotate import unrotate
 from sp.quant import F16, F32
 from sp.scoring.attention.reduction import Fold, Reduction
 from sp.scoring.base import Importance, ScoreRequest
-from sp.scoring.reading import ReadingScorer, densities, first_layers
+from sp.scoring.reading import ReadingScorer, densities
 
 Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]

@@ -10,6 +10,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models import ModelConfig, Retrieval
+from sp.models.config import first_layers
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.importance import in_kernel
@@ -18,7 +19,7 @@ from sp.scoring.attention.attention import importance_of
 from sp.scoring.attention.reduction import Fold
 from sp.scoring.attention.tail import TailScorer, padded
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import DRAFTING, ReadingScorer, first_layers
+from sp.scoring.reading import DRAFTING, ReadingScorer
 
 LAST_QUERIES = 32
 """Tokens at the end of a prompt that ask where no question is known."""

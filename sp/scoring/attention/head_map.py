@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -14,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.checked import OBJECT, TEXT, Wanted, check, check_each, is_number
+from sp.checked import OBJECT, TEXT, Wanted, is_number
 from sp.errors import ConfigError, short
-from sp.json_lines import read_object
 from sp.models import Model
 from sp.ops.array_module import on_host
+from sp.scoring.layer_record import read_layers
 
 SCHEMA = "sp-head-map/1"
-MAP = {"schema": TEXT, "model": TEXT, "scores": OBJECT, "made": OBJECT}
+FIELDS = {"model": TEXT, "made": OBJECT}
 SCORES = Wanted(
     "a list of numbers from 0 to 1", lambda row: isinstance(row, list) and row != [] and all(map(_share, row))
 )
-LAYER = re.compile(r"[0-9]{1,4}")
 EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))
 
 
@@ -67,19 +65,10 @@ class HeadMap:
             If it is missing, no map, or of another schema.
         """
         try:
-            found = read_object(path, "a map of heads")
-            check(found, MAP, str(path))
-            if found["schema"] != SCHEMA:
-                raise ConfigError(
-                    f"{path}: a map of heads of schema {short(found['schema'])!r}; this version reads {SCHEMA!r}"
-                )
-            check_each(found["scores"], SCORES, f"{path}: scores")
-            if not found["scores"] or not all(LAYER.fullmatch(layer) for layer in found["scores"]):
-                raise ConfigError(f"{path}: scores must have a list for each of some layers, by their numbers")
+            found, rows = read_layers(path, "a map of heads", SCHEMA, FIELDS, "scores", SCORES)
         except ConfigError as error:
             raise ConfigError(f"{error}; make a map of heads with sp heads") from None
-        scores = {int(layer): tuple(map(float, row)) for layer, row in found["scores"].items()}
-        return cls(found["model"], scores, found["made"])
+        return cls(found["model"], {layer: tuple(map(float, row)) for layer, row in rows.items()}, found["made"])
 
     def chosen(self, model: Model, threshold: float) -> dict[int, Floats]:
         """One for a head that scores above the threshold and zero for others, by layer that has such a head.

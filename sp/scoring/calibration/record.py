@@ -11,20 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from sp.checked import OBJECT, TEXT, Wanted, check, check_each, is_whole, number, whole
-from sp.errors import ConfigError, plain, short
-from sp.json_lines import read_object
+from sp.checked import OBJECT, TEXT, Wanted, is_whole, number, whole
+from sp.errors import ConfigError, plain
 from sp.models import ModelConfig, Retrieval
+from sp.scoring.layer_record import read_layers
 
 SCHEMA = "sp-calibration/1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LAYER = re.compile(r"[0-9]{1,4}")
 REDUCED = Wanted("max or mean", lambda value: value in ("max", "mean"))
 FIELDS = {
-    "schema": TEXT,
     "sha256": Wanted("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(SHA256.fullmatch(value))),
     "file": TEXT,
-    "heads": OBJECT,
     "rotary": Wanted("none or post", lambda value: value in ("none", "post")),
     "over_heads": REDUCED,
     "over_queries": REDUCED,
@@ -128,16 +125,8 @@ class Calibration:
             If it is missing, no calibration, or of another schema.
         """
         try:
-            found = read_object(path, "a calibration")
-            check(found, FIELDS, str(path))
-            if found["schema"] != SCHEMA:
-                raise ConfigError(
-                    f"{path}: a calibration of schema {short(found['schema'])!r}; this version reads {SCHEMA!r}"
-                )
-            check_each(found["heads"], HEADS, f"{path}: heads")
-            if not found["heads"] or not all(LAYER.fullmatch(layer) for layer in found["heads"]):
-                raise ConfigError(f"{path}: heads must have a list for each of some layers, by their numbers")
-            heads = {int(layer): tuple(map(int, row)) for layer, row in found["heads"].items()}
+            found, rows = read_layers(path, "a calibration", SCHEMA, FIELDS, "heads", HEADS)
+            heads = {layer: tuple(map(int, row)) for layer, row in rows.items()}
             if found["depth"] != max(heads) + 1:
                 raise ConfigError(f"{path}: depth is {found['depth']}, and the last layer with heads is {max(heads)}")
         except ConfigError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model, ModelConfig, Retrieval
-from sp.scoring.base import Scorer
+from sp.scoring.base import SCORERS, Scorer
 from sp.scoring.calibration.known import find_calibration, folder, keep_calibration
 from sp.scoring.calibration.measure import TEXTS, TOKENS, calibrate
 from sp.scoring.calibration.reading import questions
@@ -66,6 +67,22 @@ def made_retrieval(
             "take scorer.calibrate=never"
         )
     return made.retrieval(model.config)
+
+
+def default_depth(path: Path, config: ModelConfig) -> int | None:
+    """Layers that the default scorer lets a drafter run, a file or what would be one; None for all and the head.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> default_depth(Path("none.gguf"), find_shape("qwen3-0.6b").config)
+    18
+    """
+    scorer = SCORERS.build("auto")
+    try:
+        return scorer.reading_depth(replace(config, retrieval=known_retrieval(path, config, [scorer])))
+    except ConfigError:  # no layer has attention, or the record names what this version does not have
+        return None
 
 
 def needed_depth(scorers: Iterable[Scorer], config: ModelConfig) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from sp.bench.record import commit
 from sp.cluster import join
 from sp.errors import ConfigError
+from sp.evals.natural.task import NaturalTask
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
@@ -124,7 +125,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
     by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
     for run in sweep.runs:
         pair = facts[run.pair]
-        if run.tokens > pair.target.context:
+        if run.tokens > pair.target.context and not isinstance(run.spec.task, NaturalTask):  # few of it need reading
             raise ConfigError(
                 f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
                 f"{pair.target.context}"

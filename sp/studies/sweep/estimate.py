@@ -17,7 +17,7 @@ from sp.selection import token_budget
 
 @dataclass(frozen=True)
 class Work:
-    """What a run does: floating-point operations of all prefills, and the number of times the target answers."""
+    """What a run does: floating-point operations of all prefills, and answers, or rows where none are asked for."""
 
     flop: float
     answers: int
@@ -54,13 +54,15 @@ def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig
     """Work of a run from its stored configuration.
 
     Cells that share a scorer share one scoring: a pass of the drafter, what the scorer says if the target reads, or
-    nothing if no model does.
+    nothing if no model does. Of task natural, the target reads only where it is asked for answers.
     """
     tokens, count = config["tokens"], config["count"]
     scorers = {repr(cell["scorer"]): cell["scorer"] for cell in config["cells"]}
     flop = sum(_scoring(each, target, drafter, tokens) for each in scorers.values())
-    flop += flops(target, tokens) if config.get("full") else 0.0
-    flop += sum(flops(target, token_budget(cell["keep_ratio"], tokens)) for cell in config["cells"])
+    task = config.get("task", {})
+    if task.get("name") != "natural" or task.get("answers"):
+        flop += flops(target, tokens) if config.get("full") else 0.0
+        flop += sum(flops(target, token_budget(cell["keep_ratio"], tokens)) for cell in config["cells"])
     return Work(count * flop, count * (len(config["cells"]) + bool(config.get("full"))))
 
 

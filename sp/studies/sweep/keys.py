@@ -48,9 +48,9 @@ class TaskKeys:
     task : str
         Registered name.
     tokens : int
-        Length of the prompts, such as 8k.
+        Length of the prompts, such as 8k; not of task natural, whose documents are as long as they are.
     examples : int
-        How many.
+        How many; of task natural all questions if left out.
     first : int
         Number of the first one.
     per_run : int

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
+from sp.evals.natural.task import NaturalTask
 from sp.evals.trained_for import note_of_metadata
 from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
@@ -125,14 +126,19 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
 
 
 def outside_files(run: Run) -> dict[str, str]:
-    """SHA-256 by name of the files from outside that define a run's task and strategies, what they import aside."""
+    """SHA-256 by name of what is outside: files that define a run's task and strategies, and the questions it asks.
+
+    What such files import is left aside.
+    """
     cells = (cell.options for cell in run.cells)
     used = [run.spec.task, *(one for cell in cells for one in (cell.scorer, cell.selector, cell.decode))]
     found: dict[str, set[Path]] = {}
     for kind in {type(one) for one in used}:
         if file := file_of(kind):
             found.setdefault(file.name, set()).add(file)
-    return {name: files_sha256(sorted(paths)) for name, paths in sorted(found.items())}
+    digests = {name: files_sha256(sorted(paths)) for name, paths in sorted(found.items())}
+    asked = run.spec.task
+    return digests | ({"questions": asked.digest(run.first, run.count)} if isinstance(asked, NaturalTask) else {})
 
 
 def files_sha256(paths: Sequence[Path]) -> str:

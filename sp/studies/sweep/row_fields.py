@@ -72,6 +72,10 @@ def check_row(row: Row, where: str) -> Row:
     check(row, ROW, where)
     check(row, OPTIONAL, where)
     if row["status"] == "ok":
+        if "whole" in row and row.get("correct") is None:
+            raise ConfigError(
+                f"{where}: nothing was answered here, and a report is of answers; sweep natural with answers"
+            )
         check(row, READ, where)
     if row["cell"] < 0 and row["keep_ratio"] != 1:
         raise ConfigError(f"{where}: keep_ratio of a full prefill, which cell -1 is, must be 1")

@@ -9,7 +9,7 @@ In `cells`, ``{task}`` stands for the registered name of the task that is run: w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from sp.config import Registry, from_mapping
 from sp.decode import DECODERS, Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
+from sp.evals.natural.task import NaturalTask
 from sp.evals.run import label as strategy_label
 from sp.pipeline import RunOptions
 from sp.plugins import find_plugin
@@ -228,6 +229,21 @@ def make_runs(
     """Blocks of at most `per_run` examples of one task and length, in the cells of the task of that name."""
     if "task" not in each:
         raise section.error("a task needs its name: task: NAME")
+    task, config = make_strategy(each, "task", TASKS, "")
+    numbers = natural_numbers(each, task) if isinstance(task, NaturalTask) else read_numbers(each)
+    thinking, asked = make_thinking(each)
+    words = [strategy_label(TASKS, task), *(f"{name}={value}" for name, value in asked.items())]
+    spec = TaskSpec(task, " ".join(words), {**config, **asked}, thinking)
+    end, cells = numbers["first"] + numbers["examples"], cells_of(config["name"])
+    for first in range(numbers["first"], end, numbers["per_run"]):
+        count, tokens = min(numbers["per_run"], end - first), numbers["tokens"]
+        if isinstance(task, NaturalTask):
+            tokens, full = task.length(first, count), task.answers
+        yield Run(pair, spec, tokens, first, count, cells, full)
+
+
+def read_numbers(each: Combination, known: Container[str] = ()) -> dict[str, int]:
+    """The numbers of a task within their limits, by key; 0 for those that are `known` otherwise and left out."""
     numbers = {name: getattr(TaskKeys, name, 0) for name in LIMITS}
     for key, (least, most) in LIMITS.items():
         if key in each:
@@ -235,12 +251,21 @@ def make_runs(
             if not least <= numbers[key] <= most:
                 bounds = f"at least {least}" if numbers[key] < least else f"at most {most:,}"
                 raise each[key].error(f"{key} must be {bounds}, not {numbers[key]}")
-        elif key in ("tokens", "examples"):
+        elif key in ("tokens", "examples") and key not in known:
             raise each["task"].error(f"the task needs {key}: a number")
-    task, config = make_strategy(each, "task", TASKS, "")
-    thinking, asked = make_thinking(each)
-    words = [strategy_label(TASKS, task), *(f"{name}={value}" for name, value in asked.items())]
-    spec = TaskSpec(task, " ".join(words), {**config, **asked}, thinking)
-    end, cells = numbers["first"] + numbers["examples"], cells_of(config["name"])
-    for first in range(numbers["first"], end, numbers["per_run"]):
-        yield Run(pair, spec, numbers["tokens"], first, min(numbers["per_run"], end - first), cells, full)
+    return numbers
+
+
+def natural_numbers(each: Combination, task: NaturalTask) -> dict[str, int]:
+    """The numbers of a task whose questions are known, all of them if it does not say how many."""
+    if "tokens" in each:
+        raise each["tokens"].error("documents of task natural are as long as they are; leave tokens out")
+    numbers = read_numbers(each, ("tokens", "examples"))
+    try:
+        n = len(task.asked)
+    except ConfigError as error:
+        raise each["task"].error(error) from None
+    if (end := numbers["first"] + max(numbers["examples"], 1)) > n:
+        key = "examples" if "examples" in each else "first"
+        raise each[key].error(f"question {end} is asked for, but there are {n}; lower {key}")
+    return numbers | {"examples": numbers["examples"] or n - numbers["first"]}

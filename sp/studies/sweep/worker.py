@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sp.errors import SpError
-from sp.evals.base import Example
+from sp.evals.base import RESERVED, Example
+from sp.evals.natural.rows import Work
+from sp.evals.natural.task import NaturalTask
 from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
 from sp.pipeline import Pipeline
@@ -67,17 +69,22 @@ class Worker:
         try:
             pipeline = self.pipeline(job.pair)
             start = time.perf_counter()
-            rows = evaluate(
-                pipeline,
-                examples(job, pipeline),
-                [cell.options for cell in job.cells],
-                full=job.full,
-                thinking=job.spec.thinking,
-                progress=lambda done: self.progress(job, done),
-            )
-            return Outcome(list(stored_rows(job, rows)), time.perf_counter() - start)
+            return Outcome(list(self._rows(job, pipeline)), time.perf_counter() - start)
         except SpError as error:
             return Outcome(error=str(error))
+
+    def _rows(self, job: Run, pipeline: Pipeline) -> Iterator[Row]:
+        """Rows as they go to disk."""
+        cells, thinking = [cell.options for cell in job.cells], job.spec.thinking
+
+        def progress(done: int) -> None:
+            self.progress(job, done)
+
+        if isinstance(job.spec.task, NaturalTask):
+            return natural_rows(job, Work(pipeline, cells, job.full, thinking), progress)
+        made = examples(job, pipeline)
+        rows = evaluate(pipeline, made, cells, full=job.full, thinking=thinking, progress=progress)
+        return stored_rows(job, rows)
 
 
 def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
@@ -91,6 +98,23 @@ def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
         yield job.spec.task.example(index, job.tokens, count)
 
 
+def natural_rows(job: Run, work: Work, progress: Callable[[int], None]) -> Iterator[Row]:
+    """Rows of questions as `sp eval natural` makes them, with the columns by which a sweep tells its rows apart."""
+    pair = pair_name(job)
+    for question in job.spec.task.asked[job.first : job.first + job.count]:  # type: ignore[attr-defined]
+        for row in work.rows(question, progress=progress):
+            named = {f"fact_{name}" if name in RESERVED else name: value for name, value in row.items()}
+            told = {"task": job.spec.name, "example": question.id, "tokens_asked": row["prompt_tokens"]}
+            yield named | told | ({"pair": pair} if pair else {})
+
+
+def pair_name(job: Run) -> str:
+    """Paths of the models of a run, and what was asked of them; empty for the embedded pair."""
+    named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
+    asked = job.pair.ropes | job.pair.maths
+    return "+".join([str(path) for path in named if path] + [f"{name} {value}" for name, value in asked.items()])
+
+
 def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     """What of the rows goes to disk: measures that exist, the task with its options, facts once an example.
 
@@ -100,10 +124,7 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     words = job.spec.name.split(" ")
     depth = [word for word in words if word.startswith("depth=")]
     task = " ".join(word for word in words if word not in depth)
-    named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
-    asked = job.pair.ropes | job.pair.maths
-    pair = "+".join([str(path) for path in named if path] + [f"{name} {value}" for name, value in asked.items()])
-    last = None
+    pair, last = pair_name(job), None
     for row in rows:
         first, last = row["example"] != last, row["example"]
         kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
