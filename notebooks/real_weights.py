@@ -95,3 +95,44 @@ for name in ("needles-6k", "needles-28k", "needles-60k", "needles-120k"):
     planted = [row for row in rows(name) if row["keep_ratio"] == 0.05]
     shares = {s: [r["whole"] for r in planted if r["scorer"] == s] for s in SCORERS}
     print(f"{name:13}", "  ".join(f"{s} {100 * np.mean(some):.0f} (n = {len(some)})" for s, some in shares.items() if some))
+
+# %% [markdown]
+# ## Rank of the evidence by layer and head
+#
+# Of planted facts at 6K tokens, by each head alone: the median share of chunks that rank above the evidence, where a chunk scores by the
+# weights that the question gives it (`experiments/real/ranks.py`). The rotated weights are the model's own attention; without rotation
+# queries and keys know nothing of distance. The line is where the default stops reading.
+
+# %%
+from matplotlib.colors import LogNorm
+
+from sp.bench.record import newest
+from sp.scoring.calibration.known import shipped
+
+RANKS = ROWS.parents[1] / "intel-r-xeon-r-processor-2core" / "evidence_ranks.jsonl"
+records = newest(RANKS)
+shares = {}
+for rotary in ("post", "none"):
+    samples = [s for record in records if record["config"]["rotary"] == rotary for s in record["samples"]]
+    shares[rotary] = 100 * np.median([np.array(s["above"]) / (s["chunks"] - 2) for s in samples], axis=0)
+known = shipped()[records[0]["config"]["drafter"]]
+
+figure, axes = plt.subplots(1, 2, figsize=(5.6, 5.4), sharey=True, layout="constrained")
+for axis, rotary, title in zip(axes, shares, ("rotated", "un-rotated"), strict=True):
+    image = axis.imshow(shares[rotary].clip(0.5), norm=LogNorm(0.5, 50), cmap="viridis_r", aspect="auto")
+    axis.axhline(known.depth - 0.5, color="black", lw=1, ls="--")
+    axis.set(title=f"{title} (n = {len(samples)})", xlabel="head", xticks=range(shares[rotary].shape[1]))
+    axis.set_yticks(range(0, len(shares[rotary]), 2))
+axes[0].set_ylabel("layer")
+bar = figure.colorbar(image, ax=axes, label="chunks above the evidence (median, %)", ticks=(0.5, 1, 2, 5, 10, 20, 50))
+bar.ax.set_yticklabels(("0.5 or less", "1", "2", "5", "10", "20", "50"))
+bar.ax.minorticks_off()
+bar.ax.invert_yaxis()
+figure.savefig(RANKS.with_suffix(".png"), dpi=200)
+
+# %%
+for rotary, share in shares.items():
+    first = np.argsort(share, axis=None, kind="stable")[:6]
+    places = [np.unravel_index(place, share.shape) for place in first]
+    print(f"{rotary:5}", ", ".join(f"layer {layer} head {head} ({share[layer, head]:.1f} %)" for layer, head in places))
+    print(f"{'':5} median of all heads {np.median(share):.0f} %, of layers 14 to 18 {np.median(share[14:19]):.0f} %")

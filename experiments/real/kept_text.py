@@ -202,8 +202,8 @@ def page_lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
     for group in groups.values():
         config, tokens = group[0]["config"], group[0]["metrics"]["prompt_tokens"]
         lines += [f"## {config['kind'].capitalize()}: {config['document']}", ""]
-        lines += [f"**{config['asked']}** A prompt of {tokens:,} tokens; {config['overlap']:.0%} of the question's"]
-        lines += ["content words stand in the evidence.", "", "```text"]
+        shared = f"{100 * config['overlap']:.0f} % of the question's content words stand in the evidence."
+        lines += [f"**{config['asked']}** A prompt of {tokens:,} tokens;", shared, "", "```text"]
         for label, text in zip(("evidence", *["or"] * len(config["evidence"])), config["evidence"], strict=False):
             lines += labelled(label, cut("", text, ""))
         for record in group:
@@ -216,9 +216,9 @@ def page_lines(found: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def verdict_line(metrics: Mapping[str, Any]) -> str:
     """Hit or miss, why, and the rank of the evidence."""
-    said = "hit" if metrics["whole"] else f"miss ({metrics['reason']}), {metrics['recall']:.0%} of the evidence kept"
+    lost = f"miss ({metrics['reason']}), {100 * metrics['recall']:.0f} % of the evidence kept"
     rank = "no rank" if metrics["rank"] is None else f"rank {metrics['rank']:g} of {metrics['scored_chunks']} chunks"
-    return f"{said}; {rank}; {metrics['runs']} runs kept"
+    return f"{'hit' if metrics['whole'] else lost}; {rank}; {metrics['runs']} runs kept"
 
 
 def labelled(label: str, text: str) -> list[str]:
