@@ -111,18 +111,19 @@ from sp.scoring.calibration.known import shipped
 
 RANKS = ROWS.parents[1] / "intel-r-xeon-r-processor-2core" / "evidence_ranks.jsonl"
 records = newest(RANKS)
-shares = {}
+every = {}
 for rotary in ("post", "none"):
     samples = [s for record in records if record["config"]["rotary"] == rotary for s in record["samples"]]
-    shares[rotary] = 100 * np.median([np.array(s["above"]) / (s["chunks"] - 2) for s in samples], axis=0)
+    every[rotary] = np.stack([np.array(s["above"]) / (s["chunks"] - 2) for s in samples])
 known = shipped()[records[0]["config"]["drafter"]]
 
 figure, axes = plt.subplots(1, 2, figsize=(5.6, 5.4), sharey=True, layout="constrained")
-for axis, rotary, title in zip(axes, shares, ("rotated", "un-rotated"), strict=True):
-    image = axis.imshow(shares[rotary].clip(0.5), norm=LogNorm(0.5, 50), cmap="viridis_r", aspect="auto")
+for axis, above, title in zip(axes, every.values(), ("rotated", "un-rotated"), strict=True):
+    median = 100 * np.median(above, axis=0)
+    image = axis.imshow(median.clip(0.5), norm=LogNorm(0.5, 50), cmap="viridis_r", aspect="auto")
     axis.axhline(known.depth - 0.5, color="black", lw=1, ls="--")
-    axis.set(title=f"{title} (n = {len(samples)})", xlabel="head", xticks=range(shares[rotary].shape[1]))
-    axis.set_yticks(range(0, len(shares[rotary]), 2))
+    axis.set(title=f"{title} (n = {len(above)})", xlabel="head", xticks=range(median.shape[1]))
+    axis.set_yticks(range(0, len(median), 2))
 axes[0].set_ylabel("layer")
 bar = figure.colorbar(image, ax=axes, label="chunks above the evidence (median, %)", ticks=(0.5, 1, 2, 5, 10, 20, 50))
 bar.ax.set_yticklabels(("0.5 or less", "1", "2", "5", "10", "20", "50"))
@@ -130,9 +131,12 @@ bar.ax.minorticks_off()
 bar.ax.invert_yaxis()
 figure.savefig(RANKS.with_suffix(".png"), dpi=200)
 
+# %% [markdown]
+# Heads that rank most facts within the first 5 % of the chunks, and how many heads do so in the median.
+
 # %%
-for rotary, share in shares.items():
-    first = np.argsort(share, axis=None, kind="stable")[:6]
-    places = [np.unravel_index(place, share.shape) for place in first]
-    print(f"{rotary:5}", ", ".join(f"layer {layer} head {head} ({share[layer, head]:.1f} %)" for layer, head in places))
-    print(f"{'':5} median of all heads {np.median(share):.0f} %, of layers 14 to 18 {np.median(share[14:19]):.0f} %")
+for rotary, above in every.items():
+    within = (above <= 0.05).sum(axis=0)
+    places = [np.unravel_index(place, within.shape) for place in np.argsort(-within, axis=None, kind="stable")[:6]]
+    best = ", ".join(f"layer {layer} head {head} ({within[layer, head]} of {len(above)})" for layer, head in places)
+    print(f"{rotary:4} {(np.median(above, axis=0) <= 0.05).sum()} of {within.size} heads; {best}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sp.bench.record import newest
 from sp.evals.natural.questions import Question
 from sp.pipeline import Pipeline, RunOptions, load
 from sp.pipeline.load import embedded
@@ -35,6 +36,20 @@ def test_the_page_holds_what_the_records_say() -> None:
     records = script.newest(ROOT / "results")
     assert "\n".join(script.page_lines(records)) in script.PAGE.read_text(), "run experiments/real/kept_text.py --page"
     assert len({record["config"]["kind"] for record in records}) == len(records) // len(script.BEST) == 5
+
+
+def test_the_page_of_real_weights_counts_the_heads_that_find_the_evidence() -> None:
+    records = newest(ROOT / "results" / "intel-r-xeon-r-processor-2core" / "evidence_ranks.jsonl")
+    counts, best = [], []
+    for rotary in ("none", "post"):
+        samples = [each for record in records if record["config"]["rotary"] == rotary for each in record["samples"]]
+        shares = ranks.above(samples)
+        counts.append(int((np.median(shares, axis=0) <= 0.05).sum()))
+        best.append(int((shares <= 0.05).sum(axis=0).max()))
+    page = " ".join((ROOT / "docs" / "results" / "real.md").read_text().split())
+    assert f"Without rotation {counts[0]} of {shares[0].size} heads rank the evidence" in page
+    assert f"in the median, with it {counts[1]}." in page
+    assert f"the best has {best[0]} of {len(samples)} within 5 % un-rotated, and {best[1]} rotated" in page
 
 
 def test_of_every_kind_the_first_hard_question_about_a_short_document() -> None:
