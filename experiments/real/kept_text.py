@@ -32,7 +32,6 @@ from sp.studies.tables.page import insert_between
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results" / "kept-text.md"
 MARKS = "<!-- kept text: made by experiments/real/kept_text.py -->", "<!-- end of kept text -->"
-BENCH = "kept_text"
 BEST = {"auto": 3, "tail": 1, "bm25": 1}
 """Scorers, and how many of their best runs are shown."""
 KEEP = 0.05
@@ -79,7 +78,7 @@ def main() -> None:
         count = counter(pipeline.target.tokenizer)
         for question in first_hard_ones(known_questions(), count):
             for record in records(pipeline, question, options):
-                append(make_record(BENCH, **record, sources=[], device=given.device), given.record)
+                append(make_record("kept_text", **record, sources=[], device=given.device), given.record)
                 print(question.id, record["config"]["scorer"], record["metrics"], flush=True)
     page = insert_between(PAGE.read_text(), *MARKS, "\n".join(["", *page_lines(newest(given.record)), ""]))
     PAGE.write_text(page)
@@ -189,7 +188,7 @@ def squeezed(text: str) -> str:
 
 def newest(folder: Path) -> list[Mapping[str, Any]]:
     """The last record of every question and scorer, whatever machine made it."""
-    found = [record for path in folder.glob(f"*/{BENCH}.jsonl") for record in read(path)]
+    found = [record for path in folder.glob("*/kept_text.jsonl") for record in read(path)]
     return list({key_of(record): record for record in sorted(found, key=lambda record: record["date"])}.values())
 
 
