@@ -95,3 +95,48 @@ for name in ("needles-6k", "needles-28k", "needles-60k", "needles-120k"):
     planted = [row for row in rows(name) if row["keep_ratio"] == 0.05]
     shares = {s: [r["whole"] for r in planted if r["scorer"] == s] for s in SCORERS}
     print(f"{name:13}", "  ".join(f"{s} {100 * np.mean(some):.0f} (n = {len(some)})" for s, some in shares.items() if some))
+
+# %% [markdown]
+# ## Rank of the evidence by layer and head
+#
+# Of planted facts at 6K tokens, by each head alone: the median share of chunks that rank above the evidence, where a chunk scores by the
+# weights that the question gives it (`experiments/real/ranks.py`). The rotated weights are the model's own attention; without rotation
+# queries and keys know nothing of distance. The line is where the default stops reading.
+
+# %%
+from matplotlib.colors import LogNorm
+
+from sp.bench.record import newest
+from sp.scoring.calibration.known import shipped
+
+RANKS = ROWS.parents[1] / "intel-r-xeon-r-processor-2core" / "evidence_ranks.jsonl"
+records = newest(RANKS)
+every = {}
+for rotary in ("post", "none"):
+    samples = [s for record in records if record["config"]["rotary"] == rotary for s in record["samples"]]
+    every[rotary] = np.stack([np.array(s["above"]) / (s["chunks"] - 2) for s in samples])
+known = shipped()[records[0]["config"]["drafter"]]
+
+figure, axes = plt.subplots(1, 2, figsize=(5.6, 5.4), sharey=True, layout="constrained")
+for axis, above, title in zip(axes, every.values(), ("rotated", "un-rotated"), strict=True):
+    median = 100 * np.median(above, axis=0)
+    image = axis.imshow(median.clip(0.5), norm=LogNorm(0.5, 50), cmap="viridis_r", aspect="auto")
+    axis.axhline(known.depth - 0.5, color="black", lw=1, ls="--")
+    axis.set(title=f"{title} (n = {len(above)})", xlabel="head", xticks=range(median.shape[1]))
+    axis.set_yticks(range(0, len(median), 2))
+axes[0].set_ylabel("layer")
+bar = figure.colorbar(image, ax=axes, label="chunks above the evidence (median, %)", ticks=(0.5, 1, 2, 5, 10, 20, 50))
+bar.ax.set_yticklabels(("0.5 or less", "1", "2", "5", "10", "20", "50"))
+bar.ax.minorticks_off()
+bar.ax.invert_yaxis()
+figure.savefig(RANKS.with_suffix(".png"), dpi=200)
+
+# %% [markdown]
+# Heads that rank most facts within the first 5 % of the chunks, and how many heads do so in the median.
+
+# %%
+for rotary, above in every.items():
+    within = (above <= 0.05).sum(axis=0)
+    places = [np.unravel_index(place, within.shape) for place in np.argsort(-within, axis=None, kind="stable")[:6]]
+    best = ", ".join(f"layer {layer} head {head} ({within[layer, head]} of {len(above)})" for layer, head in places)
+    print(f"{rotary:4} {(np.median(above, axis=0) <= 0.05).sum()} of {within.size} heads; {best}")

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of natural documents")
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--tokens", default="6k,28k,60k,120k", help="lengths, in thousands of tokens")
-    parser.add_argument("-n", help="examples a kind of text, one number or one a length (32 to 8k, 16 to 32k, else 8)")
+    parser.add_argument("-n", help="examples a kind of text, one number or one a length (64 to 8k, 16 to 32k, else 8)")
     parser.add_argument("--own-words", action="store_true", help="ask in the facts' own words, for small targets")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokens count: GGUF file or known name")
     given = parser.parse_args()
@@ -63,7 +63,7 @@ def main() -> None:
 def usual(length: str) -> int:
     """How many examples a kind of text; long ones take long to read."""
     thousands = int(length[:-1])
-    return 32 if thousands <= 8 else 16 if thousands <= 32 else 8
+    return 64 if thousands <= 8 else 16 if thousands <= 32 else 8
 
 
 def write_set(out: Path, length: str, count: int, folder: Path, tokenizer: Tokenizer, own_words: bool) -> None:
