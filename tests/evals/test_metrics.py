@@ -1,4 +1,4 @@
-"""Answers judged as RULER judges them; evidence located by bytes; intervals against their formulas."""
+"""Answers judged as RULER judges them; evidence located by bytes; intervals against SciPy's and their formulas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from sp.errors import ConfigError
 from sp.evals.metrics import Evidence, caught, score_answer
@@ -78,14 +79,11 @@ def test_a_selection_that_leaves_nothing_out_has_no_margin() -> None:
     assert (found.rank, found.margin) == (1, None)
 
 
-@settings(deadline=None)  # the first call loads SciPy
-@given(st.integers(1, 400), st.data())
-def test_wilson_is_its_formula(n: int, data: st.DataObject) -> None:
-    k, z = data.draw(st.integers(0, n)), 1.959963984540054
-    p, d = k / n, 1 + z * z / n
-    middle = (p + z * z / (2 * n)) / d
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / d
-    assert wilson(k, n) == pytest.approx((middle - half, middle + half), abs=1e-9)
+@settings(deadline=None)
+@given(st.integers(1, 400), st.sampled_from((0.9, 0.95, 0.99)), st.data())
+def test_wilson_is_that_of_scipy(n: int, confidence: float, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, n))
+    assert wilson(k, n, confidence) == pytest.approx(binomtest(k, n).proportion_ci(confidence, "wilson"), abs=1e-12)
 
 
 def test_paired_difference_covers_and_needs_pairs() -> None:

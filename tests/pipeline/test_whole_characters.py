@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sp.conversation import Conversation, ConversationOptions
-from sp.pipeline import Pipeline, RunOptions, embedded, load
+from sp.pipeline import Pipeline, RunOptions, Scored, embedded, load
 from sp.pipeline.compress import compress
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.scoring import SCORERS
@@ -24,6 +24,19 @@ def pair(request: pytest.FixtureRequest, retriever_target: Path, retriever_draft
     return Pipeline(load(retriever_target, device="cpu"), load(drafter, extrapolate=True, device="cpu"))
 
 
+@pytest.fixture(scope="module")
+def prompt(pair: Pipeline) -> TokenisedPrompt:
+    """The document and its question, in tokens of the target."""
+    return pair.tokenise(Prompt.from_document(TEXT, QUESTION, pair.target.template))
+
+
+@pytest.fixture(scope="module")
+def scored(pair: Pipeline, prompt: TokenisedPrompt) -> dict[str, Scored]:
+    """What scorers say of it, by their names; all selectors choose by that."""
+    names = "random", "bm25", "tail"
+    return {name: pair.score(prompt, RunOptions(scorer=SCORERS.build(name))) for name in names}
+
+
 def whole(prompt: TokenisedPrompt, kept: np.ndarray) -> bool:
     """Whether every run of kept tokens is text, in letters that the prompt has there."""
     raw, edges = prompt.prompt.text.encode(), np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]])))
@@ -36,19 +49,20 @@ def whole(prompt: TokenisedPrompt, kept: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
-def test_what_is_kept_of_a_document(pair: Pipeline, name: str) -> None:
-    prompt = pair.tokenise(Prompt.from_document(TEXT, QUESTION, pair.target.template))
+def test_what_is_kept_of_a_document(
+    pair: Pipeline, prompt: TokenisedPrompt, scored: dict[str, Scored], name: str
+) -> None:
     assert len(prompt) > 1.5 * len(prompt.prompt.text), "letters are torn"
-    for scorer in ("random", "bm25", "tail"):
-        options = RunOptions(keep_ratio=0.2, selector=SELECTORS.build(name), scorer=SCORERS.build(scorer))
-        _, selection = pair.select(pair.score(prompt, options), prompt, options)
+    options, tokenizer = RunOptions(keep_ratio=0.2, selector=SELECTORS.build(name)), pair.target.tokenizer
+    for found in scored.values():
+        _, selection = pair.select(found, prompt, options)
         assert whole(prompt, selection.kept)
         for mapping in ("byte_span", "text_rejoin"):
-            tokenizer, place = pair.target.tokenizer, "original" if mapping == "byte_span" else "contiguous"
+            place = "original" if mapping == "byte_span" else "contiguous"
             read = compress(prompt, selection.kept, tokenizer, place, mapping)  # type: ignore[arg-type]
             assert "\ufffd" not in tokenizer.decode(read.ids)
-    _, larger = pair.select(pair.score(prompt, options), prompt, RunOptions(keep_ratio=0.5, selector=options.selector))
-    assert larger.kept[selection.kept].all()
+        _, larger = pair.select(found, prompt, RunOptions(keep_ratio=0.5, selector=options.selector))
+        assert larger.kept[selection.kept].all()
 
 
 def test_what_a_conversation_keeps_and_recalls(pair: Pipeline) -> None:

@@ -19,20 +19,10 @@ from sp.scoring.calibration.texts import KINDS, make_text
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-@pytest.fixture
-def whole(request: pytest.FixtureRequest) -> Loaded:
-    """SmolLM2-135M-Instruct, all of it."""
-    try:
-        found: Loaded = request.getfixturevalue("loaded_smollm2")
-    except pytest.FixtureLookupError:
-        pytest.skip("there is no fixture of the real file here")
-    return found
-
-
-@pytest.fixture
-def cut(whole: Loaded) -> Loaded:
-    """The same, loaded for the scorer alone."""
-    return load(whole.path, extrapolate=True, device="cpu", scorers=[CalibratedScorer()])
+@pytest.fixture(scope="module")
+def cut(loaded_smollm2: Loaded) -> Loaded:
+    """SmolLM2-135M-Instruct, loaded for the scorer alone."""
+    return load(loaded_smollm2.path, extrapolate=True, device="cpu", scorers=[CalibratedScorer()])
 
 
 def asked(loaded: Loaded, kind: str, number: int, tokens: int = 1000) -> TokenisedPrompt:
@@ -46,20 +36,20 @@ def asked(loaded: Loaded, kind: str, number: int, tokens: int = 1000) -> Tokenis
     return Prompt.from_document(text.document, question, loaded.template, needle=needle).tokenise(loaded.tokenizer)
 
 
-def test_what_ships_belongs_to_the_file(whole: Loaded) -> None:
+def test_what_ships_belongs_to_the_file(loaded_smollm2: Loaded) -> None:
     found = shipped()[SMOLLM2]
-    assert file_sha256(whole.path) == SMOLLM2
+    assert file_sha256(loaded_smollm2.path) == SMOLLM2
     assert (sorted(found.heads), found.rotary, found.depth) == ([17, 18], "none", 19)
     assert found.top_5_percent > 0.9
-    assert rule_of_thumb(whole.model.config).layers == (17, 18)  # what works untrained is the same here
+    assert rule_of_thumb(loaded_smollm2.model.config).layers == (17, 18)  # what works untrained is the same here
 
 
-def test_eleven_layers_and_the_head_are_not_loaded_and_scores_are_the_same(whole: Loaded, cut: Loaded) -> None:
-    assert (cut.model.depth, whole.model.depth) == (19, 30)
+def test_eleven_layers_and_the_head_are_not_loaded_and_scores_are_the_same(loaded_smollm2: Loaded, cut: Loaded) -> None:
+    assert (cut.model.depth, loaded_smollm2.model.depth) == (19, 30)
     assert cut.model.trunk.output is None
-    assert cut.model.nbytes < 0.7 * whole.model.nbytes
-    prompt = asked(whole, "prose", 0)
-    one, other = (CalibratedScorer().score(score_request(loaded, prompt)).scores for loaded in (whole, cut))
+    assert cut.model.nbytes < 0.7 * loaded_smollm2.model.nbytes
+    prompt = asked(loaded_smollm2, "prose", 0)
+    one, other = (CalibratedScorer().score(score_request(loaded, prompt)).scores for loaded in (loaded_smollm2, cut))
     np.testing.assert_array_equal(one, other)
 
 
