@@ -57,10 +57,8 @@ def times() -> list[str]:
             newest[config["scorer"], config["math"]] = record
     for (scorer, math), record in newest.items():
         metrics = record["metrics"]
-        lines.append(
-            f"| `{scorer}` | {record['config']['depth']} | {math} | {metrics['density']:.3f} | {metrics['score_s']:.3f} | "
-            f"{record['date'][:10]} |"
-        )
+        cells = record["config"]["depth"], math, f"{metrics['density']:.3f}", f"{metrics['score_s']:.3f}"
+        lines.append(f"| `{scorer}` | " + " | ".join(map(str, cells)) + f" | {record['date'][:10]} |")
     return lines
 
 
