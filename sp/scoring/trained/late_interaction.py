@@ -28,7 +28,7 @@ ATTENTION = 0.25
 """How much attention counts, of three parts with the same spread; see ``experiments/scoring_head``."""
 POOL = 13
 """Tokens over which attention is averaged."""
-LOOKED_AT = Reduction("heads,queries,pool", "max", "max", POOL)
+LOOKED_AT = Reduction("queries,heads,pool", "max", "max", POOL)
 FINENESS = 16
 """Tokens of a chunk that scores can tell from the next."""
 LEAD = 2
