@@ -19,6 +19,7 @@ from pathlib import Path
 
 from facts import FACTS
 
+from sp.errors import SpError
 from sp.evals.natural.documents import known_documents
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokenizer import Tokenizer
@@ -47,17 +48,23 @@ def main() -> None:
     lengths = given.tokens.split(",")
     if not all(re.fullmatch(r"[1-9]\d*k", length) for length in lengths):
         parser.error("--tokens takes lengths such as 6k,28k")
-    if not re.fullmatch(r"\d+(,\d+)*", given.n or "0"):
-        parser.error("-n takes one number, or one for each length")
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", given.n or "1"):
+        parser.error("-n takes one number from 1 on, or one for each length")
     counts = [int(number) for number in given.n.split(",")] if given.n else [usual(length) for length in lengths]
     counts = counts * len(lengths) if len(counts) == 1 else counts
     if len(counts) != len(lengths):
         parser.error(f"-n has {len(counts)} numbers for {len(lengths)} lengths")
     if not any(given.folder.glob("*.txt")):
         parser.error(f"no documents in {given.folder}; get them: sp eval natural --fetch")
-    tokenizer = Tokenizer.from_gguf(GGUFFile.open(model_path(given.model)))
-    for length, count in zip(lengths, counts, strict=True):
-        write_set(given.out, length, count, given.folder, tokenizer, given.own_words)
+    try:
+        tokenizer = Tokenizer.from_gguf(GGUFFile.open(model_path(given.model)))
+    except SpError as error:
+        parser.error(str(error))
+    try:
+        for length, count in zip(lengths, counts, strict=True):
+            write_set(given.out, length, count, given.folder, tokenizer, given.own_words)
+    except OSError as error:
+        parser.error(f"{error.filename or given.out}: {error.strerror}; give another folder with -o, or fetch anew")
 
 
 def usual(length: str) -> int:

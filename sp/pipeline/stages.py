@@ -12,6 +12,7 @@ import numpy as np
 from sp.arrays import Bools, Floats
 from sp.chat import split_reply
 from sp.decode.greedy import gather
+from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.models import Cards
 from sp.models.drafts.dflash import Draft
@@ -34,6 +35,8 @@ from sp.trace import Stage, Trace
 OnToken = Callable[[int], bool | None]
 DRAFTED = "tokenise for drafter"
 """Stage in which a prompt gets its tokens in the drafter's vocabulary."""
+NONE = "is kept; take a larger keep ratio, or a selector that cuts finer"
+"""Said where no unit of a selector fits the budget."""
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer, trace: Trace) -> TokenisedPrompt:
@@ -174,8 +177,11 @@ def select(scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trac
             *(tokenised.prompt.text.encode(), tokenised.bytes, tokenised.prompt.free),
         )
         selection = options.selector.settled(scored.importance.fineness)(request)
-    if selection.told:
-        trace.facts["selection"] = list(selection.told)
+    told, free = list(selection.told), ~request.protected
+    if free.any() and not selection.kept[free].any():
+        told.append(f"of {int(free.sum()):,} tokens that may be left out none {NONE}")
+    if told:
+        trace.facts["selection"] = told
     return scores, selection
 
 
@@ -209,6 +215,8 @@ def read(
         As for `greedy`.
     """
     kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
+    if len(kept) and not kept.any():
+        raise PromptError(f"none of the {len(kept):,} tokens of the prompt {NONE}")
     whole = bool(kept.all())
     with trace.stage("compress", int(kept.sum())):
         given = compress(

@@ -57,7 +57,7 @@ def told(
         "repacked": repacked_lines(target, drafter, draft),
         "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
         "positions": position_lines(target, drafter, options.scorer, scored),
-        "retrieval": retrieval_lines(drafter, options.scorer, scored),
+        "retrieval": [] if scored is None else retrieval_lines(drafter, options.scorer, scored),
         **others,
     }
     return {name: fact for name, fact in facts.items() if fact}

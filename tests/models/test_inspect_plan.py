@@ -31,6 +31,7 @@ from sp.models.inspect.plan import make_plan, plan_file
 from sp.models.inspect.subject import read_subject, shape_subject
 from sp.models.inspect.verdict import COMMON, USUAL
 from sp.models.inspect.ways import SPOKEN, best, room, ways
+from sp.ops.rope_scaling import LinearScaling
 from sp.pipeline import RunOptions, embedded
 from sp.pipeline.window import check_memory, check_scoring
 
@@ -270,18 +271,25 @@ def test_a_card_by_its_number_is_that_card(text: str) -> None:
     assert read_card(text) == (24, find_card("rtx3090"))
 
 
-def test_a_drafter_is_judged_within_its_window() -> None:
+@pytest.mark.parametrize(
+    ("scaling", "asked", "beside"),
+    [(None, "YaRN x16", "are read with YaRN x16"), (LinearScaling(2.0), *2 * ("--drafter-rope yarn:16",))],
+    ids=["by itself", "on demand"],
+)
+def test_a_drafter_is_judged_within_its_window(scaling: LinearScaling | None, asked: str, beside: str) -> None:
     """What lies beyond takes a scaling of RoPE, which is said of a file by itself and beside a target."""
     small = shape_subject("llama-3.2-1b", "q4_k_m")
     assert small.config is not None
-    small = replace(small, path="m.gguf", config=replace(small.config, context=8192))
+    rope = replace(small.config.rope, scaling=scaling)
+    small = replace(small, path="m.gguf", config=replace(small.config, context=8192, rope=rope))
     verdict = make_plan(small, None, None, 1 << 17).told_verdict()
-    assert verdict["line"] == "yes, as a drafter: 8K tokens, or 128K with --drafter-rope yarn:16, on a card of 12 GB"
-    assert verdict["window"] == 8192
+    assert verdict["line"] == f"yes, as a drafter: 8K tokens, or 128K with {asked}, on a card of 12 GB"
+    assert (verdict["window"], verdict["beyond"]) == (8192, asked)
     assert make_plan(small, None, None, 8192).verdict.line == "yes, as a drafter: 8K tokens on a card of 12 GB"
     heavy = shape_subject("llama-3.1-8b", "q4_k_m")
-    beside = make_plan(heavy, small, None, 1 << 17)
-    assert beside.as_dict()["notes"] == ["m.gguf has a window of 8K tokens; 128K need --drafter-rope yarn:16"]
+    notes = make_plan(heavy, small, None, 1 << 17).as_dict()["notes"]
+    need = beside if scaling is None else f"need {beside}"
+    assert notes == [f"m.gguf has a window of 8K tokens; 128K {need}"]
     assert list(make_plan(heavy, small, None, 8192).notes()) == []
 
 

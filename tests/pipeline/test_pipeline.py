@@ -242,6 +242,17 @@ def test_a_prompt_of_which_nothing_may_be_left_out_is_read_whole(
         pair.check(prompt, replace(OPTIONS, keep_ratio=0.9, scorer=never()))
 
 
+def test_a_document_of_which_nothing_is_kept_is_told(pair: Pipeline) -> None:
+    """A single line that no budget holds; and without a question there is then nothing to read."""
+    document = "the lazy dog sleeps and " * 80
+    options = replace(OPTIONS, keep_ratio=0.2, scorer="random", selector="lines")
+    trace = pair.run(Prompt.from_document(document, "Who sleeps?", pair.target.template), options).answer.trace
+    assert len(trace.facts["selection"]) == 1
+    assert trace.facts["selection"][0].endswith("none is kept; take a larger keep ratio, or a selector that cuts finer")
+    with pytest.raises(PromptError, match=r"^none of the [\d,]+ tokens of the prompt is kept; take a larger keep ratio"):
+        pair.run(Prompt(document, (Span("plain", 0, len(document)),)), options)
+
+
 def test_options_with_unknown_names_are_refused_from_python_too() -> None:
     for changes in ({"kv": "q5_0"}, {"positions": "orignal"}, {"compress": "maybe"}, {"keep_ratio": "0.1"}):
         with pytest.raises(ConfigError):

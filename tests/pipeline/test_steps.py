@@ -98,5 +98,7 @@ def test_random_pairs_answer_on_the_cpu_too() -> None:
     result = small.run(asked, replace(OPTIONS, keep_ratio=0.5), full=False)
     assert result.selection is not None
     assert set(result.answer.trace.facts) == {"retrieval"}  # nothing of a device
+    whole = small.run(asked, replace(OPTIONS, compress="off"), full=False)
+    assert not whole.answer.trace.facts  # nor of layers that nobody ran
     with pytest.raises(ConfigError, match="for the CPU write a file first"):
         synthetic("qwen3.6-27b", device="cpu")

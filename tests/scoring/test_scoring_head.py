@@ -134,6 +134,7 @@ def test_a_truncated_file_is_one_line(kept, tmp_path) -> None:
 def test_what_is_no_file_of_that_size_is_one_line(tmp_path) -> None:
     refused(tmp_path / "none.safetensors", "No such file or directory; name a file with scorer.weights")
     refused(tmp_path, "no file; name one")
+    refused(tmp_path / "a\0b", "no scoring head")
     pipe, large = tmp_path / "pipe", tmp_path / "large"
     os.mkfifo(pipe)
     refused(pipe, "no file; name one")

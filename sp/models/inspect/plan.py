@@ -159,8 +159,9 @@ class Plan:
         """What may surprise whoever runs it."""
         yield from (one.line for one in self.target.hindrances if not one.stops)
         if self.drafter is not None and (window := self.drafter.config.context) < self.tokens:
-            scaled = scaled_by(window, self.tokens)
-            yield f"{self.drafter.name} has a window of {spoken(window)} tokens; {spoken(self.tokens)} need {scaled}"
+            scaled = scaled_by(self.drafter.config, self.tokens)
+            need = f"need {scaled}" if scaled.startswith("--") else f"are read with {scaled}"
+            yield f"{self.drafter.name} has a window of {spoken(window)} tokens; {spoken(self.tokens)} {need}"
 
     def told_verdict(self) -> dict[str, Any]:
         """JSON-able."""

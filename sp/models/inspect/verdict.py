@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from sp.models.config import ModelConfig
+from sp.models.extended_window import needed_scaling
 from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
 from sp.models.inspect.subject import Subject
 from sp.models.inspect.ways import best, longest, room, scoring_way, smallest_card, ways
@@ -41,6 +43,8 @@ class Verdict:
         Cards of that size that share it.
     window : int or None
         Of a drafter whose window ends before `tokens`.
+    beyond : str or None
+        What such a drafter reads them with; see `scaled_by`.
     """
 
     runs: Literal["yes", "with", "no"]
@@ -52,6 +56,7 @@ class Verdict:
     role: Literal["target", "drafter"] = "target"
     together: int = 1
     window: int | None = None
+    beyond: str | None = None
 
     @property
     def line(self) -> str:
@@ -59,8 +64,8 @@ class Verdict:
 
         >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
         'yes, with --kv q4_0: 128K tokens on a card of 24 GB'
-        >>> Verdict("yes", 12, 131072, role="drafter", window=8192).line
-        'yes, as a drafter: 8K tokens, or 128K with --drafter-rope yarn:16, on a card of 12 GB'
+        >>> Verdict("yes", 12, 131072, role="drafter", window=8192, beyond="YaRN x16").line
+        'yes, as a drafter: 8K tokens, or 128K with YaRN x16, on a card of 12 GB'
         """
         if self.runs == "no":
             return f"no: {self.why}"
@@ -68,7 +73,7 @@ class Verdict:
         tokens = self.tokens or 0
         read = f"{spoken(tokens)} tokens"
         if self.window is not None:
-            read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {scaled_by(self.window, tokens)},"
+            read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
         where = "" if self.card is None else f": {read} on {on} of {self.card} GB"
         said = ", as a drafter" if self.role == "drafter" else ""
         said += f", with {' '.join(self.options)}" if self.options else ""
@@ -84,13 +89,16 @@ def spoken(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
-def scaled_by(window: int, tokens: int) -> str:
-    """The option that has a drafter of that window read so many tokens.
+def scaled_by(config: ModelConfig, tokens: int) -> str:
+    """What has a drafter read so many tokens, beyond its window: YaRN by itself, or an option where it takes none.
 
-    >>> scaled_by(8192, 131072), scaled_by(40960, 131072)
-    ('--drafter-rope yarn:16', '--drafter-rope yarn:4')
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> [scaled_by(find_shape(name).config, 1 << 20) for name in ("qwen3-0.6b", "qwen3.6-27b")]
+    ['YaRN x32', '--drafter-rope yarn:4']
     """
-    return f"--drafter-rope yarn:{1 << max(-(-tokens // window) - 1, 1).bit_length()}"
+    if (scaling := needed_scaling(config, tokens)) is not None:
+        return f"YaRN x{scaling.factor:g}"
+    return f"--drafter-rope yarn:{1 << max(-(-tokens // config.context) - 1, 1).bit_length()}"
 
 
 def is_small(model: Subject) -> bool:
@@ -145,7 +153,14 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     options = way.options(where)
     window = config.context if role == "drafter" and config.context < tokens else None
     return Verdict(
-        "with" if options else "yes", where, tokens, options, role=role, together=target.cards, window=window
+        "with" if options else "yes",
+        where,
+        tokens,
+        options,
+        role=role,
+        together=target.cards,
+        window=window,
+        beyond=None if window is None else scaled_by(config, tokens),
     )
 
 

@@ -137,7 +137,7 @@ def opened(path: Path) -> ScoringHead:
     """`ScoringHead.load`, remembered as long as the file stays as it is."""
     try:
         return _loaded(path, path.stat().st_mtime_ns)
-    except OSError:
+    except (OSError, ValueError):  # no such file, or a name that no file can have
         return ScoringHead.load(path)  # which says what is wrong
 
 
