@@ -249,7 +249,9 @@ def test_a_document_of_which_nothing_is_kept_is_told(pair: Pipeline) -> None:
     trace = pair.run(Prompt.from_document(document, "Who sleeps?", pair.target.template), options).answer.trace
     assert len(trace.facts["selection"]) == 1
     assert trace.facts["selection"][0].endswith("none is kept; take a larger keep ratio, or a selector that cuts finer")
-    with pytest.raises(PromptError, match=r"^none of the [\d,]+ tokens of the prompt is kept; take a larger keep ratio"):
+    with pytest.raises(
+        PromptError, match=r"^none of the [\d,]+ tokens of the prompt is kept; take a larger keep ratio"
+    ):
         pair.run(Prompt(document, (Span("plain", 0, len(document)),)), options)
 
 
