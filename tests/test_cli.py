@@ -264,7 +264,7 @@ def test_other_commands_refuse_in_one_line(
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
 
     monkeypatch.setattr("sp.models.inspect.inspect_file", full)

@@ -119,4 +119,4 @@ def test_other_words_find_the_evidence(cut: Loaded) -> None:
         held = np.bincount(np.flatnonzero(prompt.mask("needle")) // 32, minlength=len(scores))
         best = scores[held >= held.max() / 2].max()
         ranks.append(float((scores > best).sum() / len(scores)))
-    assert max(ranks) <= 0.1
+    assert max(ranks) <= 0.15
