@@ -1,4 +1,4 @@
-"""Score by late interaction: each asking token looks for the most similar token of every chunk, in a learnt space."""
+"""Score by late interaction: asking tokens look for the most similar one of a sentence or window, in a learnt space."""
 
 from __future__ import annotations
 
@@ -101,9 +101,8 @@ class LateInteractionScorer(ReadingScorer):
             at = cache.stored(layer)
             space.add(layer, q[-rows:], at)
             if layer == last and start:
-                fold.add_layer(
-                    space.unrotated(q[-rows:]), unrotated_keys(at, request.positions[:start], model), causal=False
-                )
+                keys = unrotated_keys(at, space.positions[:start], model)  # which lie where the model is
+                fold.add_layer(space.unrotated(q[-rows:]), keys, causal=False)
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
