@@ -23,7 +23,7 @@ from sp.models import prefill
 from sp.models.imbalance import watched
 from sp.models.layers.hot_experts import hit_rate
 from sp.ops.experts.routing import route
-from sp.pipeline import embedded, load, synthetic
+from sp.session import embedded, load, synthetic
 from sp.studies.sample import sample
 
 SHAPES = ("tiny-qwen3moe", "tiny-qwen35moe")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import sp
-from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
+from sp.session import Pipeline, RunOptions
 from sp.studies.sample import sample
 from sp.trace import peak_bytes
 

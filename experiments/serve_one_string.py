@@ -26,7 +26,7 @@ from sp.evals import TASKS
 from sp.evals.matches import MATCHES
 from sp.kernels.device import pick_device
 from sp.named import read_strategy
-from sp.pipeline import embedded, load
+from sp.session import embedded, load
 
 
 def ask(url: str, text: str, more: dict[str, Any]) -> dict[str, Any]:

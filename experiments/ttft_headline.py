@@ -25,9 +25,9 @@ from sp.bench.request import Request, without_ends
 from sp.bench.ttft import Bench, Cell, records_of, requests_of
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.kernels.path import native_path
-from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
-from sp.pipeline.sizes import parse_bytes
 from sp.scoring import SCORERS
+from sp.session import Pipeline, RunOptions, embedded, load, synthetic
+from sp.session.device_memory import parse_bytes
 from sp.studies.sample import sample
 
 K = 1024

@@ -17,7 +17,7 @@
 # %%
 # %matplotlib inline
 import sp
-from sp.conversation import turn_row
+from sp.session import turn_row
 from sp.evals import TASKS
 from sp.selection import SELECTORS
 from sp.studies.plots.conversation_map import conversation_figure

@@ -27,7 +27,7 @@ import sp
 from sp.evals import TASKS
 from sp.evals.heads import measure_heads
 from sp.evals.trained_for import note_of_file
-from sp.pipeline import embedded, load
+from sp.session import embedded, load
 from sp.scoring import SCORERS
 from sp.studies.style import tidy
 

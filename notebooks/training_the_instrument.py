@@ -31,7 +31,7 @@ from sp.evals import TASKS
 from sp.evals.heads import measure_heads
 from sp.evals.metrics import score_answer
 from sp.ops.attention.attention_rows import attention_rows
-from sp.pipeline.load import embedded, load
+from sp.session.load import embedded, load
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
 from sp.studies.style import tidy

@@ -25,14 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from sp.conversation import Conversation as Conversation
-    from sp.conversation import ConversationOptions as ConversationOptions
-    from sp.conversation import Conversations as Conversations
     from sp.evals import Example as Example
     from sp.evals import Task as Task
     from sp.evals import register_task as register_task
-    from sp.pipeline import Pipeline as Pipeline
-    from sp.pipeline import RunOptions as RunOptions
     from sp.plugins import load_plugin as load_plugin
     from sp.prompt import Prompt as Prompt
     from sp.scoring import Importance as Importance
@@ -44,19 +39,24 @@ if TYPE_CHECKING:
     from sp.selection import SelectionRequest as SelectionRequest
     from sp.selection import Selector as Selector
     from sp.selection import register_selector as register_selector
+    from sp.session import Conversation as Conversation
+    from sp.session import ConversationOptions as ConversationOptions
+    from sp.session import Conversations as Conversations
+    from sp.session import Pipeline as Pipeline
+    from sp.session import RunOptions as RunOptions
 
 __version__ = "0.1.0"
 
 HOMES = {
-    "Conversation": "sp.conversation",
-    "ConversationOptions": "sp.conversation",
-    "Conversations": "sp.conversation",
+    "Conversation": "sp.session",
+    "ConversationOptions": "sp.session",
+    "Conversations": "sp.session",
     "Example": "sp.evals",
     "Importance": "sp.scoring",
     "ModelFreeScorer": "sp.scoring",
-    "Pipeline": "sp.pipeline",
+    "Pipeline": "sp.session",
     "Prompt": "sp.prompt",
-    "RunOptions": "sp.pipeline",
+    "RunOptions": "sp.session",
     "ScoreRequest": "sp.scoring",
     "Scorer": "sp.scoring",
     "Selection": "sp.selection",
@@ -110,8 +110,8 @@ def load(
     Traceback (most recent call last):
     sp.errors.ConfigError: vram takes a size with its unit, such as 24g or 900m, not '24 apples'
     """
-    from sp.pipeline import Pipeline
-    from sp.pipeline.sizes import parse_bytes
+    from sp.session import Pipeline
+    from sp.session.device_memory import parse_bytes
 
     budget = None if vram is None else parse_bytes(vram, "vram")
     return Pipeline.open(target, drafter, device=device, vram=budget, math=math, drafter_math=drafter_math)

@@ -8,13 +8,23 @@ from functools import cache
 
 import numpy as np
 
-import sp.conversation.target_memory
-from sp.conversation import Conversation, ConversationOptions, TurnResult
-from sp.conversation.choose import choose_new
+import sp.session.answer
 from sp.models import prefill
-from sp.pipeline import Loaded, Pipeline, RunOptions, embedded, load, synthetic
-from sp.prompt import transfer_scores
+from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import SCORERS
+from sp.session import (
+    Conversation,
+    ConversationOptions,
+    Loaded,
+    Pipeline,
+    RunOptions,
+    TurnResult,
+    embedded,
+    load,
+    synthetic,
+)
+from sp.session.decide import fixed
+from sp.session.request import selection_request
 from sp.studies.sample import sample
 
 PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
@@ -66,11 +76,17 @@ def walk(talk: Conversation, turns: int, size: int = SIZE) -> Iterator[TurnResul
         chat.append(said("assistant", result.answer.text or "."))
 
 
+def chosen(scores, prompt: TokenisedPrompt, start: int, run: RunOptions):  # type: ignore[no-untyped-def]
+    """Which tokens from `start` on a turn keeps by scores, (n - start,)."""
+    wanted = selection_request(scores, fixed(prompt, start), run.keep_ratio, prompt, start)
+    return run.selector(wanted).kept | wanted.protected
+
+
 @contextmanager
 def first_logits() -> Iterator[list[np.ndarray]]:
     """The logits every answer begins with, in order."""
     seen: list[np.ndarray] = []
-    module = sp.conversation.target_memory
+    module = sp.session.answer
     generate = module.generate
 
     def spy(model, logits, *rest, **how):  # type: ignore[no-untyped-def]
@@ -142,7 +158,7 @@ def warm_and_cold(
         cold = where.score(result.prompt, RunOptions(keep_ratio=1.0, scorer=run.scorer))
         want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
         start = result.usage.cached
-        mine, theirs = result.present[start:], choose_new(want, result.prompt, start, run).kept
+        mine, theirs = result.present[start:], chosen(want, result.prompt, start, run)
         worth = float(want[start:][mine].sum() / want[start:][theirs].sum())
         found.append((error(result.scores, want), worth, int((mine ^ theirs).sum())))
         assert result.usage.drafted < result.usage.prompt - start + 60

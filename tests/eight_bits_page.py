@@ -12,7 +12,7 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.models.arithmetic import FIRST_LAYERS, kept_rounded
 from sp.models.synthetic.shapes import find_shape
-from sp.pipeline.measured import maths_of
+from sp.session.measured import maths_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "eight-bits.md"

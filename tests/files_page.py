@@ -16,7 +16,7 @@ from sp.models.inspect.memory import Stacks, stack_bytes
 from sp.models.inspect.verdict import spoken
 from sp.models.inspect.ways import SPOKEN, longest, room
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.pipeline.measured import PLAIN_MATHS, maths_of
+from sp.session.measured import PLAIN_MATHS, maths_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-cards.md"

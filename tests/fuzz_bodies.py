@@ -15,13 +15,13 @@ from outcomes import Outcomes, SlowError
 
 import sp
 from sp.errors import SpError
-from sp.pipeline import Pipeline
 from sp.serve.choices.grammar import Grammars
 from sp.serve.errors import as_request_error
 from sp.serve.lanes import lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import Kind, parse_json, parse_request
+from sp.session import Pipeline
 
 FILL = "The grass is green. " * 150
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "integer"}}, "required": ["a"]}

@@ -15,10 +15,10 @@ from sp.commands.known.strategies import overrides, read_settings
 from sp.evals.formats.file_task import FORMATS, recognise
 from sp.evals.turns.rows import KEY, known_rows
 from sp.named import read_strategies
-from sp.pipeline.measured import read_break_evens
 from sp.scoring import SCORERS
 from sp.scoring.attention import head_map
 from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
+from sp.session.measured import read_break_evens
 from sp.studies.board.entries import read_board
 from sp.studies.board.html import as_html
 from sp.studies.board.markdown import as_markdown

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from sp.gguf import GGUFFile, GGUFWriter
-from sp.pipeline.load import embedded
 from sp.quant import FORMATS, BlockFormat
+from sp.session.load import embedded
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending" / "format.md"
 

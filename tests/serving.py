@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sp
-from sp.conversation import Conversations
 from sp.evals.text.filler import filler
-from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Service
 from sp.serve.http.bodies import Limits
 from sp.serve.metrics import Metrics
 from sp.serve.options import Defaults
 from sp.serve.server import Server, listen
 from sp.serve.worker import Worker
+from sp.session import Conversations, Pipeline, RunOptions
 
 OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
 ALWAYS = {"sp": {"compress": "always"}}

@@ -9,8 +9,8 @@ import pytest
 import sp
 from sp.chat import Turn
 from sp.errors import ConfigError, PromptError
-from sp.pipeline import Pipeline, embedded
 from sp.prompt.messages import prompt_of
+from sp.session import Pipeline, embedded
 
 TEXT = "The sky is blue. The grass is green.\n\nWhat is green?"
 

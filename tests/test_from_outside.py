@@ -15,10 +15,10 @@ from retriever_files import text_task
 
 from sp import cli
 from sp.evals import TASKS
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
+from sp.session import Pipeline, RunOptions
 
 FILE = """
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ from sp.evals import TASKS
 from sp.evals.story import StoryTask
 from sp.evals.text import words
 from sp.gguf import GGUFFile
-from sp.pipeline import embedded
+from sp.session import embedded
 
 RULES: list[tuple[Grammar, str]] = [
     *((paths.GRAMMAR, rule) for rule in ("ask", "top")),

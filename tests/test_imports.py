@@ -32,8 +32,7 @@ ORDER = [
     {"scoring"},
     {"selection"},
     {"decode"},
-    {"pipeline"},
-    {"conversation"},
+    {"session"},
     {"page"},
     {"evals", "bench", "serve"},
     {"studies"},
@@ -49,7 +48,6 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
         *("cache", "layers", "architectures", "device", "shards", "passes"),
         *("synthetic", "drafts", "inspect", "timing"),
     ),
-    "pipeline": ("cards",),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
     "selection": ("structured",),
@@ -58,7 +56,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_FILES, MOST_LINES = 20, 300
+MOST_FILES, MOST_LINES = 20, 450
 
 
 def room(path: Path) -> str:

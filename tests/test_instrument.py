@@ -32,7 +32,7 @@ from teller import Teller
 
 from sp.evals import TASKS, Example
 from sp.evals.trained_for import note_of_file
-from sp.pipeline import embedded
+from sp.session import embedded
 
 ASSETS = ROOT / "sp" / "assets"
 

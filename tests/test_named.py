@@ -11,10 +11,10 @@ from sp.decode import DECODERS
 from sp.decode.ddtree import DDTree
 from sp.errors import ConfigError
 from sp.named import read_strategies, read_strategy
-from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
 from sp.scoring.attention.tail import TailScorer
 from sp.selection import SELECTORS
+from sp.session import RunOptions
 
 
 def test_a_name_is_the_strategy_it_names() -> None:

@@ -26,7 +26,7 @@ from sp.evals import Example  # noqa: E402
 from sp.evals.metrics import score_answer  # noqa: E402
 from sp.evals.run import counter  # noqa: E402
 from sp.gguf import GGUFFile  # noqa: E402
-from sp.pipeline import Pipeline, RunOptions  # noqa: E402
+from sp.session import Pipeline, RunOptions  # noqa: E402
 
 ASSETS = Path(str(files("sp") / "assets"))
 ROLES = ("drafter", "target")

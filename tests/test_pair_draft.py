@@ -17,7 +17,7 @@ from draft_figures import follow, interval
 
 from sp.decode import DECODERS
 from sp.gguf import GGUFFile
-from sp.pipeline import Pipeline, RunOptions, embedded, load
+from sp.session import Pipeline, RunOptions, embedded, load
 
 ASSETS = ROOT / "sp" / "assets"
 RECORDS = sorted((ROOT / "results").glob(f"*-2core/{recipe()}/draft.jsonl"))

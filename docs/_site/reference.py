@@ -8,7 +8,7 @@ from types import GenericAlias
 
 from typer.main import get_command
 
-ROOMS = ("sp", "sp.prompt", "sp.scoring", "sp.selection", "sp.pipeline", "sp.conversation", "sp.evals")
+ROOMS = ("sp", "sp.prompt", "sp.scoring", "sp.selection", "sp.session", "sp.evals")
 """Rooms whose `__all__` is for users; what `sp` itself names is not told twice."""
 
 

@@ -41,13 +41,13 @@ from sp.models import Model, Trail, load_model
 from sp.models.synthetic.retriever import write_retriever
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.paged_kv import PagedKV
-from sp.pipeline import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.attention import importance_of
 from sp.scoring.attention.reduction import Fold
 from sp.scoring.attention.tail import TailScorer, padded, without_markup
 from sp.scoring.base import KeptKeys
 from sp.selection import SELECTORS, SelectionRequest
+from sp.session import embedded, load
 
 KEEP = 0.05
 MOST = {"dense": 40_000, "density 0.05": 140_000, "energy:0.9": 140_000}

@@ -30,7 +30,7 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import mask_of
 from sp.ops.sparse.block_selector import BlockSelector
-from sp.pipeline import embedded, load
+from sp.session import embedded, load
 from sp.studies.tables.report_tables import markdown
 
 BENCH = "needed_pages"

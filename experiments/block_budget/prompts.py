@@ -11,8 +11,8 @@ from sp.evals import TASKS
 from sp.evals.metrics import Evidence
 from sp.evals.run import counter
 from sp.evals.tasks.needle import Needle
-from sp.pipeline.load import Loaded
 from sp.prompt import Prompt
+from sp.session.load import Loaded
 
 KEY, VALUE, VOCAB = 4, 5, 320
 """Tokens of a retriever's needle, and the tokens there are."""

@@ -37,10 +37,10 @@ from sp.evals import TASKS, Example
 from sp.evals.metrics import score_answer
 from sp.evals.statistics import paired_difference, wilson
 from sp.ops.byte_rows.rows import ByteKind, Rounded
-from sp.pipeline import Pipeline, RunOptions, embedded
-from sp.pipeline.result import Answer, Scored
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection
+from sp.session import Pipeline, RunOptions, embedded
+from sp.session.result import Answer, Scored
 
 LENGTHS = {
     **dict.fromkeys(("code", "fact", "multi_session", "needle", "needle_multikey", "nolima", "updates"), 1100),

@@ -32,7 +32,7 @@ from sp.models import load_model, read_by_layer
 from sp.ops.attention.byte_attention.codes import key_centre, key_codes, query_codes
 from sp.ops.attention.byte_attention.twin import byte_attention
 from sp.ops.byte_rows.e4m3 import LARGEST, round_e4m3
-from sp.pipeline.load import embedded, load
+from sp.session.load import embedded, load
 from sp.studies.sample import sample
 
 TOKENS, QUERIES, HEADS, KV_HEADS, D, SEED = 4096, 256, 4, 2, 128, 1

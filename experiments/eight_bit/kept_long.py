@@ -25,8 +25,8 @@ from sp.evals import TASKS
 from sp.evals.metrics import Evidence, caught
 from sp.evals.statistics import paired_difference
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
-from sp.pipeline import Pipeline, RunOptions
 from sp.quant import Math
+from sp.session import Pipeline, RunOptions
 
 TASK_NAMES = ("fact", "nolima", "updates", "multi_session", "code", "needle")
 TOKENS, EXAMPLES, KEEP = 4096, 20, 0.1

@@ -29,8 +29,8 @@ import sp.ops.matmul.project  # noqa: F401
 from sp.bench.record import append, make_record
 from sp.models import Model, load_model
 from sp.models.passes.forward import prefill
-from sp.pipeline.load import embedded, load
 from sp.quant import Q4_K, Weight
+from sp.session.load import embedded, load
 from sp.studies.sample import sample
 
 TOKENS = 512

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sp.pipeline.load import Loaded, embedded, load
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
+from sp.session.load import Loaded, embedded, load
 from sp.studies.sample import sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "needle_pair"))

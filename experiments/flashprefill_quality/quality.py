@@ -37,9 +37,9 @@ from draw import found_in, picture, table
 from sp.bench.record import append, make_record
 from sp.config import check_fields, from_mapping
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.pipeline.load import Loaded, embedded, load
 from sp.scoring import Importance, chunk_means
 from sp.selection import SELECTORS, SelectionRequest
+from sp.session.load import Loaded, embedded, load
 from sp.studies.figures import save_png
 
 HERE = Path(__file__).parent

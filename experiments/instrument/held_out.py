@@ -16,7 +16,7 @@ from parts import TASKS as TRAINED
 
 from sp.evals import TASKS
 from sp.evals.run import counter, evaluate
-from sp.pipeline import Pipeline
+from sp.session import Pipeline
 
 ANSWERED = ("depth", "expected", "answer")
 """What is told of an answer, where its task has it."""

@@ -17,8 +17,8 @@ from sp.evals import TASKS
 from sp.evals.base import Example
 from sp.evals.metrics import score_answer
 from sp.evals.run import counter
-from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
+from sp.session import Pipeline, RunOptions
 
 KEEP = (0.05, 0.1)
 """Keep ratios at which it must hold: that of ``sp run``, and that of the continuous check."""

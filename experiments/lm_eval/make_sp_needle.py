@@ -14,7 +14,7 @@ from pathlib import Path
 from sp.evals import TASKS
 from sp.evals.run import counter
 from sp.gguf import GGUFFile, Tokenizer
-from sp.pipeline import embedded
+from sp.session import embedded
 from sp.trace import write_atomic
 
 

@@ -23,10 +23,10 @@ from sp.bench.record import append, key_of, make_record, read
 from sp.evals.natural.questions import Question, known_questions
 from sp.evals.natural.verdict import judge, masks
 from sp.evals.run import cell_columns, counter
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import TokenisedPrompt
 from sp.scoring.calibration.known import file_sha256
 from sp.selection import Selection, token_budget
+from sp.session import Pipeline, RunOptions
 from sp.studies.tables.page import insert_between
 
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,9 @@ from sp.bench.kernel_times import kernel_times
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import append, make_record, running
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.stages import score_request
 from sp.prompt import Prompt
+from sp.session import Pipeline, RunOptions
+from sp.session.request import score_request
 
 QUESTION = "Which of the settings has to be changed before two of them can be used together?"
 HOW = ("auto", "calibrated", "tail", "tail[queries=question]", "bm25")

@@ -34,9 +34,9 @@ from sp.evals.run import counter
 from sp.evals.statistics import wilson
 from sp.models import AskedScaling
 from sp.models.synthetic.retriever import write_retriever
-from sp.pipeline import Loaded, embedded, load
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection import SELECTORS, SelectionRequest
+from sp.session import Loaded, embedded, load
 from sp.studies.tables.report_tables import markdown
 from sp.trace import write_atomic
 

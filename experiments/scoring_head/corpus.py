@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from wordnet import WordNet
 
-from sp.pipeline.load import load
 from sp.prompt import Prompt
+from sp.session.load import load
 
 SENTENCE = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z\"'(`])|\n\s*\n|\n(?=\s*[-*•\d])")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_'-]*")

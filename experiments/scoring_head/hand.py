@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sp.pipeline.load import load
 from sp.prompt import Prompt
+from sp.session.load import load
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.drafts.dflash import Draft
-from sp.pipeline import Loaded, RunOptions
-from sp.pipeline.answer import begin
-from sp.pipeline.cache_pool import CachePool
-from sp.pipeline.compress import Compressed
+from sp.session import Loaded, RunOptions
+from sp.session.answer import begin
+from sp.session.cache_pool import CachePool
+from sp.session.compress import Compressed
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
 GREEDY: Way = ("greedy", 0)

@@ -12,11 +12,11 @@ from typing import Any
 from sp.bench.record import running
 from sp.models.cache.pages import cache_name
 from sp.models.shards.shared_model import SharedModel
-from sp.pipeline import Loaded, Pipeline, RunOptions
-from sp.pipeline.sizes import format_bytes
 from sp.prompt import Prompt
 from sp.scoring.reading import DRAFTING, drafting
 from sp.selection import SELECTORS
+from sp.session import Loaded, Pipeline, RunOptions
+from sp.session.device_memory import format_bytes
 from sp.trace import Stage
 
 SKIPPED = 3  # decoded tokens before the rate is taken: one launch by launch, one captured, one replayed

@@ -19,7 +19,7 @@ from sp.folders import cache_folder
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.shards.shared_model import SharedModel
-from sp.pipeline import Pipeline, RunOptions
+from sp.session import Pipeline, RunOptions
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
 """Tells whether two records are of one process, and so of one pair on one card."""

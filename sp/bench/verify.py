@@ -21,7 +21,7 @@ from sp.models import prefill
 from sp.models.drafts.dflash import Draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.tree import LayerFeatures
-from sp.pipeline import Loaded, RunOptions
+from sp.session import Loaded, RunOptions
 
 KEPT = 8
 PARTS = ("guess", "propose", "verify", "keep", "remember")

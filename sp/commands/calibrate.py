@@ -40,9 +40,9 @@ def calibrate(
       sp run --drafter SmolLM2-135M-Instruct.Q4_1.gguf --scorer calibrated ...
     """
     from sp.kernels.device import pick_device
-    from sp.pipeline.load import embedded, load
     from sp.scoring.calibration.known import folder, keep_calibration
     from sp.scoring.calibration.use import measured
+    from sp.session.load import embedded, load
 
     check_folder(folder() if out is None else out.parent, "SP_CACHE_DIR" if out is None else "--out")
     if out is not None and out.is_dir():

@@ -98,8 +98,7 @@ def chat(
     """
     from sp.commands.talk.loop import Loop
     from sp.commands.talk.session import Session
-    from sp.conversation import Conversation, ConversationOptions
-    from sp.pipeline import RunOptions
+    from sp.session import Conversation, ConversationOptions, RunOptions
 
     given = {
         "keep_ratio": keep_ratio,

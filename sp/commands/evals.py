@@ -142,8 +142,8 @@ def ppl(
     from sp.evals.ppl import generated_text, passages, perplexity
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
-    from sp.pipeline.window import check_context
     from sp.prompt import Prompt
+    from sp.session.decide import check_context
     from sp.studies.pages.lines_page import PREDICTED, lines_page
 
     if asked.asked_thinking() != Thinking("off"):

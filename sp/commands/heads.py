@@ -42,8 +42,8 @@ def heads(
     from sp.evals import TASKS
     from sp.evals.heads import measure_heads
     from sp.evals.trained_for import note_of_file
-    from sp.pipeline.load import embedded, load
-    from sp.pipeline.told import warn_extrapolated
+    from sp.session.load import embedded, load
+    from sp.session.report import warn_extrapolated
 
     lengths = [length for length in numbers(tokens, "-t") if length]
     if not lengths:

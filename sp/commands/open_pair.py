@@ -15,14 +15,14 @@ from sp.errors import ConfigError
 if TYPE_CHECKING:
     from sp.chat import Thinking
     from sp.models import AskedScaling
-    from sp.pipeline import Pipeline, RunOptions
-    from sp.pipeline.load import Loaded
     from sp.scoring import Scorer
+    from sp.session import Pipeline, RunOptions
+    from sp.session.load import Loaded
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:
     """The draft's file: the embedded one for the embedded target; ConfigError where another target's is not named."""
-    from sp.pipeline import embedded
+    from sp.session import embedded
 
     if draft is None and target is not None:
         raise ConfigError(f"guessing ahead needs a draft of {target.name}; name its file with --draft")
@@ -99,8 +99,8 @@ def open_pair(
     `Pipeline.open` takes.
     """
     from sp.kernels.device import pick_device
-    from sp.pipeline import Pipeline
-    from sp.pipeline.sizes import parse_bytes
+    from sp.session import Pipeline
+    from sp.session.device_memory import parse_bytes
 
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":

@@ -85,7 +85,7 @@ def plan(
     from sp.models.timing.fitted import fitted
     from sp.models.timing.times import predicted_times
     from sp.models.timing.times_table import legend, render_times
-    from sp.pipeline.plan import break_even
+    from sp.session.decide import break_even
 
     lengths, gib, known = read_lengths(context), None, None
     if not 0 < keep_ratio <= 1:

@@ -120,8 +120,8 @@ def run(
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
     from sp.decode import Speculative
-    from sp.pipeline import RunOptions
     from sp.prompt import Prompt
+    from sp.session import RunOptions
     from sp.studies.pages import run_report
     from sp.studies.pages.kept_text import as_text
     from sp.studies.sample import sample

@@ -151,10 +151,9 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp-prefill[serve]'") from None
-    from sp.conversation import ConversationOptions
     from sp.decode import Speculative
-    from sp.pipeline import RunOptions
-    from sp.pipeline.sizes import parse_bytes
+    from sp.session import ConversationOptions, RunOptions
+    from sp.session.device_memory import parse_bytes
 
     if address and replicas == 1:
         raise ConfigError("--address is for a cluster; add --replicas 2 or more")

@@ -8,8 +8,8 @@ from sp.chat import Thinking
 from sp.errors import PromptError
 from sp.evals.base import Example
 from sp.evals.run import named, with_thinking
-from sp.pipeline import Pipeline
-from sp.pipeline.window import check_context
+from sp.session import Pipeline
+from sp.session.decide import check_context
 
 SLACK = 1024
 """Tokens by which a prompt may be shorter than was asked for."""

@@ -22,12 +22,12 @@ from sp.evals.text.haystack import haystack
 from sp.gguf import Tokenizer
 from sp.kernels import is_device
 from sp.models import decode_step, prefill
-from sp.pipeline import Pipeline, RunOptions, Scored
-from sp.pipeline.compress import Cut, compress
-from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 from sp.selection import Selection
+from sp.session import Pipeline, RunOptions, Scored
+from sp.session.compress import Cut, compress
+from sp.session.decide import check_context
 
 ROOM = 256
 

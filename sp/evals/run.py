@@ -18,12 +18,12 @@ from sp.errors import PromptError
 from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
-from sp.pipeline import Answer, Pipeline, RunOptions, Scored, stages
-from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
 from sp.selection import SELECTORS
+from sp.session import Answer, Pipeline, RunOptions, Scored, request
+from sp.session.decide import check_context
 from sp.trace import Trace
 
 Row = dict[str, Any]
@@ -136,7 +136,7 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
     if first is None:
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
-    before = [stage for stage in first.trace.stages if stage.name == stages.DRAFTED]
+    before = [stage for stage in first.trace.stages if stage.name == request.DRAFTED]
     return replace(scored, trace=Trace([*before, *scored.trace.stages], facts=scored.trace.facts))
 
 

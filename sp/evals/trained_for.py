@@ -14,7 +14,7 @@ from typing import Any
 from sp import values
 from sp.errors import GGUFError, plain
 from sp.gguf import GGUFFile
-from sp.pipeline import embedded
+from sp.session import embedded
 
 KEY = "sp.trained_for"
 """Key of a file's metadata: one or two sentences that go on from `BEGINS`."""

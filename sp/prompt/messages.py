@@ -46,7 +46,7 @@ def as_prompt(given: Prompt | str | Sequence[Message], loaded: Speaker) -> Promp
 
     Examples
     --------
-    >>> from sp.pipeline import embedded, load
+    >>> from sp.session import embedded, load
     >>> target = load(embedded("target"), device="cpu")
     >>> as_prompt("The cat sat.", target).text
     'The cat sat.'

@@ -51,7 +51,7 @@ def log_likelihoods(
 
     Examples
     --------
-    >>> from sp.pipeline.load import embedded, load
+    >>> from sp.session.load import embedded, load
     >>> model = load(embedded("drafter"), device="cpu").model
     >>> ids, first = np.arange(100, 140), np.arange(40) < 8
     >>> log_likelihoods(model, ids, np.arange(40), np.array([7]), [first]).shape

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sp.conversation import TurnResult
-from sp.pipeline import RunResult
 from sp.prompt.pieces import KINDS, edges, kinds
 from sp.prompt.whole import whole_characters
+from sp.session import RunResult, TurnResult
 
 
 def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:

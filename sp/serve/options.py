@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from sp.chat import Thinking
 from sp.config import from_mapping
-from sp.conversation.options import Recall
 from sp.decode import DECODERS, Decoder, Sample, Speculative
 from sp.errors import ConfigError
-from sp.pipeline import RunOptions
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.reading import by_length
 from sp.selection import SELECTORS
 from sp.serve.choices.sampling import decoder_of
 from sp.serve.errors import RequestError
 from sp.serve.fields import BIGGEST, MAX_NAME, number, shown
+from sp.session import RunOptions
+from sp.session.options import Recall
 
 Protect = Literal["auto", "turn", "paragraph"]
 

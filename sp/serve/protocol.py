@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sp.chat.thinking import EFFORT
-from sp.conversation.options import Recall
 from sp.decode import Speculative
 from sp.errors import unknown_name
-from sp.pipeline import RunOptions
 from sp.serve.choices.format import PARAM, Format, format_of
 from sp.serve.choices.sampling import FIELDS as CHOOSING
 from sp.serve.choices.sampling import choices_of, logprobs_of
@@ -27,6 +25,8 @@ from sp.serve.http.shape import check_shape
 from sp.serve.options import Defaults, Protect, options_of, overrides_of
 from sp.serve.thinking import KWARGS, TemplateRequest, template_request
 from sp.serve.tools import ToolUse, tool_use
+from sp.session import RunOptions
+from sp.session.options import Recall
 
 MAX_STOPS = 16
 

@@ -68,7 +68,7 @@ def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, ke
 
     Examples
     --------
-    >>> from sp.pipeline import embedded, load
+    >>> from sp.session import embedded, load
     >>> tokenizer = load(embedded("target"), device="cpu").tokenizer
     >>> text = "The grass is green. " * 400
     >>> question_of([f"{text}\\n\\nWhat is green?"], "auto", tokenizer).found

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sp.conversation import Conversations, TurnResult
-from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
-from sp.pipeline.result import Reporter
-from sp.pipeline.stages import OnToken
 from sp.prompt import Prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
+from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
+from sp.session.result import OnToken, Reporter
 
 OFF = "the server keeps no sessions (--sessions 0, or several cards)"
 SEVERAL = "the request wants several answers (n)"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sp.conversation import TurnResult
 from sp.decode import Sample
-from sp.pipeline import RunOptions, RunResult
 from sp.serve.question import Question
+from sp.session import RunOptions, RunResult, TurnResult
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sp.conversation import Conversations, TurnResult
 from sp.errors import SpError
 from sp.kernels import device_errors
-from sp.pipeline import Answer, Pipeline, RunResult
 from sp.prompt import Prompt
 from sp.serve.choices.grammar import Grammars
 from sp.serve.choices.sampling import nth
@@ -28,6 +26,7 @@ from sp.serve.protocol import Job
 from sp.serve.sessions import Sessions
 from sp.serve.text import ReplyText
 from sp.serve.usage import PromptTokens, Told, usage
+from sp.session import Answer, Conversations, Pipeline, RunResult, TurnResult
 
 log = logging.getLogger("sp.serve")
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
-from sp.pipeline import RunResult
+from sp.session import RunResult
 from sp.trace import write_atomic
 
 INK, KEPT, NEEDLE, QUESTION = "#1f2933", "#f08c00", "#2f9e44", "#1c7ed6"

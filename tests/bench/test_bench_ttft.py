@@ -25,11 +25,11 @@ from sp.cli import app
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
-from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.quant import Math
 from sp.scoring import SCORERS
 from sp.scoring.reading import attending, drafting
+from sp.session import Loaded, Pipeline, RunOptions
 from sp.studies.plots.ttft_plots import COLOURS, draw_memory
 from sp.studies.sample import sample
 from sp.studies.tables.ttft_table import GROUPS, cells_of, row_of

@@ -17,11 +17,10 @@ from sp.bench.turns.policies import POLICIES, Turn
 from sp.bench.turns.transcripts import TranscriptMaker
 from sp.bench.turns.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
 from sp.cli import app
-from sp.conversation import ConversationOptions
-from sp.conversation.slots import same_start
 from sp.errors import ConfigError, DeviceError
-from sp.pipeline import Pipeline, RunOptions, synthetic
 from sp.scoring import SCORERS
+from sp.session import ConversationOptions, Pipeline, RunOptions, synthetic
+from sp.session.tokenise import same_start
 from sp.studies.sample import sample
 
 OPTIONS = RunOptions(keep_ratio=0.4, max_new_tokens=1)
@@ -62,7 +61,7 @@ def test_chats_have_exactly_the_length_and_part_where_the_transcript_ends(
 def test_policies_take_turns_and_read_what_is_theirs(
     maker: TranscriptMaker, pair: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sp.conversation.target_memory.CLOSE", 128)  # or so short a transcript has no snapshot
+    monkeypatch.setattr("sp.session.memory.CLOSE", 128)  # or so short a transcript has no snapshot
     ticks: list[int] = []
     made = TurnBench(pair, maker, 2, progress=lambda: ticks.append(1))
     found = {t.cell.policy: t for t in made.run([700], 160, OPTIONS, ConversationOptions(recall="off"))}

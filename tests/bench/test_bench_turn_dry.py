@@ -18,9 +18,9 @@ import sp.models.cache.trail as trail
 from sp.bench.turns import turn
 from sp.bench.request import without_ends
 from sp.bench.turns.transcripts import TranscriptMaker
-from sp.conversation import ConversationOptions
+from sp.session import ConversationOptions
 from sp.models.cache.trail import Trail
-from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
+from sp.session import Pipeline, RunOptions, embedded, load, synthetic
 from sp.studies.sample import sample
 
 document, example = sample()

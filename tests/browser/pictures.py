@@ -16,7 +16,7 @@ from typing import Any
 import serving
 from PIL import Image
 
-from sp.pipeline import RunOptions
+from sp.session import RunOptions
 from sp.studies.pages.quality import comparable, provenance
 from sp.studies.pages.study_page import Section, study_page
 from sp.studies.sample import sample

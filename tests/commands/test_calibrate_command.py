@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from sp.cli import app
 from sp.errors import ConfigError
-from sp.pipeline.load import embedded
 from sp.scoring.calibration import known, use
 from sp.scoring.calibration.known import find_calibration, shipped
 from sp.scoring.calibration.record import Calibration
+from sp.session.load import embedded
 
 
 @pytest.fixture(autouse=True)

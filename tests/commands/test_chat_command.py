@@ -19,10 +19,9 @@ from sp.commands.talk.lines import piped_lines
 from sp.commands.talk.loop import Loop
 from sp.commands.talk.session import Session
 from sp.commands.talk.slash import COMMANDS
-from sp.conversation import Conversation
 from sp.models.synthetic import retriever
-from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
+from sp.session import Conversation, Pipeline, RunOptions
 
 SAID = "{% for m in messages %}{{ '\\n' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}"
 KEYS = {"QUARTZ": "8301947", "VELVET": "5520613"}

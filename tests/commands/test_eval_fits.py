@@ -10,7 +10,7 @@ import pytest
 
 from sp import cli
 from sp.commands.eval.options import Asked
-from sp.pipeline import Pipeline, stages
+from sp.session import Pipeline, request
 
 WINDOW = 1500
 
@@ -44,7 +44,7 @@ def test_what_cannot_fit_is_refused_unread(
         return pair
 
     for name in ("score", "read"):
-        monkeypatch.setattr(stages, name, unread)
+        monkeypatch.setattr(request, name, unread)
     monkeypatch.setattr("sp.evals.ppl.log_probabilities", unread)
     monkeypatch.setattr(Asked, "open", narrow)
     models = ["--target", retriever_target, "--drafter", retriever_drafter, "--device", "cpu", "-n", 1]

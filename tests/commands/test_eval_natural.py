@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
-from sp.pipeline import Pipeline
+from sp.session import Pipeline
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -15,8 +15,8 @@ from sp import cli
 from sp.commands.tables import print_table
 from sp.commands.terminal import print_json
 from sp.errors import printable
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
+from sp.session import Pipeline, RunOptions
 from sp.studies.pages import run_report
 
 TITLE = "\x1b]0;mine\x07 \x9b31m \x7f\x08"

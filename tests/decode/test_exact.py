@@ -16,7 +16,7 @@ from sp.models import load_model, prefill
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.tree import LayerFeatures
-from sp.pipeline import embedded, load
+from sp.session import embedded, load
 
 DECODERS = [DFlash(), DDTree(1), DDTree(9, 3), DDTree(40, 6, chain_seed=False)]
 LAYERS = {"qwen3": (0, 2), "qwen35": (1, 4)}

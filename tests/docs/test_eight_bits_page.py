@@ -17,8 +17,8 @@ from sp.models.inspect.memory import held_weights, layer_matrices, product_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.pipeline.load import embedded
 from sp.quant import Math
+from sp.session.load import embedded
 
 TEXT = eight_bits_page.PAGE.read_text()
 ALLOWED = 0.077 / 5

@@ -12,9 +12,9 @@ import pytest
 
 from sp.bench.record import newest
 from sp.evals.natural.questions import Question
-from sp.pipeline import Pipeline, RunOptions, load
-from sp.pipeline.load import embedded
 from sp.selection import Selection
+from sp.session import Pipeline, RunOptions, load
+from sp.session.load import embedded
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "real"))
 import kept_text as script

@@ -17,10 +17,10 @@ from sp.evals import TASKS, Example
 from sp.evals.run import counter
 from sp.evals.story import StoryTask
 from sp.gguf import GGUFFile, Tokenizer
-from sp.pipeline import embedded
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection import SELECTORS, SelectionRequest
+from sp.session import embedded
 
 HERE = Path(__file__).resolve().parents[2] / "experiments" / "instrument"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sp.evals.run import cell_columns
-from sp.pipeline import RunOptions
+from sp.session import RunOptions
 from sp.studies.sweep.cells import strategy_name
 
 

@@ -17,11 +17,11 @@ from sp.evals.base import Count
 from sp.evals.ppl import Passage, generated_text, log_probabilities, passages, perplexity
 from sp.evals.run import counter
 from sp.models import prefill
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.tail import TailScorer
 from sp.selection import SELECTORS
+from sp.session import Pipeline, RunOptions
 from sp.studies.sweep.store import Store, read_results, session_line
 
 

@@ -27,9 +27,9 @@ from sp.evals.trained_for import (
     note_of_records,
 )
 from sp.gguf import GGUFWriter
-from sp.pipeline import embedded
 from sp.quant import F32
 from sp.scoring import SCORERS
+from sp.session import embedded
 from sp.studies.pages.report import write_report
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import pair_facts

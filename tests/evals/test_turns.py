@@ -24,9 +24,9 @@ from sp.evals.turns.rows import KEY, Key, Work, key_of, known_rows, rounds
 from sp.evals.turns.session import Way
 from sp.evals.turns.summary import summarise_turns
 from sp.gguf import ChatTemplate
-from sp.pipeline import Answer, Pipeline, RunOptions
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS
+from sp.session import Answer, Pipeline, RunOptions
 from sp.trace import Trace
 
 TURNS = 2

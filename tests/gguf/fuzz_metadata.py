@@ -40,7 +40,7 @@ from sp.models.inspect.plan_tables import render_plan
 from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
-from sp.pipeline.load import load
+from sp.session.load import load
 
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50
 NAME = "m-00001-of-00001.gguf"

@@ -14,8 +14,8 @@ from sp.gguf import Tokenizer
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
-from sp.pipeline.compress import rejoin
 from sp.prompt import Prompt, Span, transfer_scores
+from sp.session.compress import rejoin
 
 KEY = "tokenizer.ggml."
 LLAMA3 = tokenizer_metadata("llama-bpe", 2000, 2048)

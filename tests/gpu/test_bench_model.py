@@ -18,7 +18,7 @@ from sp.cli import app
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import random_model
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.pipeline.load import embedded
+from sp.session.load import embedded
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-qwen35"])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sp.bench.record import FIELDS
 from sp.cli import app
-from sp.pipeline.measured import measured_break_evens
+from sp.session.measured import measured_break_evens
 
 
 @pytest.mark.no_sanitizer

@@ -23,9 +23,9 @@ from conversation_walks import (
     whole_turns,
 )
 
-from sp.conversation import Conversation, Conversations
 from sp.models.cache.snapshots import NEAR
 from sp.prompt.messages import prompt_of
+from sp.session import Conversation, Conversations
 
 pytestmark = pytest.mark.no_sanitizer
 BOUND = 2e-3
@@ -72,7 +72,7 @@ def test_caches_may_leave_between_turns(names) -> None:
 def test_few_snapshots_are_on_the_device_between_turns() -> None:
     talk = Conversation(pair(*PAIRS[0], "cuda"), options(0.4))
     for _ in walk(talk, 4):
-        trail = talk._target.trail
+        trail = talk._memory.target.trail
         states = trail.cache.state_nbytes
         assert trail.nbytes <= trail.cache.nbytes + NEAR * states
         assert len(trail.places) <= NEAR or trail.host_nbytes >= states

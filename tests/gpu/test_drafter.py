@@ -21,9 +21,9 @@ from sp.bench.record import make_record
 from sp.models import SparseAttention, dense_attention, prefill_by_layer, read_by_layer
 from sp.models.synthetic.random_store import random_model
 from sp.ops.sparse.flashprefill import FlashPrefill
-from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.reduction import Fold, Reduction
+from sp.session.load import embedded, load
 from sp.studies.sample import sample
 
 BOUND = 1e-3

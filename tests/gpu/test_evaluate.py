@@ -7,9 +7,9 @@ import pytest
 from sp.evals import TASKS, Row, evaluate
 from sp.evals.ppl import generated_text, passages, perplexity
 from sp.evals.run import counter
-from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
+from sp.session import Pipeline, RunOptions
 
 SENTENCES = SELECTORS.build("sentence", {"neighbours": 0, "sink": 4})
 CELLS = [RunOptions(0.2, SCORERS.build(name), SENTENCES) for name in ("tail", "random", "oracle")]

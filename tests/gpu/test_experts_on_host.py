@@ -23,9 +23,9 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import grouped
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack
-from sp.pipeline import Pipeline, RunOptions, embedded, load
 from sp.prompt import Prompt
 from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat
+from sp.session import Pipeline, RunOptions, embedded, load
 
 N, NEW = 600, 12
 IDS = np.random.default_rng(1).integers(0, 2000, N + 64)

@@ -14,9 +14,9 @@ from sp.models import prefill
 from sp.models.passes.tree import TreeReader
 from sp.models.synthetic.shapes import Shape, find_shape
 from sp.models.synthetic.synthetic import synthetic_metadata, write_random
-from sp.pipeline import Pipeline, RunOptions, RunResult
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
+from sp.session import Pipeline, RunOptions, RunResult
 from sp.studies.sample import sample
 
 BOUND = 1e-3

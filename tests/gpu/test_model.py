@@ -22,10 +22,10 @@ from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.trunk import mapped
 from sp.ops.matmul.packed import unpack
 from sp.ops.matmul.project import gated_project, project, project_add
-from sp.pipeline import load
-from sp.pipeline.load import embedded
 from sp.prompt import Prompt
 from sp.quant import Weight
+from sp.session import load
+from sp.session.load import embedded
 from sp.studies.sample import sample
 
 BOUND = {"f16": 1e-3, "q4_0": 2e-2}

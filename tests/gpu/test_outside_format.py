@@ -15,8 +15,8 @@ from sp.gguf import GGUFFile
 from sp.models import Model, load_model, prefill
 from sp.ops.embedding import embedding
 from sp.ops.matmul.packed import unpack
-from sp.pipeline.load import embedded
 from sp.quant import Q8_0, registry
+from sp.session.load import embedded
 
 N = 300
 

@@ -11,9 +11,9 @@ import pytest
 
 from sp.errors import DeviceError, PromptError
 from sp.kernels import nvrtc
-from sp.pipeline import Pipeline, RunOptions, RunResult
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
+from sp.session import Pipeline, RunOptions, RunResult
 from sp.studies.sample import sample
 
 pytestmark = pytest.mark.no_sanitizer  # counts of memory are of no use there

@@ -18,10 +18,10 @@ from sp.evals import TASKS
 from sp.evals.run import counter
 from sp.models import Model
 from sp.models.synthetic.random_store import random_model
-from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
 from sp.scoring.trained import space
 from sp.scoring.trained.base import TrainedScorer
+from sp.session.load import embedded, load
 from sp.studies.sample import sample
 
 BOUND = 2e-4

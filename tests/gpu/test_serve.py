@@ -19,8 +19,8 @@ pytest.importorskip("prometheus_client")
 import serving as tool  # noqa: E402
 
 from sp.kernels.device import device_count, nccl_version  # noqa: E402
-from sp.pipeline import Pipeline, embedded  # noqa: E402
 from sp.serve.messages import chat_prompt  # noqa: E402
+from sp.session import Pipeline, embedded  # noqa: E402
 
 TASKS = [(f"{a}-{b}", 1372619 * n + 1358274) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
          for b in ("lantern", "coral"))]  # fmt: skip

@@ -27,10 +27,10 @@ from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
 from sp.parallel.peer_gathers import PeerGathers, reachable
-from sp.pipeline.load import embedded, load
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
+from sp.session.load import embedded, load
 from sp.studies.sample import sample
 
 N, KEPT = 6001, 0.1

@@ -22,9 +22,9 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.group import Card, Group
 from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
-from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.load import embedded
 from sp.prompt import Prompt
+from sp.session import Pipeline, RunOptions
+from sp.session.load import embedded
 from sp.studies.sample import sample
 
 N = 700

@@ -14,8 +14,8 @@ from sp.decode import DDTree, DFlash, Greedy
 from sp.models.drafts.dflash_shapes import DraftShape
 from sp.models.passes.captured_graph import CapturedGraph
 from sp.models.synthetic.synthetic import write_random
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
+from sp.session import Pipeline, RunOptions
 from sp.studies.sample import sample
 
 pytestmark = pytest.mark.no_sanitizer  # counts of memory are of no use there

@@ -9,7 +9,7 @@ import pytest
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile
 from sp.hub import KNOWN, model_path
-from sp.pipeline import embedded
+from sp.session import embedded
 
 
 @pytest.fixture

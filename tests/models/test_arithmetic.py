@@ -32,8 +32,8 @@ from sp.models.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
-from sp.pipeline.load import embedded
 from sp.quant import Math, Weight
+from sp.session.load import embedded
 
 
 def past_the_first(names: Iterable[str]) -> set[str]:

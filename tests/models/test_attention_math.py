@@ -15,9 +15,9 @@ from sp.models.passes import layer_attention
 from sp.models.passes.layer_attention import SparseAttention
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.pipeline import Pipeline, pair
-from sp.pipeline.load import embedded
 from sp.quant import Math
+from sp.session import Pipeline, pair
+from sp.session.load import embedded
 
 DRY = """
 import json, sys

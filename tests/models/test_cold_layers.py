@@ -20,7 +20,7 @@ from sp.models.inspect.memory import held_weights, stack_bytes
 from sp.models.layers.stack_ring import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.pipeline import load
+from sp.session import load
 
 WALK = """
 import json, sys

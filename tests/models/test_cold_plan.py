@@ -17,8 +17,8 @@ from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.plan import plan_file
 from sp.models.inspect.plan_tables import render_plan
 from sp.models.inspect.ways import SPOKEN, best, room, ways
-from sp.pipeline import RunOptions
-from sp.pipeline.window import check_memory, check_scoring
+from sp.session import RunOptions
+from sp.session.decide import check_memory, check_scoring
 
 SHAPES = ("qwen3.6-35b-a3b", "qwen3-30b-a3b")
 

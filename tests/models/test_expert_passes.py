@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sp.conversation import Conversation
 from sp.models import Model, decode_step, load_model, prefill, prefill_sparse
 from sp.models.passes.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import FlashPrefill
-from sp.pipeline import Pipeline, RunOptions, load
 from sp.prompt import Prompt
+from sp.session import Conversation, Pipeline, RunOptions, load
 
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5, 3])
 DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3, 3])

@@ -13,7 +13,7 @@ from sp.models.cache.cache import Cache
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
-from sp.pipeline import embedded
+from sp.session import embedded
 
 DENSE, HYBRID = find_shape("qwen3-0.6b").config, find_shape("qwen3.6-27b").config
 

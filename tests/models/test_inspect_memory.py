@@ -33,9 +33,9 @@ from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scor
 from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.pipeline.load import embedded
-from sp.pipeline.measured import cards_of
 from sp.quant import FORMATS, Math
+from sp.session.load import embedded
+from sp.session.measured import cards_of
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"
 LOADED = """
@@ -44,7 +44,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 from sp.models import load_model
-from sp.pipeline.measured import cards_of
+from sp.session.measured import cards_of
 print(*(load_model(path, device="cuda").nbytes for path in sys.argv[2:]))
 """
 TINY = [name for name in list_shapes() if name.startswith("tiny-")]

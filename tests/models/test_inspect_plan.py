@@ -32,8 +32,8 @@ from sp.models.inspect.subject import read_subject, shape_subject
 from sp.models.inspect.verdict import COMMON, USUAL
 from sp.models.inspect.ways import SPOKEN, best, room, ways
 from sp.ops.rope_scaling import LinearScaling
-from sp.pipeline import RunOptions, embedded
-from sp.pipeline.window import check_memory, check_scoring
+from sp.session import RunOptions, embedded
+from sp.session.decide import check_memory, check_scoring
 
 
 @pytest.fixture(scope="module")

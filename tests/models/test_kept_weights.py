@@ -8,7 +8,7 @@ from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.models.arithmetic import is_eligible
 from sp.models.inspect.memory import file_formats, layer_matrices
-from sp.pipeline.load import embedded
+from sp.session.load import embedded
 
 WALK = """
 import sys
@@ -78,8 +78,8 @@ from sp.errors import DeviceError
 from sp.models import prefill
 from sp.models.device.kept import let_go
 from sp.models.trunk import mapped
-from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.told import math_lines
+from sp.session import Pipeline, RunOptions
+from sp.session.report import math_lines
 from sp.trace import Stage
 
 def kept(model):

@@ -25,8 +25,8 @@ from sp.models import (
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.parallel.host import HostGroup
-from sp.pipeline.load import embedded
 from sp.quant import Q4_K, Q6_K, Q8_0
+from sp.session.load import embedded
 
 MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
 

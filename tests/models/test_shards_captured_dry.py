@@ -113,7 +113,7 @@ import numpy as np
 from sp.models import load_shards, prefill
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
-from sp.pipeline import embedded
+from sp.session import embedded
 shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(1024)
 
 def read(model):

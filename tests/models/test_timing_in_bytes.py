@@ -19,8 +19,8 @@ from sp.models.timing.fitted import bound, fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
 from sp.models.timing.work import Weights, Work, reading, scoring
-from sp.pipeline.load import embedded
 from sp.quant import Math
+from sp.session.load import embedded
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 BENCHES = ("prefill", "decode", "drafter", "ttft")

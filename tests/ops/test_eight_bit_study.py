@@ -12,8 +12,8 @@ from dry_walk import walked
 from sp.models import load_model
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.trunk import Trunk, mapped
-from sp.pipeline.load import embedded
 from sp.quant import Q4_K, Q6_K, Q8_0, Math, Weight
+from sp.session.load import embedded
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "eight_bit"))
 import errors

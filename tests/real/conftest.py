@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sp.hub import KNOWN, fetched
-from sp.pipeline import Loaded, load
+from sp.session import Loaded, load
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from sp.pipeline import Loaded, load
-from sp.pipeline.stages import score_request
-from sp.pipeline.told import retrieval_lines
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS, chunk_means
 from sp.scoring.auto import AutoScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
+from sp.session import Loaded, load
+from sp.session.report import retrieval_lines
+from sp.session.request import score_request
 
 EVIDENCE = "Since a spring tide in 1911 cracked the lowest steps, the lamp has burned paraffin in place of whale oil."
 QUESTION = "What fuel keeps the beacon lit nowadays?"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sp.models import decode_step, prefill
-from sp.pipeline import Loaded
+from sp.session import Loaded
 
 HERE = Path(__file__).parent
 TEXTS = json.loads((HERE / "texts.json").read_text("utf-8"))

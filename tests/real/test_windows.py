@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from sp.ops.attention.importance import HEAT_CHUNK
-from sp.pipeline import Loaded
-from sp.pipeline.stages import score_request
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, ScoreRequest
+from sp.session import Loaded
+from sp.session.request import score_request
 
 LINES, TOKENS, BLOCK = 50, 48_000, 64
 NEEDLE = '{"id": 9999, "user": "quinn", "event": "rotate-key", "vault": "ash-417"}'

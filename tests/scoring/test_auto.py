@@ -13,9 +13,6 @@ from sp.errors import ConfigError
 from sp.models import ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.pipeline.load import Loaded, embedded, load
-from sp.pipeline.options import RunOptions
-from sp.pipeline.told import retrieval_lines
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.calibrated import CalibratedScorer
 from sp.scoring.auto import AutoScorer
@@ -25,6 +22,9 @@ from sp.scoring.calibration.record import Calibration
 from sp.scoring.calibration.use import makes_one
 from sp.scoring.trained import scoring_head
 from sp.scoring.trained.late_interaction import LateInteractionScorer
+from sp.session.load import Loaded, embedded, load
+from sp.session.options import RunOptions
+from sp.session.report import retrieval_lines
 
 SPARSE = {"attention": "flashprefill", "alpha": 0.3}
 

@@ -11,7 +11,6 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.models import Retrieval
-from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb, up_to_question
 from sp.scoring.attention.tail import TailScorer
@@ -22,6 +21,7 @@ from sp.scoring.calibration.phrasings import PHRASINGS, fill
 from sp.scoring.calibration.reading import Sample, questions, samples, shared_start
 from sp.scoring.calibration.record import Calibration
 from sp.scoring.calibration.texts import KINDS, make_text
+from sp.session.load import embedded, load
 
 MADE = Calibration("ab" * 32, "tiny.gguf", {3: (0, 2), 1: (1,)}, "none", 0.0123, 0.98, 64, {"seed": 0})
 

@@ -17,12 +17,12 @@ from sp.ops.rope import Rope
 from sp.ops.rope_scaling import YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
-from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, KeptKeys, ScoreRequest
 from sp.scoring.attention.attention import read_on
 from sp.scoring.trained import space
 from sp.scoring.trained.late_interaction import LateInteractionScorer
 from sp.scoring.trained.scoring_head import ScoringHead
+from sp.session.load import embedded, load
 
 FAR = 200_000
 """A position beyond the window of the embedded drafter."""

@@ -14,10 +14,10 @@ from scorer_cases import KEY, NEEDLE, VALUE, ask, silently
 from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.models import Model, decode_step, prefill
-from sp.pipeline.load import synthetic
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
 from sp.scoring.answer_likelihood import log_likelihoods
 from sp.scoring.attention.reduction import average_pool
+from sp.session.load import synthetic
 
 N, SEED = 262, 3
 Looked = list[tuple[Floats, ...]]

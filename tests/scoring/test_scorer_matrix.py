@@ -166,8 +166,8 @@ def test_the_page_names_every_scorer_with_its_fields() -> None:
 
 
 def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
-    from sp.pipeline.load import embedded
     from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
+    from sp.session.load import embedded
 
     drafter = load_model(embedded("drafter"))
     found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)

@@ -11,9 +11,9 @@ from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import Cards, load_model
 from sp.parallel.host import HostGroup
-from sp.pipeline.load import embedded
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
+from sp.session.load import embedded
 from sp.studies.sample import sample
 
 N, KEPT = 1300, 0.2

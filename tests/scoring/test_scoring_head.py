@@ -17,9 +17,9 @@ from sp.errors import ConfigError
 from sp.hub import KNOWN
 from sp.models import Model, ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
-from sp.pipeline.load import embedded, load
 from sp.scoring.calibration import known
 from sp.scoring.trained.scoring_head import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, opened, shipped
+from sp.session.load import embedded, load
 
 CONFIG: ModelConfig = find_shape("tiny-qwen3").config
 SMOLLM2 = KNOWN["smollm2-135m"].sha256

@@ -18,14 +18,14 @@ from sp.errors import ConfigError
 from sp.evals import TASKS
 from sp.evals.run import counter
 from sp.models import Model, load_model
-from sp.pipeline.load import embedded, load
-from sp.pipeline.stages import score_request
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.head_map import model_key
 from sp.scoring.trained.attention_features import Asking, attention_features, feature_count, with_neighbours
 from sp.scoring.trained.base import TrainedScorer
 from sp.scoring.trained.units import Pool, chunk_units, line_units
 from sp.scoring.trained.weights_file import EMBEDDED_SCORER, SCHEMA, ScorerFile
+from sp.session.load import embedded, load
+from sp.session.request import score_request
 from sp.studies.training.metrics import auc
 
 KINDS = tuple(name for name in SCORERS if issubclass(SCORERS.class_of(name), TrainedScorer))

@@ -21,10 +21,10 @@ from structure_cases import MARKUP, Said, faults, transcript
 
 from sp.chat import Segment
 from sp.gguf import GGUFFile, Tokenizer
-from sp.pipeline import embedded
-from sp.pipeline.compress import Cut, compress
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import SELECTORS, Selection, SelectionRequest
+from sp.session import embedded
+from sp.session.compress import Cut, compress
 
 MARK = re.compile(r"\[\.\.\. [\d,]+ (?:line|character)s? \.\.\.\]")
 NAMES = ("lines", "json", "segments")

@@ -13,8 +13,8 @@ pytest.importorskip("prometheus_client")
 
 import serving as tool
 
-from sp.pipeline import Pipeline, embedded, load
 from sp.serve.messages import chat_prompt
+from sp.session import Pipeline, embedded, load
 
 
 @pytest.fixture(scope="session")

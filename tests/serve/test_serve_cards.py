@@ -20,8 +20,8 @@ from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel
 from sp.parallel.host import HostGroup
-from sp.pipeline import Pipeline, embedded, load
 from sp.serve.choices.grammar import GrammarConstraint
+from sp.session import Pipeline, embedded, load
 
 KEY, VALUE = tool.TASKS[0]
 

@@ -13,12 +13,11 @@ import serving as tool
 import web
 from sampling_reference import LEAST, agree, shares
 
-from sp.conversation import Conversations
 from sp.decode import Chooser
-from sp.pipeline import Pipeline
 from sp.serve.choices.format import Format
 from sp.serve.choices.grammar import GrammarConstraint, Grammars
 from sp.serve.errors import RequestError
+from sp.session import Conversations, Pipeline
 
 PROMPT = "The grass is"
 

@@ -16,8 +16,7 @@ import serving as tool
 from test_serve_tools import TOOLS, scripted
 from tool_templates import TAGGED
 
-from sp.conversation import Conversations
-from sp.pipeline import Pipeline
+from sp.session import Conversations, Pipeline
 
 openai = pytest.importorskip("openai")
 

@@ -12,7 +12,7 @@ from models.tiny_drafts import write_draft
 from typer.testing import CliRunner
 
 from sp.cli import app
-from sp.pipeline import Pipeline
+from sp.session import Pipeline
 
 openai = pytest.importorskip("openai")
 

@@ -9,9 +9,8 @@ import pytest
 import serving as tool
 import web
 
-from sp.conversation import Conversation, Conversations
-from sp.pipeline import Pipeline, RunOptions, stages
-from sp.pipeline.residency import Residency
+from sp.session import Conversation, Conversations, Pipeline, RunOptions, request
+from sp.session.residency import Residency
 
 WINDOW = 300
 PARTS = [{"type": "text", "text": part} for part in (tool.document("quiet-coral", 3254257, 40), "What is green?")]
@@ -32,7 +31,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was drafted or read."""
     done: list[str] = []
     for name in ("score", "read"):
-        monkeypatch.setattr(stages, name, lambda *_, name=name, **__: done.append(name))
+        monkeypatch.setattr(request, name, lambda *_, name=name, **__: done.append(name))
     return done
 
 

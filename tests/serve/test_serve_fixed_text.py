@@ -9,11 +9,10 @@ import pytest
 import serving as tool
 import web
 
-from sp.conversation import Conversations
 from sp.models import Cards
 from sp.parallel.host import HostGroup
-from sp.pipeline import Pipeline, RunOptions, embedded, load
 from sp.scoring import SCORERS
+from sp.session import Conversations, Pipeline, RunOptions, embedded, load
 
 KEY, VALUE = "quiet-coral", 3254257
 NEEDLE = f"{KEY} was assigned the number {VALUE}."

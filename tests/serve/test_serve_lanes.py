@@ -13,9 +13,9 @@ import serving as tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sp.pipeline import Pipeline, RunResult
 from sp.prompt import Prompt
 from sp.serve.lanes import Lanes, lane_of
+from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")
 

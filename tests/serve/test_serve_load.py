@@ -19,8 +19,8 @@ import web
 from serving import ALWAYS, TASKS, chat, client
 
 from sp import cli
-from sp.pipeline import Pipeline, embedded
 from sp.serve.http.bodies import Limits
+from sp.session import Pipeline, embedded
 
 openai = pytest.importorskip("openai")
 

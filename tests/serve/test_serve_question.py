@@ -9,11 +9,11 @@ import serving as tool
 import web
 from serving import ALWAYS, TASKS
 
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.serve.messages import chat_prompt, to_prompt
 from sp.serve.protocol import Job
 from sp.serve.question import LONG, LONGEST, Question, question_of
+from sp.session import Pipeline, RunOptions
 
 FILL = "The grass is green. The sky is blue. "
 DOC = FILL * 100

@@ -21,12 +21,11 @@ import web
 
 from sp import cli, cluster
 from sp.chat import Thinking
-from sp.conversation import ConversationOptions
 from sp.errors import ConfigError
-from sp.pipeline import embedded
 from sp.serve.errors import RequestError
 from sp.serve.replicas.beginnings import Beginnings, prefixes_of
 from sp.serve.server import Server, listen
+from sp.session import ConversationOptions, embedded
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 

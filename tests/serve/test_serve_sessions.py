@@ -19,9 +19,8 @@ from serving import client, document, question
 from typer.testing import CliRunner
 
 from sp.cli import app
-from sp.conversation import Conversations
-from sp.pipeline import Pipeline
 from sp.selection import SELECTORS
+from sp.session import Conversations, Pipeline
 
 openai: Any = pytest.importorskip("openai")
 

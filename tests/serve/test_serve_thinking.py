@@ -12,8 +12,8 @@ import web
 from thinking_templates import OPENED, SWITCHED
 
 from sp.gguf import ChatTemplate
-from sp.pipeline import Pipeline, RunResult
 from sp.prompt import Prompt
+from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")
 

@@ -16,10 +16,10 @@ from tool_templates import BARE, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 
 from sp.chat import Call
 from sp.gguf import ChatTemplate
-from sp.pipeline import Pipeline, RunResult
 from sp.prompt import Prompt
 from sp.serve.errors import RequestError
 from sp.serve.messages import chat_prompt
+from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")
 

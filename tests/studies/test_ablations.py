@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sp.gguf import GGUFFile
-from sp.pipeline.load import embedded
 from sp.scoring import SCORERS
+from sp.session.load import embedded
 from sp.studies.sweep.sweep import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "ablations"

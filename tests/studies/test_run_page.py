@@ -9,7 +9,7 @@ import pytest
 from markup_read import HOSTILE, Read
 
 import sp
-from sp.pipeline import embedded
+from sp.session import embedded
 from sp.studies.pages import run_report
 
 TEXT = f"The sky is blue. {HOSTILE} The grass is green. " * 6

@@ -13,12 +13,12 @@ from retriever_files import text_task
 from sp import cli
 from sp.errors import ConfigError
 from sp.evals import TASKS
-from sp.pipeline.load import Loaded, embedded, load
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer
 from sp.scoring.trained.base import TrainedScorer
 from sp.scoring.trained.weights_file import ScorerFile
+from sp.session.load import Loaded, embedded, load
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training.plan import Labels, load_plan, trained_kinds
 from sp.studies.training.prompts import Lesson, Readers, best_chunks, labels_of, lessons

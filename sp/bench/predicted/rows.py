@@ -20,8 +20,8 @@ from sp.models.timing.rounded import Rounded
 from sp.models.timing.several import share_of
 from sp.models.timing.work import Weights
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.pipeline.measured import cards_of, maths_of
 from sp.quant import Math
+from sp.session.measured import cards_of, maths_of
 
 CARD = "h200"
 """Whose records rates are fitted to; rows of other cards, which are known by their data sheets alone, are held out."""

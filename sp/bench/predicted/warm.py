@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.bench.record import key_of, newest
-from sp.pipeline.measured import cards_of
+from sp.session.measured import cards_of
 
 WARM_SINCE = "2026-11-28T08:50:00+00:00"
 """Since when a full prefill by several cards is timed after one that does not count. Graphs are captured in the first:

@@ -10,9 +10,8 @@ from statistics import mean
 from typing import Any, Protocol
 
 from sp.bench.request import until_first_token
-from sp.conversation import Conversation, ConversationOptions
-from sp.pipeline import Pipeline, RunOptions, stages
 from sp.prompt import Prompt
+from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, request
 from sp.trace import Stage, Trace, peak_bytes
 
 
@@ -27,7 +26,7 @@ class Turn:
     stages : dict of str to float
         Seconds by stage; `other` is what lies between them.
     usage : dict of str to int
-        Tokens, see `sp.conversation.Usage`.
+        Tokens, see `sp.session.Usage`.
     peak_bytes : int
         Most device memory in use during the turn, weights included; on the CPU the process' most so far.
     host_bytes : int
@@ -118,7 +117,7 @@ class Cold:
         usage = {"prompt": n, "cached": 0, "new": n, "kept": kept, "recalled": 0, "read": kept, "held": kept}
         drafted, trace = len(found.drafted) if found.drafted else 0, found.answer.trace
         if found.importance:
-            trace.stages = stages.apart(trace.stages, found.importance)
+            trace.stages = request.apart(trace.stages, found.importance)
         return Asked(trace, usage | {"drafted": drafted}, mean(shares) if shares else None)
 
     def clear(self) -> None:

@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 
-from sp.conversation.tokens import PromptTokens
 from sp.errors import ConfigError
-from sp.pipeline import Loaded
 from sp.prompt import Prompt
 from sp.prompt.messages import prompt_of
+from sp.session import Loaded
+from sp.session.tokenise import PromptTokens
 
 ROUNDS = 6  # of counting and mending, until the length is exact
 READ = "Read."

@@ -20,13 +20,12 @@ import numpy as np
 from sp.bench.request import pair_config
 from sp.bench.turns.policies import POLICIES, Policy, Turn, let_go, measure_turn
 from sp.bench.turns.transcripts import Message, TranscriptMaker
-from sp.conversation import ConversationOptions
-from sp.conversation.options import check_run
 from sp.errors import SpError
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
+from sp.session import ConversationOptions, Pipeline, RunOptions
+from sp.session.options import check_run
 
 WARM_TURNS = 2
 """Turns that do not count, after the transcript was read: kernels compile, caches and graphs are made."""

@@ -96,7 +96,7 @@ def bench_decode(
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
     from sp.models.cache.pages import cache_name
-    from sp.pipeline import RunOptions
+    from sp.session import RunOptions
 
     output = asked_output(output, as_json, record)
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
@@ -193,8 +193,8 @@ def open_models(
     """Target and draft, from files or with random weights."""
     from sp.models.drafts.dflash import load_draft
     from sp.models.drafts.dflash_synthetic import synthetic_draft
-    from sp.pipeline import embedded, load
-    from sp.pipeline.load import synthetic as random_target
+    from sp.session import embedded, load
+    from sp.session.load import synthetic as random_target
 
     if synthetic is None:
         file = draft_of(target, draft)

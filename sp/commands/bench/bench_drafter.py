@@ -72,7 +72,7 @@ def bench_drafter(
     from sp.models import Cards, read_math
     from sp.models.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
-    from sp.pipeline.load import LONGEST_DRAFT, embedded
+    from sp.session.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
     output = asked_output(output, as_json, record, path)

@@ -44,7 +44,7 @@ from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.models import AskedScaling
-    from sp.pipeline import Pipeline
+    from sp.session import Pipeline
 
 MOST_TIMELINES = 4
 Asked = tuple[Path | None, str | None, str]
@@ -201,9 +201,9 @@ def open_timed_pair(
     `asked` is what `asked_ropes` and `asked_maths` found; cards are as for `Pipeline.open`.
     """
     from sp.bench.request import without_ends
-    from sp.pipeline import Pipeline
-    from sp.pipeline.opened import sharing
-    from sp.pipeline.pair import default_drafter
+    from sp.session import Pipeline
+    from sp.session.pair import default_drafter
+    from sp.session.pipeline import sharing
 
     if (target[1], *drafter[:2]) == (None, None, None):
         drafter = (default_drafter(target[0]), *drafter[1:])
@@ -234,8 +234,8 @@ def open_model(
     room: int | None = None,
     group: Any = None,
 ) -> Any:
-    """A file, random weights in a shape, or the embedded model of a role; the last two as for `sp.pipeline.load`."""
-    from sp.pipeline import embedded, load, synthetic
+    """A file, random weights in a shape, or the embedded model of a role; the last two as for `sp.session.load`."""
+    from sp.session import embedded, load, synthetic
 
     if file is not None and shape is not None:
         raise ConfigError(f"give either --{role} or --synthetic-{role}")
@@ -269,7 +269,7 @@ def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
 
 def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str, wide: bool = False) -> None:
     """The table and the break-evens, or all of it as JSON."""
-    from sp.pipeline.measured import PLAIN_MATHS, measured_break_evens
+    from sp.session.measured import PLAIN_MATHS, measured_break_evens
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
     rows, evens = [row_of(record) for record in records], measured_break_evens(records)

@@ -100,8 +100,8 @@ def bench_turn(
     from sp.bench.turns.transcripts import TranscriptMaker
     from sp.bench.turns.turn import TurnBench, describe_turn
     from sp.config import from_mapping
-    from sp.conversation import ConversationOptions
     from sp.kernels.device import pick_device
+    from sp.session import ConversationOptions
     from sp.studies.sample import sample
 
     output = asked_output(output, as_json, record, path)

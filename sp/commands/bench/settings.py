@@ -17,9 +17,9 @@ def settings_of(
     `sparse` is --alpha, --density and --blocks.
     """
     from sp.config import from_mapping
-    from sp.pipeline import RunOptions
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
+    from sp.session import RunOptions
 
     try:
         ratios = [float(text) for text in parts(keep_ratio)]
@@ -44,6 +44,6 @@ def settings_of(
 
 def budgets_of(vram: str) -> list[int | None]:
     """Bytes of --vram; None where there is no limit."""
-    from sp.pipeline.sizes import parse_bytes
+    from sp.session.device_memory import parse_bytes
 
     return [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]

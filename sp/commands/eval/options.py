@@ -34,8 +34,8 @@ from sp.named import read_names, read_strategies
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
-    from sp.pipeline import Pipeline, RunOptions
     from sp.scoring import Scorer
+    from sp.session import Pipeline, RunOptions
     from sp.studies.sweep.pairs import Pair
 
 CONTROLS = ("random", "lexical", "head_tail", "oracle")
@@ -86,9 +86,9 @@ class Asked:
             Stands in place of ``{task}`` in options of the scorers, where weights are another task's every time.
         """
         from sp.evals.base import TASK_SLOT
-        from sp.pipeline import RunOptions
         from sp.scoring import SCORERS
         from sp.selection import SELECTORS
+        from sp.session import RunOptions
 
         common = {"positions": self.positions, "kv": self.kv, "rotate": self.rotate, "seed": self.seed}
         scorers = read_strategies(self.scorer.replace(TASK_SLOT, task), SCORERS, "--scorer")
@@ -136,7 +136,7 @@ class Asked:
 
     def open(self, cells: Iterable[RunOptions]) -> Pipeline:
         """Load both models for the scorers of cells; say where the target cannot be asked of thinking."""
-        from sp.pipeline import Pipeline
+        from sp.session import Pipeline
 
         asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
         maths = asked_maths(self.math, self.drafter_math)

@@ -19,7 +19,7 @@ from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.evals import Example, Row, Task
-    from sp.pipeline import Pipeline
+    from sp.session import Pipeline
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 """Heading, and what stands under it."""

@@ -23,7 +23,7 @@ def sections() -> dict[str, tuple[str, list[Field]]]:
     >>> list(sections())
     ['top', 'pairs', 'tasks', 'cells', 'combinators']
     """
-    from sp.pipeline import RunOptions
+    from sp.session import RunOptions
     from sp.studies.sweep.keys import TaskKeys, TopKeys
     from sp.studies.sweep.pairs import Pair
     from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES

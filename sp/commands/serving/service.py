@@ -9,15 +9,14 @@ from typing import Any
 
 from sp.chat import Thinking
 from sp.commands.open_pair import once, open_pair
-from sp.conversation import ConversationOptions, Conversations
-from sp.conversation.options import check_run
 from sp.errors import ConfigError
-from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Service
 from sp.serve.http.bodies import Limits
 from sp.serve.metrics import Metrics
 from sp.serve.options import Defaults
 from sp.serve.worker import Worker
+from sp.session import ConversationOptions, Conversations, Pipeline, RunOptions
+from sp.session.options import check_run
 
 
 @dataclass(frozen=True)

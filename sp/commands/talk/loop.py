@@ -12,8 +12,8 @@ from sp.commands.talk.session import Session
 from sp.commands.talk.slash import Quit, is_command, obey
 from sp.commands.talk.stopping import Stop, Stopped, stop_by_signal
 from sp.commands.terminal import as_json_text, progress_bar
-from sp.conversation import TurnResult
 from sp.errors import SpError, printable
+from sp.session import TurnResult
 from sp.trace import write_atomic
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"

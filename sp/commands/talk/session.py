@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from sp.chat import Thinking, Turn
-from sp.conversation import Conversation, TurnResult, turn_row
-from sp.conversation.options import Recall
-from sp.pipeline.result import Reporter, silent
 from sp.prompt.messages import prompt_of
 from sp.serve.text import ReplyText
+from sp.session import Conversation, TurnResult, turn_row
+from sp.session.options import Recall
+from sp.session.result import Reporter, silent
 
 OnPart = Callable[[str, str], bool | None]
 """Takes what more there is of thinking, and of the answer."""

@@ -9,8 +9,8 @@ from typing import cast
 
 from sp.commands.talk.session import Session
 from sp.commands.terminal import read_text
-from sp.conversation.options import Recall
 from sp.errors import ConfigError, printable, unknown_name
+from sp.session.options import Recall
 
 QUOTED = 100
 """Characters of a span that are shown."""

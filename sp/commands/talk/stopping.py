@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from sp.pipeline.result import Reporter
+from sp.session.result import Reporter
 
 
 class Stopped(Exception):  # noqa: N818  it is no error

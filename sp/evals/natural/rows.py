@@ -16,10 +16,10 @@ from sp.evals.metrics import score_answer
 from sp.evals.natural.questions import Question
 from sp.evals.natural.verdict import judge, masks
 from sp.evals.run import Row, cell_columns, named, score_again, scoring_of, seeded, with_thinking
-from sp.pipeline import Pipeline, RunOptions, Scored
-from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection, token_budget
+from sp.session import Pipeline, RunOptions, Scored
+from sp.session.decide import check_context
 from sp.trace import Trace
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")

@@ -12,9 +12,9 @@ from sp.evals.base import Example
 from sp.evals.metrics import Caught, Evidence
 from sp.evals.run import RESULTS, Reading, Row, named, seeded, with_thinking
 from sp.evals.turns.session import Session
-from sp.pipeline import Answer, Pipeline, RunOptions
-from sp.pipeline.window import check_context
 from sp.prompt import Prompt
+from sp.session import Answer, Pipeline, RunOptions
+from sp.session.decide import check_context
 from sp.trace import Trace
 
 

@@ -15,10 +15,10 @@ from sp.evals.run import Reading, Row, named, with_thinking
 from sp.evals.turns.session import Session
 from sp.models import prefill
 from sp.models.cache.checkpoint import Checkpoint
-from sp.pipeline import Answer, Pipeline, RunOptions
-from sp.pipeline.cache_pool import CachePool
-from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
+from sp.session import Answer, Pipeline, RunOptions
+from sp.session.cache_pool import CachePool
+from sp.session.decide import check_context
 from sp.trace import Trace
 
 

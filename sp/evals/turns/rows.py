@@ -15,8 +15,8 @@ from sp.evals.run import Row, cell_columns
 from sp.evals.transcripts.transcript import Transcript
 from sp.evals.turns.session import TOKENS, Progress, Session
 from sp.evals.turns.ways import WAYS
-from sp.pipeline import Pipeline, RunOptions
 from sp.scoring.base import ModelFreeScorer
+from sp.session import Pipeline, RunOptions
 
 KEY = ("example", "way", "scorer", "selector", "decode", "keep_ratio", "positions", "mapping", "kv", "rotate", "seed")
 """What tells a row from all others of the same models."""

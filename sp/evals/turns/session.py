@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sp.chat import Thinking
 from sp.evals.base import WITHOUT, Example
 from sp.evals.run import Row
-from sp.pipeline import Pipeline, RunOptions
+from sp.session import Pipeline, RunOptions
 
 Progress = Callable[[int], None]
 

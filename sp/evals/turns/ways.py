@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from sp.conversation import Conversation, ConversationOptions
-from sp.conversation.options import check_run
 from sp.errors import ConfigError
 from sp.evals.run import Row, evaluate
 from sp.evals.turns.asking import asking
 from sp.evals.turns.prefix import with_prefix_cache
 from sp.evals.turns.session import Session, Way
-from sp.pipeline import Pipeline, RunOptions
+from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions
+from sp.session.options import check_run
 
 
 def full(session: Session, cells: Sequence[RunOptions]) -> Iterator[Row]:

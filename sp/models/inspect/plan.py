@@ -250,7 +250,7 @@ def plan_file(
 
     Examples
     --------
-    >>> from sp.pipeline import embedded
+    >>> from sp.session import embedded
     >>> plan_file(embedded("target"), embedded("drafter"), card=12, tokens=8192).verdict.line
     'yes: 8K tokens on a card of 12 GB'
     """

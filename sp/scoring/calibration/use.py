@@ -17,7 +17,7 @@ from sp.scoring.calibration.reading import questions
 from sp.scoring.calibration.record import Calibration
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-"""As `sp.pipeline.result.Reporter`."""
+"""As `sp.session.result.Reporter`."""
 
 
 def measured(

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from sp.models.cache.pages import rotates
-from sp.pipeline import RunOptions, embedded
+from sp.session import RunOptions, embedded
 from sp.studies.sweep.provenance import files_sha256
 from sp.studies.sweep.store import Row
 

@@ -12,7 +12,7 @@ from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
 from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import cards_of
+from sp.session.measured import cards_of
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
 from sp.studies.pages.study_page import Section, study_page

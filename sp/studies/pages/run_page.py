@@ -10,8 +10,8 @@ from sp.page.heat import Heated, Place
 from sp.page.markup import Html, join, tag
 from sp.page.strip import strip
 from sp.page.tables import Cell, facts, sort_script, sortable
-from sp.pipeline import RunResult
 from sp.prompt.heat import LEVELS
+from sp.session import RunResult
 
 LONGEST = 160
 """Characters of a needle in the list of needles."""

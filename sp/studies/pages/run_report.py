@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sp.errors import printable
-from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
+from sp.session import Answer, Pipeline, RunOptions, RunResult
 from sp.trace import Trace, write_atomic
 
 

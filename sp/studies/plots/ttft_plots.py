@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp.errors import ConfigError
-from sp.pipeline.measured import maths_told, target_alone
 from sp.scoring.reading import attending
+from sp.session.measured import maths_told, target_alone
 from sp.studies.figures import INK, save_png
 
 Record = Mapping[str, Any]

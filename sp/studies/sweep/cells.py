@@ -15,8 +15,8 @@ from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import best_oracles, grouped
 from sp.models.cache.pages import rotates
-from sp.pipeline import RunOptions
 from sp.scoring.base import ModelFreeScorer
+from sp.session import RunOptions
 from sp.studies.sweep.store import Row
 
 FULL = "full prefill"

@@ -10,10 +10,10 @@ from typing import Any
 from sp.errors import ConfigError, GGUFError
 from sp.hub import model_path
 from sp.models import AskedScaling, read_math
-from sp.pipeline.load import embedded
-from sp.pipeline.pair import default_drafter
 from sp.quant import Math
 from sp.scoring import Scorer
+from sp.session.load import embedded
+from sp.session.pair import default_drafter
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.keys import names_of
 from sp.studies.sweep.located import Located, check_located

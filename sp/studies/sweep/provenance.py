@@ -18,9 +18,9 @@ from sp.evals.trained_for import note_of_metadata
 from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
 from sp.models import ModelConfig, read_config
-from sp.pipeline.load import embedded
-from sp.pipeline.pair import default_drafter
 from sp.plugins import file_of
+from sp.session.load import embedded
+from sp.session.pair import default_drafter
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.runs import Run
 from sp.trace import write_atomic

@@ -12,7 +12,7 @@ from typing import Any
 from sp.chat import Thinking
 from sp.evals import Task
 from sp.evals.base import WITHOUT
-from sp.pipeline import RunOptions
+from sp.session import RunOptions
 from sp.studies.sweep.keys import Device
 from sp.studies.sweep.pairs import Pair
 

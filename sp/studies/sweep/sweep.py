@@ -21,10 +21,10 @@ from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
 from sp.evals.natural.task import NaturalTask
 from sp.evals.run import label as strategy_label
-from sp.pipeline import RunOptions
 from sp.plugins import find_plugin
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
+from sp.session import RunOptions
 from sp.studies.sweep.combine import Combination, expand, for_task, override
 from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml

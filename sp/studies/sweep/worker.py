@@ -11,9 +11,9 @@ from sp.evals.natural.rows import Work
 from sp.evals.natural.task import NaturalTask
 from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
-from sp.pipeline import Pipeline
-from sp.pipeline.load import Where
 from sp.plugins import Plugin
+from sp.session import Pipeline
+from sp.session.load import Where
 from sp.studies.sweep.executor import Outcome
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import pair_paths

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import cards_of, maths_of
+from sp.session.measured import cards_of, maths_of
 from sp.studies.sweep.cells import is_control
 from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
 from sp.studies.tables.lookup import age

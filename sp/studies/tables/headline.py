@@ -9,7 +9,9 @@ from typing import Any
 
 from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import (
+from sp.scoring.reading import attending
+from sp.session.device_memory import parse_bytes
+from sp.session.measured import (
     PLAIN_MATHS,
     BreakEven,
     cards_of,
@@ -18,8 +20,6 @@ from sp.pipeline.measured import (
     measured_break_evens,
     target_alone,
 )
-from sp.pipeline.sizes import parse_bytes
-from sp.scoring.reading import attending
 from sp.studies.sweep.cells import is_control
 from sp.studies.tables.lookup import age
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.pipeline.measured import cards_of, maths_told
 from sp.scoring.reading import attending
+from sp.session.measured import cards_of, maths_told
 
 Record = Mapping[str, Any]
 GIB = float(1 << 30)

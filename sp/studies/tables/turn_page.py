@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import maths_of, maths_told
-from sp.pipeline.sizes import parse_bytes
 from sp.scoring.reading import attending
+from sp.session.device_memory import parse_bytes
+from sp.session.measured import maths_of, maths_told
 from sp.studies.tables.lookup import age
 from sp.studies.tables.report_tables import markdown
 from sp.studies.tables.turn_table import GIB, TURN_STAGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.pipeline.measured import maths_told
+from sp.session.measured import maths_told
 
 Record = Mapping[str, Any]
 GIB = float(1 << 30)

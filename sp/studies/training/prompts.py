@@ -13,13 +13,13 @@ from sp.evals import Example
 from sp.evals.run import counter
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.ops.attention.reduction import chunk_means
-from sp.pipeline.load import Loaded, Where, embedded, load
-from sp.pipeline.pair import default_drafter
-from sp.pipeline.stages import score_request
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import ScoreRequest
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.scoring.trained.base import prepared
+from sp.session.load import Loaded, Where, embedded, load
+from sp.session.pair import default_drafter
+from sp.session.request import score_request
 from sp.studies.training.plan import Labels, TrainPlan
 
 

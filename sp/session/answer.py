@@ -1,0 +1,403 @@
+"""The answer to what the target reads: prefill up to the first token, and the others as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.decode import Decoder, Speculative
+from sp.decode.choose import Chooser
+from sp.decode.greedy import generate
+from sp.decode.speculate import speculate
+from sp.errors import ConfigError
+from sp.kernels import import_cupy
+from sp.models import Model, prefill, prefill_sparse
+from sp.models.drafts.dflash import Draft
+from sp.models.passes.tree import LayerFeatures
+from sp.models.shards.shard_model import ShardModel
+from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.stream import stream
+from sp.ops.array_module import array_module, on_host
+from sp.parallel.meeting import StoppedError
+from sp.session.cache_pool import CacheGraphs, CachePool, CardPools, PooledCache
+from sp.session.compress import Compressed
+from sp.session.device_memory import Meter
+from sp.session.load import Loaded
+from sp.session.options import RunOptions
+from sp.session.pair import draft_of
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class OnCards:
+    """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
+
+    Attributes
+    ----------
+    peaks : list of int
+        Most bytes in use on each card up to the first token; 0 on the CPU.
+    refused : str or None
+        See `PooledCache.refused`.
+    """
+
+    peaks: list[int]
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An answer whose first token is known; `rest` computes the others as it is asked for them.
+
+    `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
+    `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
+    those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
+    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking. `cards` is there
+    where cards share the target.
+    """
+
+    first: int
+    rest: Generator[int]
+    densities: tuple[float, ...] = ()
+    passes: list[int] = field(default_factory=list)
+    read: Mapping[str, int] = field(default_factory=dict)
+    cards: OnCards | None = None
+
+    def tokens(self) -> Generator[int]:
+        """All tokens, the first one first; closes `rest` when closed."""
+        taken = 0  # after the first
+        try:
+            with closing(self.rest):
+                yield self.first
+                for token in self.rest:
+                    taken += 1
+                    yield token
+        finally:
+            self.passes[:] = cut(self.passes, taken)
+
+
+def cut(passes: Sequence[int], tokens: int) -> list[int]:
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
+
+    Examples
+    --------
+    >>> cut([3, 4, 2], 5)
+    [3, 2]
+    """
+    found: list[int] = []
+    for length in passes:
+        if tokens <= 0:
+            break
+        found.append(min(length, tokens))
+        tokens -= length
+    return found
+
+
+def check_draft(options: RunOptions, draft: Draft | None) -> None:
+    """ConfigError if the options' way of decoding needs a draft and there is none."""
+    if draft is None and isinstance(options.decode, Speculative):
+        raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+
+
+def begin(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    progress: Progress | None,
+    draft: Draft | None = None,
+    pool: CachePool | None = None,
+) -> Begun:
+    """Run the target over the given tokens, up to the first token of the answer.
+
+    Parameters
+    ----------
+    target, given, options, progress
+    draft : Draft, optional
+        For the speculative ways of decoding.
+    pool : CachePool, optional
+        Where the answer's cache comes from and goes; by default it is made for this answer.
+
+    Raises
+    ------
+    ConfigError
+        Without the draft that the options' way of decoding needs.
+    """
+    pool, decoder = pool or CachePool(keep=False), options.decode
+    tokens = len(given.ids) + options.max_new_tokens
+    check_draft(options, draft)
+    if draft is not None and isinstance(decoder, Speculative):
+        tokens += decoder.nodes(draft.block_size)
+    if target.model.cold is not None:
+        target.model.cold.restart()
+    pooled = pool.take(target.model, tokens, options.kv, options.rotate)
+    try:
+        if draft is not None and isinstance(decoder, Speculative):
+            begun = _begin_with_draft(target, given, options, decoder, progress, draft, pooled)
+        else:
+            begun = _begin_alone(target, given, options, progress, pooled)
+    except BaseException:
+        pooled.end()
+        raise
+    rest = _lent(pooled, pool, begun.rest)
+    return replace(begun, first=next(rest), rest=rest)
+
+
+def _lent(pooled: PooledCache, pool: CachePool, stream: Generator[int]) -> Generator[int]:
+    """The same stream; its cache goes back to the pool when it has ended or is closed, but not after an error."""
+    try:
+        with closing(stream):
+            yield from stream
+    except GeneratorExit:
+        pool.give_back(pooled)
+        raise
+    except BaseException:
+        pooled.end()
+        raise
+    pool.give_back(pooled)
+
+
+def read_prompt(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    graphs: CacheGraphs,
+    options: RunOptions,
+    progress: Progress | None,
+) -> tuple[Floats, tuple[float, ...]]:
+    """Logits of the last token, and the densities of sparse attention layers; see `Begun`."""
+    what = model, ids, positions, graphs.cache
+    if options.sparse is not None:
+        return prefill_sparse(*what, options.sparse, progress=progress)
+    return prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs.prefill()), ()
+
+
+def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, options: RunOptions) -> Generator[int]:
+    """The tokens of an answer without a draft, from the logits of what was read before `position`."""
+    return generate(
+        *(model, logits, position, graphs.cache),
+        limit=options.max_new_tokens,
+        decoder=graphs.greedy(),
+        chooser=options.decode.chooser(options.seed),
+    )
+
+
+def _begin_alone(
+    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, pooled: PooledCache
+) -> Begun:
+    """Read the prompt, for an answer without a draft; `first` is not known yet."""
+    logits, densities = read_prompt(target.model, given.ids, given.positions, pooled, options, progress)
+    rest = decode(target.model, logits, given.next_position, pooled, options)
+    return Begun(-1, rest, densities, read=pooled.told())
+
+
+def _begin_with_draft(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    decoder: Speculative,
+    progress: Progress | None,
+    draft: Draft,
+    pooled: PooledCache,
+) -> Begun:
+    """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
+    session, read = pooled.session(draft), 0
+
+    def take(features: Floats) -> None:
+        nonlocal read
+        session.remember(features, given.positions[read : read + len(features)])
+        read += len(features)
+
+    logits = prefill(
+        *(target.model, given.ids, given.positions, pooled.cache),
+        after=LayerFeatures(draft.layers, take),
+        # The last layer is whole only where the draft wants its outputs.
+        rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
+        gaps=options.state_gaps,
+        progress=progress,
+    )
+    passes: list[int] = []
+    rest = speculate(
+        *(target.model, session, decoder, logits, given.next_position, pooled.cache),
+        limit=options.max_new_tokens,
+        seed=options.seed,
+        on_pass=passes.append,
+        cycle=pooled.cycle(decoder),
+    )
+    return Begun(-1, rest, passes=passes)
+
+
+def begin_on_cards(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    progress: Progress | None,
+    draft: Draft | None,
+    pools: CardPools,
+) -> Begun:
+    """`begin` on every card that shares the target, each with a cache and a draft of its own.
+
+    They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
+    returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
+
+    Parameters
+    ----------
+    target : Loaded
+        Its model is a `SharedModel`.
+    given, options, progress
+        See `begin`; `progress` is called in the thread of the first card.
+    draft : Draft or None
+        See `draft_on_cards`.
+    pools : CardPools
+
+    Raises
+    ------
+    SpError
+        As `begin`, and of a card that failed; what the cards keep is let go of then.
+    """
+    model = target.model
+    assert isinstance(model, SharedModel), "one card answers by itself"
+    check_draft(options, draft)
+    told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
+
+    def work(part: ShardModel) -> Generator[Any]:
+        rank = part.share.rank
+        pool, mine = pools.pools[rank], replace(target, model=part)
+        own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.watched else options
+        with lead.leading() if rank == 0 else nullcontext():
+            with _metered(part, told.peaks):
+                begun = begin(mine, given, own, progress if rank == 0 else None, draft_of(draft, rank), pool)
+            try:
+                with closing(begun.rest):
+                    yield begun
+                    yield from begun.rest
+            finally:
+                if rank == 0 and pool.idle is not None:
+                    told.refused = pool.idle.refused
+
+    pieces = stream(model.shards, work, spoiled=pools.drop)
+    first: Begun = next(pieces)
+    return replace(first, rest=pieces, cards=told)
+
+
+def target_line(target: Loaded, told: OnCards) -> str:
+    """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
+
+    Examples
+    --------
+    >>> from sp.parallel.host import HostGroup
+    >>> from sp.session.load import embedded, load
+    >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
+    'target: shared by 2 cards, 86 + 86 MB of weights'
+    """
+    assert isinstance(target.model, SharedModel), "one card holds all"
+    parts = [part.nbytes for part in target.model.shards.models]
+    unit, size = ("GB", 1e9) if max(parts) >= 1e9 else ("MB", 1e6)
+    held = " + ".join(f"{nbytes / size:.3g}" for nbytes in parts)
+    line = f"target: shared by {len(parts)} cards, {held} {unit} of weights"
+    return line if told.refused is None else f"{line}; not in CUDA graphs: {told.refused}"
+
+
+@contextmanager
+def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
+    """Note the most bytes that are in use on a card inside; what its thread takes alone is seen."""
+    if part.device == "cpu":
+        yield
+        return
+    meter = Meter()
+    meter.start(import_cupy().get_default_memory_pool().used_bytes())
+    with meter.hook:
+        yield
+    peaks[part.share.rank] = meter.peak
+
+
+class Lead:
+    """What the first card has chosen, for every other one.
+
+    A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
+    cards have the same logits, and where nobody watches each chooses by itself.
+
+    Parameters
+    ----------
+    cards : int
+
+    Examples
+    --------
+    >>> from sp.decode import Greedy
+    >>> lead, told = Lead(2), []
+    >>> first = lead.decoder(Greedy(), 0).chooser(0, on_choice=told.append)
+    >>> logits = np.array([[0.5, 2.0]], np.float32)
+    >>> int(first.choose(logits)[0]), int(lead.decoder(Greedy(), 1).chooser(0).choose(logits)[0]), len(told)
+    (1, 1, 1)
+    """
+
+    def __init__(self, cards: int) -> None:
+        self._chosen = [SimpleQueue[int | None]() for _ in range(cards - 1)]
+
+    def decoder(self, base: Decoder, rank: int) -> Decoder:
+        """How a card decodes."""
+        return _Led(base, self, rank)
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """The first card is inside while it answers; others that wait for it leave when it has left."""
+        try:
+            yield
+        finally:
+            self.tell(None)
+
+    def tell(self, token: int | None) -> None:
+        """What was chosen; None when nothing more is."""
+        for queue in self._chosen:
+            queue.put(token)
+
+    def token(self, rank: int) -> int:
+        """What a card is to take next; StoppedError where the first one has failed."""
+        token = self._chosen[rank - 1].get()
+        if token is None:
+            raise StoppedError
+        return token
+
+
+@dataclass(frozen=True)
+class _Led(Decoder):
+    base: Decoder
+    lead: Lead
+    rank: int
+
+    def chooser(self, seed: int, **watched: Any) -> Chooser:
+        """See `Decoder`."""
+        if self.rank > 0:
+            return _Taken(self.lead, self.rank)
+        chooser = self.base.chooser(seed, **watched)
+        assert chooser is not None, "nobody watches"
+        return _Told(chooser, self.lead)
+
+
+class _Told(Chooser):
+    """Chooses as another does, and tells the other cards."""
+
+    def __init__(self, chooser: Chooser, lead: Lead) -> None:
+        self._chooser, self._lead = chooser, lead
+
+    def choose(self, logits: Floats) -> Any:
+        """See `Chooser`."""
+        token = self._chooser.choose(logits)
+        self._lead.tell(int(on_host(token)[0]))
+        return token
+
+
+class _Taken(Chooser):
+    """Takes what the first card has chosen."""
+
+    def __init__(self, lead: Lead, rank: int) -> None:
+        self._lead, self._rank = lead, rank
+
+    def choose(self, logits: Floats) -> Any:
+        """See `Chooser`."""
+        return array_module(logits).full(1, self._lead.token(self._rank), np.int32)

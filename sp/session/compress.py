@@ -1,0 +1,215 @@
+"""What the target reads of a prompt: the kept tokens and where they stand, or the kept text encoded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sp.arrays import Bools, Ints
+from sp.gguf import Tokenizer
+from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
+from sp.prompt.omitted import Omitted
+from sp.selection import Reading
+from sp.session.options import Mapping, Positions
+
+PART = -2
+"""In place of a token of the transcript: this one continues what is read of a token before, of which only a part is."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What there is to say of a selection besides what is kept.
+
+    Parameters
+    ----------
+    read : dict of int to ranges
+        Kept tokens that are read in part; see `Selection`.
+    mark : bool
+        What is left out is marked; see `Omitted`.
+    whole : bool
+        Pieces end where words do.
+    """
+
+    read: Reading = field(default_factory=dict)
+    mark: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What the target reads: ids and positions (m,), and the position of the first generated token."""
+
+    ids: Ints
+    positions: Ints
+    next_position: int
+
+
+def compress(
+    prompt: TokenisedPrompt,
+    kept: Bools,
+    tokenizer: Tokenizer,
+    positions: Positions,
+    mapping: Mapping,
+    cut: Cut = Cut(),
+) -> Compressed:
+    """The kept tokens and where they stand; see `Cut` for what else there is to say of them."""
+    if mapping == "text_rejoin":
+        ids = rejoin(prompt, kept, cut).tokenise(tokenizer).ids
+        return Compressed(ids, np.arange(len(ids)), len(ids))
+    ids, index = pieced(prompt, kept, tokenizer, cut)
+    if positions == "original":
+        return Compressed(ids, index, len(prompt))
+    return Compressed(ids, np.arange(len(index)), len(index))
+
+
+def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut) -> tuple[Ints, Ints]:
+    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew.
+
+    What is put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs
+    more of them than are free stays the token it was.
+    """
+    index = kept.nonzero()[0]
+    ids = prompt.ids[index]
+    inserted = list(_parts(prompt, kept, tokenizer, cut.read))
+    if cut.mark:
+        taken = kept.copy()
+        for _, first, new in inserted:
+            taken[first : first + len(new)] = True
+        inserted += _marks(prompt, kept, taken, tokenizer, cut)
+    if not inserted:
+        return ids, index
+    gone = {token for token, *_ in inserted}
+    stay = np.array([token not in gone for token in index.tolist()], bool)
+    placed = [(first + number, one) for _, first, new in inserted for number, one in enumerate(new.tolist())]
+    places, new = np.array(placed, np.int64).T
+    index, ids = np.append(index[stay], places), np.append(ids[stay], new)
+    order = np.argsort(index, kind="stable")
+    return ids[order], index[order]
+
+
+Insert = tuple[int, int, Ints]
+"""The token that goes (-1 for none), the first position, and the ids that come there."""
+
+
+def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: Reading) -> Iterator[Insert]:
+    """Tokens of which a part is read, encoded anew."""
+    raw = prompt.prompt.text.encode() if read else b""
+    taken = kept.copy()
+    for token, ranges in sorted(read.items()):
+        text = b"".join(raw[start:end] for start, end in ranges)
+        ids = tokenizer.encode(text.decode(), [(0, len(text))], begins=False).ids
+        first, end = token, token + 1  # places that are free, as what else stood there is left out
+        while end - first < len(ids) and end < len(taken) and not taken[end]:
+            end += 1
+        while end - first < len(ids) and first > 0 and not taken[first - 1]:
+            first -= 1
+        if end - first == len(ids):
+            taken[first:end] = True
+            yield token, first, ids
+
+
+def _marks(prompt: TokenisedPrompt, kept: Bools, taken: Bools, tokenizer: Tokenizer, cut: Cut) -> Iterator[Insert]:
+    """Marks of what is left out, where they are shorter than that and places are free."""
+    omitted, size = Omitted(prompt.prompt), len(prompt.prompt.text.encode())
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]]))).reshape(-1, 2)
+    for first, end in edges.tolist():
+        low = _ranges(prompt, first - 1, cut)[-1][1] if first else 0
+        high = _ranges(prompt, end, cut)[0][0] if end < len(kept) else size
+        if mark := omitted.mark(low, high):
+            ids = tokenizer.encode(mark, [(0, len(mark))], begins=False).ids
+            free = first + np.flatnonzero(~taken[first:end])
+            if len(ids) < end - first and len(ids) <= len(free):
+                yield -1, int(free[0]), ids
+
+
+def _ranges(prompt: TokenisedPrompt, token: int, cut: Cut) -> tuple[tuple[int, int], ...]:
+    """Bytes that are read of a token."""
+    start, end = prompt.bytes[token].tolist()
+    return cut.read.get(token, ((start, end),))
+
+
+def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:
+    """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is.
+
+    What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
+    """
+    raw = prompt.prompt.text.encode()
+    tokens = (kept & (prompt.bytes[:, 0] < prompt.bytes[:, 1])).nonzero()[0]  # BOS and the like come anew
+    shown = prompt.bytes[tokens]
+    if cut.read:
+        shown = np.array([part for token in tokens.tolist() for part in _ranges(prompt, token, cut)], np.int64)
+    pieces = [(int(a), int(b)) if cut.whole else widen(raw, int(a), int(b)) for a, b in merge_spans(shown)]
+    merged = merge_spans(np.array(pieces, np.int64))
+    omitted, plain, text, last = Omitted(prompt.prompt), [], b"", 0
+    for start, end in merged.tolist():
+        if cut.mark and last < start and (mark := omitted.mark(last, start).encode()):
+            plain.append((len(text), len(text) + len(mark)))
+            text += mark
+        last = end
+        parts = [(max(s.start, start), min(s.end, end)) for s in prompt.prompt.spans if s.kind == "plain"]
+        plain += [(len(text) + low - start, len(text) + high - start) for low, high in parts if low < high]
+        text += raw[start:end]
+    joined = (Span("plain", low, high) for low, high in merge_spans(np.array(plain, np.int64)).tolist())
+    return Prompt(text.decode(), tuple(joined))
+
+
+def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
+    """Move both ends outward to the nearest whitespace, by at most `reach` bytes and never into a character."""
+    spaces = b" \n\t\r"
+    low, high = max(0, start - reach), min(len(raw), end + reach)
+    while start > low and raw[start - 1] not in spaces:
+        start -= 1
+    while end < high and raw[end] not in spaces:
+        end += 1
+    while start > 0 and raw[start] & 0xC0 == 0x80:
+        start -= 1
+    while end < len(raw) and raw[end] & 0xC0 == 0x80:
+        end += 1
+    return start, end
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What new tokens are read as.
+
+    Parameters
+    ----------
+    ids : int64 (n,)
+        The transcript, but where a part of a token stands in its place and in those behind it.
+    source : int64 (n,)
+        Which token of the transcript each is; `PART` for what continues the part of one before.
+    kept : boolean array (n,)
+        What is read.
+    """
+
+    ids: Ints
+    source: Ints
+    kept: Bools
+
+    @classmethod
+    def of(cls, prompt: TokenisedPrompt, kept: Bools, read: Reading, tokenizer: Tokenizer) -> Shown:
+        """Kept tokens (n,), and of those that are read in part only that, see `Selection`.
+
+        A part that needs more places than are free behind its token stays the token it was. Places before it are not
+        taken: a transcript that goes another way from the token on must not have them.
+
+        Examples
+        --------
+        >>> import sp
+        >>> tokenizer = sp.load(device="cpu").target.tokenizer
+        >>> prompt = sp.Prompt("x]\\n").tokenise(tokenizer)  # "]\\n" is a token
+        >>> shown = Shown.of(prompt, np.ones(len(prompt), bool), {len(prompt) - 1: ((2, 3),)}, tokenizer)
+        >>> tokenizer.decode(shown.ids[shown.kept])
+        'x\\n'
+        """
+        ids, source, taken = prompt.ids.copy(), np.arange(len(prompt)), kept.copy()
+        raw = prompt.prompt.text.encode() if read else b""
+        for token, ranges in sorted(read.items()):
+            text = b"".join(raw[start:end] for start, end in ranges)
+            new = tokenizer.encode(text.decode(), [(0, len(text))], begins=False).ids
+            end = token + len(new)
+            if end <= len(ids) and not taken[token + 1 : end].any():
+                ids[token:end], source[token + 1 : end], taken[token:end] = new, PART, True
+        return cls(ids, source, taken)

@@ -1,0 +1,339 @@
+"""Conversation: turn after turn over one transcript; each reads what is new, and what it needs of what was left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.chat import Thinking, Turn
+from sp.decode import Decoder
+from sp.models import Trail
+from sp.prompt import Prompt, TokenisedPrompt
+from sp.prompt.messages import prompt_of
+from sp.prompt.whole import whole_characters
+from sp.scoring import KeptKeys
+from sp.selection import Selection
+from sp.session import request
+from sp.session.answer import Begun, Progress
+from sp.session.compress import Shown
+from sp.session.load import Loaded
+from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
+from sp.session.options import ConversationOptions, RunOptions, check_run
+from sp.session.pipeline import Pipeline
+from sp.session.recall import Planner, Run, choose_recalled, lay_out, reopened, told
+from sp.session.result import OnToken, Reporter, Scored, TurnResult, Usage, silent
+from sp.session.tokenise import Vocabularies, Waiting, timed
+
+
+class Memory:
+    """What earlier turns left behind, for the path of a request.
+
+    Parameters
+    ----------
+    pipeline, run, options
+        As of `Conversation`.
+    tokens : Vocabularies
+
+    Attributes
+    ----------
+    target : TargetMemory
+    drafter : DrafterMemory or None
+        Where the scorer goes on from keys.
+    """
+
+    def __init__(self, pipeline: Pipeline, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
+        self.tokens, self.options = tokens, options
+        layers = check_run(run, pipeline.drafter)
+        self.target = TargetMemory(pipeline.target, run, options.snapshots)
+        self.drafter: DrafterMemory | None = None
+        if layers is not None and pipeline.drafter is not None:
+            self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
+
+    def tokenise_for_drafter(self, pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Waiting | None:
+        """The prompt in the drafter's vocabulary, on its way; None where it is the target's, or nothing is drafted."""
+        if self.drafter is None or options.keep_ratio == 1 or self.tokens.drafter is self.tokens.target:
+            return None
+        return pipeline.beside.submit(timed, self.tokens.drafter, prompt)
+
+    def turn(self, prompt: TokenisedPrompt) -> Recollection:
+        """What is held of a prompt's beginning."""
+        target = self.target
+        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
+        found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
+        parted = decided < len(target.transcript)
+        if found.recalling and (begin := reopened(found.old, message_starts(prompt), decided, parted)) is not None:
+            found.old, found.decided = found.old.first(found.old.before(begin)), begin
+        return found
+
+    def keys(self, drafted: TokenisedPrompt) -> KeptKeys | None:
+        """Keys of a prompt's beginning, for its scorer to go on from."""
+        return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
+
+    @property
+    def trails(self) -> tuple[Trail, ...]:
+        """The caches of both models."""
+        return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
+
+
+@dataclass
+class Recollection:
+    """What a memory holds of a prompt, and brings back for it.
+
+    Attributes
+    ----------
+    memory : Memory
+    prompt : TokenisedPrompt
+    old : Slots
+        Of the first `decided` tokens, as earlier turns chose them.
+    decided : int
+    recalling : bool
+        Whether anything that was left out may come back.
+    runs : list of Run
+        What is to come back, as far as there is room.
+    threshold : float
+        What that had to reach.
+    plan : Plan
+        Made by `lay_out`, as `cost` is.
+    cost : int
+        Tokens that the target has to read.
+    """
+
+    memory: Memory
+    prompt: TokenisedPrompt
+    old: Slots
+    decided: int
+    recalling: bool = field(init=False)
+    runs: list[Run] = field(default_factory=list)
+    threshold: float = 0.0
+    plan: Plan = field(init=False)
+    cost: int = 0
+
+    def __post_init__(self) -> None:
+        self.recalling = self.memory.options.recall != "off" and not self.present.all()
+
+    @property
+    def present(self) -> Bools:
+        """Which of the decided tokens the target holds, (decided,)."""
+        return self.old.present(self.decided)
+
+    @property
+    def since(self) -> int:
+        """The byte from which the prompt is new."""
+        return int(self.prompt.bytes[self.decided - 1, 1]) if self.decided else 0
+
+    def scores(self, pipeline: Pipeline, options: RunOptions, activated: bool) -> bool:
+        """Whether the prompt is to be scored, for new tokens or for old ones."""
+        return pipeline.drafter is not None and options.keep_ratio < 1 and (activated or self.recalling)
+
+    def lay_out(
+        self,
+        target: Loaded,
+        options: RunOptions,
+        scored: Scored | None,
+        scores: Floats | None,
+        selection: Selection | None,
+    ) -> Callable[[Progress | None], Begun]:
+        """What has the target read what is kept and what comes back; `cost` is known then."""
+        prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
+        if selection is not None:
+            kept[self.decided :] = selection.kept
+        shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
+        if self.recalling and scored is not None and scores is not None:
+            choosing = replace(options, selector=options.selector.settled(scored.importance.fineness))
+            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, choosing, memory.options)
+        planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
+        self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
+        self.cost = memory.target.cost(self.plan)
+        return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)
+
+    def result(self, done: request.Done) -> TurnResult:
+        """What a turn tells of its request."""
+        prompt, way, n, new = self.prompt, self.plan.way, len(self.prompt), len(done.settled.fixed)
+        recalled = tuple(told(run, prompt, self.threshold, way) for run in self.runs) if way else ()
+        drafting = [] if done.scored is None or self.memory.drafter is None else done.scored.trace.stages
+        usage = Usage(
+            prompt=n,
+            cached=self.decided,
+            new=new,
+            kept=new if done.selection is None else int(done.selection.kept.sum()),
+            recalled=sum(each.end - each.start for each in recalled),
+            read=self.cost,
+            held=len(self.plan.slots),
+            drafted=sum(stage.tokens for stage in drafting if stage.name == "score"),
+        )
+        shares = done.scored.importance.densities if done.scored else ()
+        how = done.answer, usage, done.answer.trace, recalled, prompt, self.plan.slots.present(n)
+        return TurnResult(*how, done.scores, done.settled.decision, shares)
+
+
+class Conversation:
+    """A transcript that grows, and what both models remember of it.
+
+    The drafter keeps keys of all of it, so that it drafts only what is new and scores everything for each question. The
+    target's cache holds what was kept so far, at true positions. A turn adds what is kept of the new messages, and
+    brings back what was left out and matters now. History that was changed costs what comes after the change.
+
+    One thread at a time may use it, and no other use of the pipeline may run meanwhile.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    options : RunOptions, optional
+        As for `Pipeline.run`; `keep_ratio` is the share of each turn's new tokens.
+    memory : ConversationOptions, optional
+    vocabularies : Vocabularies, optional
+        That conversations of the same pipeline share.
+
+    Raises
+    ------
+    ConfigError
+        For options that no conversation can have.
+
+    Examples
+    --------
+    >>> import sp
+    >>> talk = sp.Conversation(sp.load(), sp.RunOptions(keep_ratio=0.2, compress="always"))  # doctest: +SKIP
+    >>> talk.ask([{"role": "user", "content": f"{document} What is the number?"}]).answer.text  # doctest: +SKIP
+    '8301947.'
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: RunOptions | None = None,
+        memory: ConversationOptions | None = None,
+        *,
+        vocabularies: Vocabularies | None = None,
+    ) -> None:
+        self.pipeline, self.options = pipeline, options or RunOptions()
+        self.memory = memory or ConversationOptions()
+        pipeline.ready(self.options)
+        tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)
+        self._memory = Memory(pipeline, self.options, self.memory, tokens)
+        self.used, self._at_work = 0.0, False
+        pipeline.residency.guests.add(self)
+
+    def __repr__(self) -> str:
+        return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them held, {self.pipeline!r})"
+
+    def ask(
+        self,
+        messages: Sequence[Turn | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        on_token: OnToken | None = None,
+        *,
+        thinking: Thinking = Thinking(),  # noqa: B008
+        kept_from: int = 0,
+        reporter: Reporter = silent,
+    ) -> TurnResult:
+        """Answer the last message of a chat, all of which is given each time; see `prompt_of` and `answer`."""
+        prompt = prompt_of(messages, self.pipeline.target, tools or (), thinking, kept_from=kept_from)
+        return self.answer(prompt, on_token, reporter=reporter)
+
+    def answer(
+        self,
+        prompt: Prompt,
+        on_token: OnToken | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        decode: Decoder | None = None,
+        reporter: Reporter = silent,
+    ) -> TurnResult:
+        """Answer a prompt, which begins as far as may be like the one before and its answer.
+
+        Whatever is raised, the conversation stands as before the turn, or as if the rest of the prompt were still to
+        come; by `on_token`, as if the answer had been ended there.
+
+        Parameters
+        ----------
+        prompt : Prompt
+        on_token : callable, optional
+            As for `greedy`.
+        max_new_tokens : int, optional
+            In place of that of the options.
+        decode : Decoder, optional
+            In place of that of the options; none that guesses ahead.
+        reporter : Reporter
+
+        Raises
+        ------
+        PromptError
+            The transcript does not fit the target's window, or a budget of memory.
+        """
+        options = self.options
+        if max_new_tokens is not None:
+            options = replace(options, max_new_tokens=max_new_tokens)
+        if decode is not None:
+            options = replace(options, decode=decode)
+        self._at_work, self._memory.options = True, self.memory
+        try:
+            done = request.answer(self.pipeline, prompt, options, self._memory, reporter=reporter, on_token=on_token)
+        finally:
+            self._at_work, self.used = False, time.perf_counter()
+        assert done.turn is not None
+        return done.turn.result(done)
+
+    def matching(self, ids: Ints) -> int:
+        """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
+        return self._memory.target.decided(ids)
+
+    @property
+    def transcript(self) -> Ints:
+        """Tokens that earlier turns have decided, and what was read of the last answer, (n,)."""
+        return self._memory.target.transcript
+
+    @property
+    def slots(self) -> Slots:
+        """What the target's cache holds of them."""
+        return self._memory.target.slots
+
+    def fork(self, prompt: Prompt) -> Conversation:
+        """Another conversation that knows what this one knows of a prompt's beginning; this one stays as it is."""
+        mine, attempt = self._memory, self.pipeline.residency.attempt
+        other = Conversation(self.pipeline, self.options, self.memory, vocabularies=mine.tokens)
+        ids = mine.tokens.target(prompt).ids
+        with ExitStack() as stack:
+            other._memory.target = attempt(stack, "target", len(ids), partial(mine.target.fork, ids))
+        if mine.drafter is not None:
+            ids = mine.tokens.drafter(prompt).ids
+            with ExitStack() as stack:
+                other._memory.drafter = attempt(stack, "drafter", len(ids), partial(mine.drafter.fork, ids))
+        return other
+
+    def leave(self) -> bool:
+        """Move both caches to host memory until they are next needed; False if they were there."""
+        left = self._memory.target.leave()
+        return self._park_drafter() or left
+
+    def leave_for(self, name: str | None) -> bool:
+        """See `Guest`."""
+        if not self._at_work:
+            return self.leave()
+        beside = name == "target" and self._park_drafter()
+        return self._memory.target.leave() if name == "drafter" else beside
+
+    def _park_drafter(self) -> bool:
+        return self._memory.drafter is not None and self._memory.drafter.trail.park()
+
+    def clear(self) -> None:
+        """Forget everything and give its memory back."""
+        self._memory.target.clear()
+        if self._memory.drafter is not None:
+            self._memory.drafter.trail.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both caches where the models are, and of what reads into them."""
+        return self._memory.target.nbytes + sum(trail.nbytes for trail in self._memory.trails[1:])
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of snapshots, and of caches that have left."""
+        return sum(trail.host_nbytes for trail in self._memory.trails)

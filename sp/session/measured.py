@@ -1,0 +1,288 @@
+"""BreakEven: the prompt length from which on compression was measured to pay, from records of times to first token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isclose, log
+from pathlib import Path
+from typing import Any
+
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
+from sp.errors import ConfigError
+from sp.json_lines import read_jsonl
+from sp.kernels.machine import machine_facts, machine_slug
+from sp.models import ModelConfig
+from sp.models.arithmetic import in_attention, kept_rounded
+from sp.quant import Math
+from sp.scoring import Scorer
+from sp.scoring.reading import DRAFTING, drafting
+from sp.session.device_memory import format_bytes
+from sp.session.load import Loaded
+
+POSITIVE = number(1e-9)
+PLAIN_MATHS = (str(Math.BF16), str(Math.BF16))
+TIMED: Mapping[str, Wanted] = {
+    "prompt_tokens": whole(1),
+    "keep_ratio": number(0, 1),
+    **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
+    **dict.fromkeys(("cards", "target_cards"), whole(1).optional),
+}
+"""What the configuration of a `ttft` record must have."""
+TIMES: Mapping[str, Wanted] = {
+    "ttft_s": POSITIVE.optional,
+    "full_ttft_s": POSITIVE.optional,
+    "full_runs": whole().optional,
+}
+
+
+def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """What target and drafter of a record multiplied; float32 of the CPU is its BF16.
+
+    Examples
+    --------
+    >>> maths_of({"math": "int8"}), maths_of({"math": "f32", "drafter_math": "int8"}), maths_of({})
+    (('int8', 'int8'), ('bf16', 'int8'), ('bf16', 'bf16'))
+    >>> maths_of({"math": "int8", "drafter_math": "int8", "drafter_products": "bf16"})
+    ('int8', 'int8 in attention')
+    >>> maths_of({"math": "int8", "drafter_math": "f32"}), maths_of({"math": "int8", "products": "bf16"})[0]
+    (('int8', 'bf16'), 'int8 in attention')
+    >>> maths_of({"math": "int8", "kept_bytes": 1 << 30, "drafter_math": "bf16"})
+    ('int8 kept', 'bf16')
+    """
+
+    def kind(role: str) -> str:
+        math = config.get(f"{role}math")
+        found = str(Math.BF16) if math in (None, "f32") else str(math)
+        if f"{role}kept_bytes" in config:
+            return kept_rounded(found)
+        return in_attention(found) if f"{role}products" in config else found
+
+    return kind(""), kind("drafter_" if config.get("drafter_math") else "")
+
+
+def target_alone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration tells what the target multiplied, for rows that no drafter has a part in.
+
+    >>> target_alone({"math": "int8", "kept_bytes": 9, "drafter_math": "bf16", "vram": None})
+    {'math': 'int8', 'kept_bytes': 9}
+    """
+    return {name: config[name] for name in ("math", "kept_bytes") if name in config}
+
+
+def maths_told(config: Mapping[str, Any]) -> str:
+    """`maths_of` for people; empty where all is BF16.
+
+    Examples
+    --------
+    >>> maths_told({"math": "int8"}), maths_told({"math": "bf16", "drafter_math": "int8"}), maths_told({"math": "bf16"})
+    ('int8', 'bf16 and int8', '')
+    """
+    target, drafter = maths_of(config)
+    return "" if (target, drafter) == PLAIN_MATHS else target if target == drafter else f"{target} and {drafter}"
+
+
+def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """On how many cards the drafter of a record read, and how many shared the target.
+
+    >>> cards_of({"cards": 2, "target_cards": 4}), cards_of({"cards": 2}), cards_of({})
+    ((2, 4), (2, 1), (1, 1))
+    """
+    return config.get("cards") or 1, config.get("target_cards") or 1
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """What was measured at one keep ratio.
+
+    Attributes
+    ----------
+    keep_ratio : float
+    drafting : dict
+        The values of `DRAFTING`.
+    tokens : int or None
+        Compression paid from this length on, interpolated between `below` and `above`; None if it did not pay at
+        the longest length.
+    below, above : int or None
+        Measured lengths round it: the last at which compression did not pay, the first from which on it did.
+    shortest, longest : int
+        Measured lengths, in tokens.
+    samples : int
+        Fewest samples behind a time that was used.
+    vram : str or None
+        The budget of device memory.
+    maths : tuple of str
+        What target and drafter multiplied, see `maths_of`.
+    cards : tuple of int
+        See `cards_of`.
+    """
+
+    keep_ratio: float
+    drafting: Mapping[str, Any]
+    tokens: int | None
+    below: int | None
+    above: int | None
+    shortest: int
+    longest: int
+    samples: int
+    vram: str | None = None
+    maths: tuple[str, str] = PLAIN_MATHS
+    cards: tuple[int, int] = (1, 1)
+
+    def describe(self) -> str:
+        """One phrase for reports."""
+        n = f"n = {self.samples}"
+        if self.tokens is None:
+            return f"measured not to pay at any length from {self.shortest} to {self.longest} tokens ({n})"
+        if self.below is None:
+            return f"measured to pay from the shortest length on, {self.shortest} tokens ({n})"
+        return f"measured to pay from {self.tokens} tokens on, between {self.below} and {self.above} ({n})"
+
+
+def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | None, int | None]:
+    """Length at which a speed-up passes one for good, and the lengths round it.
+
+    Parameters
+    ----------
+    points : sequence of (tokens, speed-up)
+        By ascending tokens; at least one.
+
+    Returns
+    -------
+    tokens, below, above
+        As in `BreakEven`; between two lengths log(speed-up) is taken as linear in log(tokens).
+
+    Examples
+    --------
+    >>> crossing([(1000, 0.5), (4000, 2.0), (8000, 3.0)])
+    (2000, 1000, 4000)
+    >>> crossing([(1000, 0.5)])
+    (None, 1000, None)
+    """
+    losing = [i for i, (_, gain) in enumerate(points) if gain <= 1]
+    if not losing:
+        return points[0][0], None, points[0][0]
+    if losing[-1] + 1 == len(points):
+        return None, points[-1][0], None
+    (low, worse), (high, better) = points[losing[-1] : losing[-1] + 2]
+    share = -log(worse) / (log(better) - log(worse))
+    return round(exp(log(low) + share * (log(high) - log(low)))), low, high
+
+
+def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
+    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records.
+
+    They are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same
+    run are of no use here.
+    """
+    groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for record in records:
+        config, metrics = record["config"], record["metrics"]
+        if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
+            made = config.get("vram"), maths_of(config), cards_of(config)
+            key = (*made, config["keep_ratio"], *map(config.get, DRAFTING))
+            groups[key][config["prompt_tokens"]] = record
+    found = []
+    for (vram, maths, cards, keep, *how), by_length in sorted(groups.items(), key=repr):
+        points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
+        samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
+        drafted = dict(zip(DRAFTING, how, strict=True))
+        even = BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, maths, cards)
+        found.append(even)
+    return tuple(found)
+
+
+def _full_runs(record: Mapping[str, Any]) -> int:
+    told = record["metrics"].get("full_runs")
+    return 1 if told is None else int(told)
+
+
+def read_break_evens(
+    path: Path,
+    target: str,
+    drafter: str,
+    machine: str,
+    vram: str | None,
+    maths: tuple[str, str] = PLAIN_MATHS,
+    cards: tuple[int, int] = (1, 1),
+) -> tuple[BreakEven, ...]:
+    """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or is no file of records.
+    """
+    want = {"target": target, "drafter": drafter, "vram": vram}
+    mine = []
+    for line, record in enumerate(read_jsonl(path), 1):
+        if record.get("bench") == "ttft":
+            check_timed(record, f"{path}, line {line}")
+            config = record["config"]
+            alike = maths_of(config) == maths and cards_of(config) == cards
+            if alike and all(config.get(name) == value for name, value in want.items()):
+                mine.append(record)
+    return measured_break_evens(r for r in mine if machine_slug(r) == machine)
+
+
+def check_timed(record: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a `ttft` record tells of what it timed, how long, and where."""
+    check(record, {"config": OBJECT, "metrics": OBJECT, "samples": LIST}, where)
+    check_machine(record, where)
+    check(record["config"], TIMED, f"{where}: config")
+    check(record["metrics"], TIMES, f"{where}: metrics")
+
+
+def check_machine(record: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a record names its card, or else its processor and cores."""
+    check(record, {"gpu": TEXT} if record.get("gpu") else {"cpu": TEXT, "cores": whole()}, where)
+
+
+def known_break_evens(
+    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, cards: tuple[int, int] = (1, 1)
+) -> tuple[BreakEven, ...] | None:
+    """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
+
+    Parameters
+    ----------
+    records : path or None
+        A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
+    target, drafter
+    budget : int or None
+        Bytes; None for all there is.
+    cards : tuple of int
+        See `cards_of`.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or one was named that tells nothing of this pair on this machine.
+    """
+    machine = machine_slug(machine_facts(target.model.device))
+    path = records or Path("results") / machine / "ttft.jsonl"
+    if records is None and not path.exists():
+        return None
+    limit = format_bytes(budget)
+    maths = target.model.arithmetic.kind, drafter.model.arithmetic.kind
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths, cards)
+    if records is not None and not found:
+        told = "" if maths == PLAIN_MATHS else f" in {' and '.join(maths)}"
+        told += "" if cards == (1, 1) else f" with {cards[0]} cards that draft and {cards[1]} that share the target"
+        raise ConfigError(
+            f"{path} tells of no full and compressed prefill by {target.path.name} and "
+            f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}{told}; make some with "
+            "sp bench ttft --record"
+        )
+    return found
+
+
+def find_break_even(
+    found: Iterable[BreakEven], keep_ratio: float, scorer: Scorer, drafter: ModelConfig | None = None
+) -> BreakEven | None:
+    """The one measured at a keep ratio with this way of drafting, if there is one.
+
+    With the drafter's configuration a scorer that chooses by it, as `auto` does, counts as the one that it chooses.
+    """
+    how = drafting(scorer if drafter is None else scorer.chosen(drafter))
+    return next((b for b in found if isclose(b.keep_ratio, keep_ratio) and dict(b.drafting) == how), None)

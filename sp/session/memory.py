@@ -1,0 +1,389 @@
+"""What both models remember of a transcript: slots of the target's cache, and the keys of the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.models import Cache, ModelConfig, Trail
+from sp.models.passes.gaps import cross_gap
+from sp.ops.rope import Rope
+from sp.prompt import TokenisedPrompt
+from sp.scoring import KeptKeys
+from sp.session.answer import Begun, Progress, decode, read_prompt
+from sp.session.cache_pool import CacheGraphs
+from sp.session.compress import PART
+from sp.session.load import Loaded
+from sp.session.options import RunOptions
+from sp.session.result import Way
+from sp.session.tokenise import same_start
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Tokens in the order they are cached.
+
+    A token of the transcript stands at its own place. One of an excerpt stands before the token at its place; in the
+    transcript it is the token at `source`, or none.
+
+    Parameters
+    ----------
+    ids, positions : int64 (m,)
+        Token, and where RoPE puts it.
+    place : int64 (m,)
+        Ascending: what of the transcript comes before a slot are the tokens below its place.
+    source : int64 (m,)
+        Which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`.
+    """
+
+    ids: Ints
+    positions: Ints
+    place: Ints
+    source: Ints
+
+    @classmethod
+    def none(cls) -> Slots:
+        """No tokens."""
+        return cls(*(np.empty(0, np.int64) for _ in range(4)))
+
+    @classmethod
+    def of(cls, transcript: Ints, index: Ints, offset: int = 0, source: Ints | None = None) -> Slots:
+        """Tokens of a transcript at their own places, their positions `offset` further on."""
+        return cls(transcript[index], index + offset, index, index if source is None else source[index])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __add__(self, other: Slots) -> Slots:
+        pairs = zip(self._columns, other._columns, strict=True)
+        return Slots(*(np.concatenate(pair) for pair in pairs))
+
+    def first(self, count: int) -> Slots:
+        """The first `count` of them."""
+        return Slots(*(column[:count] for column in self._columns))
+
+    def before(self, place: int) -> int:
+        """How many stand before a place of the transcript.
+
+        Examples
+        --------
+        >>> slots = Slots.of(np.arange(9), np.array([0, 1, 5]))
+        >>> slots.before(1), slots.before(2), slots.before(5), slots.before(9)
+        (1, 2, 2, 3)
+        """
+        return int(np.searchsorted(self.place, place))
+
+    def in_place(self, tokens: int) -> Bools:
+        """Which of a transcript's first `tokens` tokens stand at their own places, (tokens,)."""
+        return self._mask(self.source[self.source == self.place], tokens)
+
+    def present(self, tokens: int) -> Bools:
+        """Which of them stand anywhere, excerpts included, (tokens,)."""
+        return self._mask(self.source[self.source >= 0], tokens)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last of them."""
+        return int(self.positions[-1]) + 1 if len(self) else 0
+
+    @property
+    def excerpts(self) -> Bools:
+        """Which of them belong to excerpts, (m,)."""
+        found: Bools = (self.source != self.place) & (self.source != PART)
+        return found
+
+    @property
+    def offset(self) -> int:
+        """By how much positions run ahead of places behind the last slot: the length of all excerpts."""
+        return int(self.excerpts.sum())
+
+    @property
+    def _columns(self) -> tuple[Ints, Ints, Ints, Ints]:
+        return self.ids, self.positions, self.place, self.source
+
+    @staticmethod
+    def _mask(index: Ints, tokens: int) -> Bools:
+        mask = np.zeros(tokens, bool)
+        mask[index[index < tokens]] = True
+        return mask
+
+
+def message_ends(prompt: TokenisedPrompt) -> Ints:
+    """Tokens at which messages end, ascending: all before the k-th belong to the messages up to it, or to markup.
+
+    A token that reaches over an end stands behind it.
+    """
+    said = prompt.prompt.segments or [span for span in prompt.prompt.spans if span.kind == "plain"]
+    return _edges(prompt, [each.end for each in said])
+
+
+def message_starts(prompt: TokenisedPrompt) -> Ints:
+    """Tokens with which messages begin, ascending; the question of a document counts as one."""
+    segments = prompt.prompt.segments
+    kinds = ("question",) if segments else ("plain", "question")
+    spans = [span for span in prompt.prompt.spans if span.kind in kinds]
+    return _edges(prompt, [each.start for each in segments] + [each.start for each in spans])
+
+
+def _edges(prompt: TokenisedPrompt, at: list[int]) -> Ints:
+    return np.unique(np.searchsorted(np.ascontiguousarray(prompt.bytes[:, 1]), at, side="right")).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The slots of a turn.
+
+    Attributes
+    ----------
+    slots : Slots
+    common : int
+        So many of the first were planned for the turn before, too.
+    decided : int
+        So many tokens of the transcript those decide.
+    way : {"append", "rewind"} or None
+        How something was recalled.
+    """
+
+    slots: Slots
+    common: int
+    decided: int
+    way: Way | None = None
+
+
+SPACING = 1024
+"""Tokens between snapshots, but for the last two of a turn."""
+CLOSE = 512
+"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights, as much as to read
+some hundred tokens again."""
+
+
+class TargetMemory:
+    """What the target has read.
+
+    Parameters
+    ----------
+    target : Loaded
+    options : RunOptions
+    snapshots : int
+        See `Trail`.
+
+    Attributes
+    ----------
+    trail : Trail
+    slots : Slots
+        What the cache holds, or is to be made to hold again after a failure.
+    transcript : int64 (n,)
+        The tokens that `slots` decides, those left out among them.
+    """
+
+    def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
+        self._loaded, self._options = target, options
+        model = target.model
+        self.trail = Trail(
+            model.config,
+            options.kv,
+            rotate=options.rotate,
+            device=model.device,
+            snapshots=snapshots,
+            math=model.arithmetic.attention,
+        )
+        self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
+        self._graphs: CacheGraphs | None = None
+
+    def decided(self, ids: Ints) -> int:
+        """How many first tokens of a transcript are those of the turn before; one at least is left to be read."""
+        return min(same_start(self.transcript, ids), len(ids) - 1)
+
+    def cost(self, plan: Plan) -> int:
+        """Tokens that the target would read for a plan."""
+        return len(plan.slots) - self.trail.reachable(min(plan.common, self.trail.tokens))
+
+    def begin(self, plan: Plan, transcript: Ints, ends: Ints, options: RunOptions, progress: Progress | None) -> Begun:
+        """Bring the cache to the slots of a plan, up to the first token of the answer.
+
+        Begun again after a failure it does the same. What is read of the answer is in the cache from its end on.
+
+        Parameters
+        ----------
+        plan : Plan
+        transcript : int64 (n,)
+        ends : int64
+            Tokens of the transcript at which messages end, ascending: places for snapshots.
+        options : RunOptions
+            Those of the memory but for the decoder and the longest answer.
+        progress : callable or None
+        """
+        model, slots = self._loaded.model, plan.slots
+        if model.cold is not None:
+            model.cold.restart()
+        at = self.trail.back_to(min(plan.common, self.trail.tokens))
+        self.trail.mark()  # a copy without a stop
+        self.slots, self.transcript = slots.first(plan.common), transcript[: plan.decided]
+        room = len(slots) - at + options.max_new_tokens
+        for stop in [*self._stops(slots, ends, at), len(slots)]:
+            with self.trail.reading(room) as cache:
+                graphs = self._graphs_of(cache)
+                gap = int(slots.positions[at] - slots.positions[at - 1]) - 1 if at else 0
+                if gap > 0 and options.state_gaps != "compact":
+                    cross_gap(model, cache, gap, options.state_gaps)
+                what = model, slots.ids[at:stop], slots.positions[at:stop], graphs, options
+                logits, densities = read_prompt(*what, progress)
+            if stop < len(slots):
+                self.trail.mark()
+            room, at = room - (stop - at), stop
+        self.slots, self.transcript = slots, transcript
+        rest = self._decode(logits, options)
+        return Begun(next(rest), rest, densities, read=graphs.told())
+
+    def _decode(self, logits: Floats, options: RunOptions) -> Generator[int]:
+        """Tokens from the logits of the last slot; those that were read are slots once this has ended or is closed."""
+        n, seen, before = len(self.transcript), list[int](), self.trail.tokens
+        position = int(self.slots.positions[-1]) + 1
+        with (
+            self.trail.reading(options.max_new_tokens) as cache,
+            closing(decode(self._loaded.model, logits, position, self._graphs_of(cache), options)) as stream,
+            suppress(GeneratorExit),
+        ):
+            for token in stream:
+                seen.append(token)
+                yield token
+        fed = np.array(seen[: self.trail.tokens - before], np.int64)
+        index = np.arange(n, n + len(fed))
+        self.slots += Slots(fed, position + np.arange(len(fed)), index, index)
+        self.transcript = np.concatenate([self.transcript, fed])
+
+    def fork(self, ids: Ints) -> TargetMemory:
+        """Another memory with what this one holds of a transcript's beginning; this one stays as it is."""
+        other = TargetMemory(self._loaded, self._options, 1)
+        decided = same_start(self.transcript, ids)
+        common = self.slots.before(decided)
+        other.trail = self.trail.fork(min(common, self.trail.tokens))
+        other.slots, other.transcript = self.slots.first(common), self.transcript[:decided]
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: of the trail, and of what reads into it."""
+        return self.trail.nbytes + (0 if self._graphs is None else self._graphs.graph_nbytes)
+
+    def leave(self) -> bool:
+        """Move the cache to host memory; False if nothing of it was elsewhere."""
+        self._end_graphs()
+        return self.trail.park()
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._end_graphs()
+        self.trail.clear()
+        self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
+
+    def _stops(self, slots: Slots, ends: Ints, at: int) -> list[int]:
+        """Slots at which to take snapshots: the ends of the last two messages that are not close, others well apart.
+
+        Of those close to the last one it is the first: a turn that goes on from the last reads few tokens again, and
+        one that asks the last question otherwise none but those.
+        """
+        if not self.trail.recurrent:
+            return []
+        found, last = list[int](), 0
+        for end in ends[::-1].tolist():
+            stop = slots.before(end)
+            if stop < at + CLOSE:  # of the snapshot that is gone on from
+                break
+            if stop == len(slots):
+                continue
+            last = last or stop
+            if last - stop < CLOSE:
+                found = [stop]
+            elif len(found) < 2 or found[-1] - stop >= SPACING:
+                found.append(stop)
+        return found[::-1]
+
+    def _graphs_of(self, cache: Cache) -> CacheGraphs:
+        """The cache with its graphs; those of what it grew out of would keep that alive."""
+        model = self._loaded.model
+        if self._graphs is None or not self._graphs.serves(model, cache):
+            self._end_graphs()
+            self._graphs = CacheGraphs(model, cache)
+        return self._graphs
+
+    def _end_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.end()
+            self._graphs = None
+
+
+class DrafterMemory:
+    """What the drafter has read.
+
+    Keys are kept as RoPE has turned them. Where a transcript grows beyond the window, or is cut back to it, RoPE is
+    another one (`Loaded.for_prompt`), and all is read again, so that scores are those of a first reading. Factors
+    double, so that while a transcript grows this adds up to less than two readings of its whole length.
+
+    Parameters
+    ----------
+    drafter : Loaded
+    layers : ModelConfig
+        Those whose keys are kept; see `Scorer.kept_layers`.
+    kv : {"f16", "q4_0", "f32"}
+    snapshots : int
+        See `Trail`.
+
+    Attributes
+    ----------
+    trail : Trail
+        The keys; another one where RoPE is another.
+    """
+
+    def __init__(self, drafter: Loaded, layers: ModelConfig, kv: str, snapshots: int) -> None:
+        self._how = drafter, layers, kv, snapshots
+        self.trail = self._empty(drafter.model.config.rope)
+        self._ids: Ints = np.empty(0, np.int64)
+        self._forgotten: str | None = None
+
+    def keys(self, ids: Ints, ends: Ints) -> KeptKeys:
+        """What is known of a prompt, for its scorer to go on from; all else is forgotten.
+
+        Parameters
+        ----------
+        ids : int64 (n,)
+        ends : int64
+            Tokens at which messages end.
+        """
+        rotary, known = self._rope(len(ids)), self.trail.tokens
+        self._forgotten = None
+        if rotary != self.trail.config.rope:
+            if known:
+                self._forgotten = f"drafter: {known:,} tokens of earlier turns are read again, as RoPE is scaled anew"
+            self.trail.clear()
+            self.trail = self._empty(rotary)
+        self.trail.back_to(same_start(self._ids[: self.trail.tokens], ids))
+        self._ids = ids  # as far as the trail goes, whatever becomes of the reading
+        return KeptKeys(self.trail, tuple(ends[-self._how[3] :].tolist()))
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """What the report says of keys that the last prompt could not go on from; nothing where it could."""
+        return (self._forgotten,) if self._forgotten else ()
+
+    def fork(self, ids: Ints) -> DrafterMemory:
+        """Another memory with what this one holds of a prompt's beginning, as far as the prompt can go on from it."""
+        other = DrafterMemory(*self._how)
+        if self._rope(len(ids)) == self.trail.config.rope:
+            other.trail = self.trail.fork(same_start(self._ids[: self.trail.tokens], ids))
+        other._ids = ids
+        return other
+
+    def _rope(self, tokens: int) -> Rope:
+        """That of a prompt of so many tokens."""
+        return self._how[0].for_prompt(tokens).model.config.rope
+
+    def _empty(self, rotary: Rope) -> Trail:
+        drafter, layers, kv, snapshots = self._how
+        device, math = drafter.model.device, drafter.model.arithmetic.attention
+        # Not rotated by a Hadamard matrix: scorers hold queries against keys as they are stored.
+        return Trail(replace(layers, rope=rotary), kv, rotate=False, device=device, snapshots=snapshots, math=math)

@@ -1,0 +1,187 @@
+"""A target and its drafter: which one where none is named, and both loaded, under one budget or on several cards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from sp.errors import ConfigError, short
+from sp.gguf import GGUFFile, Tokenizer
+from sp.hub import best_drafter, model_path
+from sp.kernels.device import pick_device
+from sp.models import Cards, Draft, load_draft, read_config
+from sp.models.arithmetic import scoring
+from sp.models.model import Device
+from sp.models.shards.shared_model import SharedModel
+from sp.parallel.nccl import NcclGroup, copies
+from sp.scoring.base import ModelFreeScorer, Scorer
+from sp.session.load import Loaded, Where, embedded
+from sp.session.residency import Residency
+
+
+def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
+    """The drafter of a target where none is named: its path, or the name of a known model.
+
+    The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
+    target has the best known model that was fetched.
+
+    Parameters
+    ----------
+    target : str or Path, optional
+        The embedded one if left out.
+    scorers : iterable of type, optional
+        Classes of all scorers that will be used, where that is known: if none of them runs a model, the embedded
+        drafter will do, for it reads nothing.
+
+    Raises
+    ------
+    ConfigError
+        No such model was fetched.
+    GGUFError, ModelError
+        The same, of a target that cannot be opened, or is no model, either.
+
+    Examples
+    --------
+    >>> default_drafter(None).name
+    'drafter.gguf'
+    >>> from sp.scoring import SCORERS
+    >>> default_drafter("target.gguf", [SCORERS.class_of("bm25")]).name
+    'drafter.gguf'
+    """
+    if target is None or _same(model_path(target), embedded("target")):
+        return embedded("drafter")
+    if scorers is not None and all(issubclass(scorer, ModelFreeScorer) for scorer in scorers):
+        return embedded("drafter")
+    if (model := best_drafter()) is not None:
+        return Path(model.name)
+    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+        read_config(file)
+        Tokenizer.from_gguf(file)
+    raise ConfigError(
+        f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
+        "sp get smollm2-135m, or name one with --drafter"
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one place."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def load_pair(
+    target: Callable[[Device], Loaded],
+    drafter: Callable[[Device], Loaded],
+    *,
+    device: Where = "auto",
+    vram: int | None = None,
+) -> tuple[Loaded, Loaded, Residency]:
+    """Load two models one after the other.
+
+    Parameters
+    ----------
+    target, drafter : callable
+        Load a model on the device they are given.
+    device : {"auto", "cpu", "cuda"}
+    vram : int, optional
+        Bytes for models, caches and work together, see `Residency`; what the device has, if left out.
+
+    Returns
+    -------
+    target, drafter : Loaded
+    residency : Residency
+        That both have been taken on by.
+
+    Raises
+    ------
+    ConfigError
+        A budget for models on the CPU.
+    DeviceError
+        The budget is too small to load them.
+    """
+    where = pick_device(device)
+    if where == "cpu":
+        if vram is not None:
+            raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
+        return target(where), drafter(where), Residency()
+    residency = Residency(vram)
+    heavy = residency.load("target", lambda: target(where))
+    return heavy, residency.load("drafter", lambda: drafter(where)), residency
+
+
+def to_score(opened: Callable[[Device], Loaded]) -> Callable[[Device], Loaded]:
+    """Load a model that only scores, see `sp.models.arithmetic.scoring`."""
+
+    def load(device: Device) -> Loaded:
+        found = opened(device)
+        model = found.model
+        model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
+        return found
+
+    return load
+
+
+def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
+    """A drafter that lies on the first card of a group, and its like on the others.
+
+    Raises
+    ------
+    ConfigError
+        For one with recurrent layers.
+    DeviceError
+        With too little memory on a card.
+    """
+    if drafter.model.config.delta_layers:
+        raise ConfigError(
+            f"{drafter.path.name} has recurrent layers, whose state would go from card to card; leave --cards away, or "
+            "take a drafter of attention layers"
+        )
+    return Cards(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
+
+
+def cards_line(cards: Cards, together: bool) -> str:
+    """The line of a report: whether the cards read together, or else why not.
+
+    Examples
+    --------
+    >>> from sp.models import load_model
+    >>> from sp.parallel.host import HostGroup
+    >>> from sp.session.load import embedded
+    >>> cards_line(Cards(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
+    'drafter: read by 2 cards together'
+    """
+    count = cards.group.size
+    if together:
+        return f"drafter: read by {count} cards together"
+    return f"drafter: read by the first of {count} cards alone, as short prompts, kept keys and some scorers are"
+
+
+@dataclass(frozen=True, repr=False)
+class DraftOnCards(Draft):
+    """The draft of the first card, and those of the others.
+
+    Attributes
+    ----------
+    others : tuple of Draft
+        In the order of the cards.
+    """
+
+    others: tuple[Draft, ...] = ()
+
+
+def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
+    """`load_draft` for every card's share of the target."""
+    drafts = []
+    for part in model.shards.models:
+        with model.shards.group.at(part.share.rank):
+            drafts.append(load_draft(path, part))
+    first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
+    return DraftOnCards(**first, others=tuple(drafts[1:]))
+
+
+def draft_of(draft: Draft | None, rank: int) -> Draft | None:
+    """That of one card; none where there is none."""
+    if not isinstance(draft, DraftOnCards):
+        return draft
+    return (draft, *draft.others)[rank]

@@ -1,0 +1,371 @@
+"""The models of a run: opened, put under one budget, given what was measured of them and a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from sp.arrays import Bools, Floats
+from sp.errors import ConfigError, ModelError, plain
+from sp.kernels.device import pick_device
+from sp.models import AskedScaling, Cards, Draft, load_draft
+from sp.models.model import Device
+from sp.models.shards.shared_model import SharedModel
+from sp.parallel.nccl import NcclGroup, group_of
+from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt.messages import Message, as_prompt
+from sp.quant import Math
+from sp.scoring import SCORERS, Scorer
+from sp.scoring.base import ModelFreeScorer
+from sp.scoring.calibration.measure import TOKENS
+from sp.scoring.calibration.use import known_retrieval, made_retrieval, makes_one
+from sp.selection import Selection
+from sp.session import request
+from sp.session.answer import check_draft
+from sp.session.decide import check_scoring, settle
+from sp.session.device_memory import format_bytes
+from sp.session.load import Loaded, Where, embedded, load
+from sp.session.measured import BreakEven, known_break_evens
+from sp.session.options import Compress, RunOptions
+from sp.session.pair import default_drafter, draft_on_cards, load_pair, spread, to_score
+from sp.session.residency import Residency
+from sp.session.result import Answer, OnToken, Reporter, RunResult, Scored, silent
+from sp.trace import Trace, peak_bytes
+
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+NOT_NAMED = "the best drafter that is here, as none was named"
+
+
+def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
+
+    Raises
+    ------
+    ConfigError
+        With a budget of memory, or on the CPU.
+    DeviceError
+        Where there are not so many, or no NCCL.
+    """
+    count = cards if target_cards is None else target_cards
+    if vram is not None and max(cards, count) > 1:
+        raise ConfigError(OF_ONE_CARD)
+    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
+
+    Parameters
+    ----------
+    target : Loaded
+    drafter : Loaded, optional
+    residency : Residency
+        Who is on the device, and what it may take there.
+    draft : Draft, optional
+    break_evens : tuple of BreakEven
+        What was measured of this pair.
+    beside : ThreadPoolExecutor
+        Tokenises for the target while the device scores.
+    cards : Cards, optional
+        Where the drafter reads together with its like.
+    """
+
+    target: Loaded
+    drafter: Loaded | None = None
+    residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
+    break_evens: tuple[BreakEven, ...] = ()
+    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+    cards: Cards | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
+
+    def __repr__(self) -> str:
+        models = {"target": self.target, "drafter": self.drafter, "draft": self.draft}
+        told = {role: plain(one.path.name) for role, one in models.items() if one is not None}
+        told |= {"device": self.target.model.device}
+        told |= {"vram": size} if (size := format_bytes(self.residency.budget)) else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
+
+    @classmethod
+    def open(
+        cls,
+        target: str | Path | None = None,
+        drafter: str | Path | None = None,
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
+        target_rope: AskedScaling | None = None,
+        drafter_rope: AskedScaling | None = None,
+        math: str = Math.BF16,
+        drafter_math: str = Math.BF16,
+        cards: int = 1,
+        target_cards: int | None = None,
+        scorers: Sequence[Scorer] | None = None,
+        reporter: Reporter | None = None,
+    ) -> Self:
+        """Open two GGUF files, by path or known name; the embedded target if left out, and as drafter its own.
+
+        Without a `drafter` another target has that of `default_drafter`. `vram` is for both, `math` the target's. On
+        several `cards` the drafter reads together with copies of itself, and they share the target, or `target_cards`
+        do. Where `scorers` are given, the drafter is for these alone. The rest and errors as for `load`.
+        """
+        group = sharing(cards, target_cards, pick_device(device), vram)
+        how: dict[str, Any] = {"rope": target_rope, "room": vram, "math": math, "group": group}
+        small = drafter or default_drafter(target, None if scorers is None else map(type, scorers))
+        chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
+        drafting: dict[str, Any] = {"extrapolate": True, "rope": drafter_rope, "math": drafter_math}
+        drafting |= {"scorers": scorers or (), "reporter": reporter}
+        return cls.assemble(
+            lambda where: load(target or embedded("target"), device=where, **how),
+            lambda where: replace(load(small, device=where, **drafting), chosen=chosen),
+            device=device,
+            vram=vram,
+            cards=cards,
+        )
+
+    @classmethod
+    def assemble(
+        cls,
+        target: Callable[[Device], Loaded],
+        drafter: Callable[[Device], Loaded],
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
+        cards: int = 1,
+    ) -> Self:
+        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`.
+
+        The drafter is loaded on each of `cards` GPUs, the target where its function loads it: see `sharing`.
+        """
+        if cards > 1 and vram is not None:
+            raise ConfigError(OF_ONE_CARD)
+        drafter, group = to_score(drafter), group_of(cards, pick_device(device))
+        pair = load_pair(target, drafter, device=device, vram=vram)
+        return cls(*pair, cards=None if group is None else spread(pair[1], group, drafter))
+
+    @property
+    def on_cards(self) -> bool:
+        """Whether several cards read for the drafter together, or share the target."""
+        return self.cards is not None or isinstance(self.target.model, SharedModel)
+
+    def ready(self, options: RunOptions, reporter: Reporter | None = None) -> None:
+        """Make the drafter ready for a scorer: with its file's calibration, if that is asked for.
+
+        One that is not known is made, which may take a minute; `reporter` is told of it.
+
+        Raises
+        ------
+        ConfigError
+            Layers that the scorer needs were not loaded, as the pair was opened for others.
+        """
+        scorer, drafter = options.scorer, self.drafter
+        if drafter is None or not scorer.drafts or options.compress == "off":
+            return
+        model, path = drafter.model, drafter.path
+        if scorer.retrieves and model.config.retrieval is None:
+            found = known_retrieval(path, model.config, [scorer])
+            if found is None and makes_one([scorer]) and path.is_file():
+                model.check_loaded(model.config.layers)
+                with self.residency.using("drafter", TOKENS):
+                    found = made_retrieval(path, model, drafter.tokenizer, drafter.template, reporter)
+            for each in (model, *(self.cards.models if self.cards else ())):
+                each.config = replace(each.config, retrieval=found)
+        depth = scorer.reading_depth(model.config)
+        try:
+            model.check_loaded(depth)
+        except ModelError as error:
+            raise ConfigError(
+                f"scorer {SCORERS.name_of(scorer)}: {error}; open {plain(path.name)} for this scorer too"
+            ) from None
+
+    def within(self, vram: int | None) -> Self:
+        """The same pair under another budget of device memory in bytes; None for all there is."""
+        if vram is not None and self.target.model.device == "cpu":
+            raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
+        if vram is not None and self.on_cards:
+            raise ConfigError(OF_ONE_CARD)
+        return replace(self, residency=self.residency.within(vram))
+
+    def with_break_evens(self, records: Path | None = None) -> Self:
+        """The same pair, deciding by what was measured of it on this machine, where that is known.
+
+        Parameters and errors as for `known_break_evens`.
+        """
+        if self.drafter is None:
+            return self
+        count, model = 1 if self.cards is None else self.cards.group.size, self.target.model
+        cards = count, model.shards.group.size if isinstance(model, SharedModel) else 1
+        found = known_break_evens(records, self.target, self.drafter, self.residency.budget, cards)
+        return self if found is None else replace(self, break_evens=found)
+
+    def with_draft(self, path: str | Path) -> Self:
+        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
+
+        Examples
+        --------
+        >>> from sp.decode import DDTree
+        >>>         >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
+        >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
+        (8,)
+        """
+        model = self.target.model
+        if isinstance(model, SharedModel):
+            return replace(self, draft=draft_on_cards(path, model))
+        if model.device == "cpu":
+            return replace(self, draft=load_draft(path, model))
+        return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
+
+    def scoring_model(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores, by role: the drafter, or whom the scorer asks for; for one that runs no model, whose tokens.
+
+        Those of the target are there already.
+        """
+        if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
+            raise ConfigError(
+                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
+            )
+        if not options.scorer.drafts:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
+
+    def drafts_ahead(self, options: RunOptions) -> bool:
+        """Whether the drafter may begin before the target's tokens are known.
+
+        On the device it leaves the host free for them. What they decide, `compress` must have settled.
+        """
+        drafter, target = self.drafter, self.target.tokenizer
+        if drafter is None or drafter.model.device == "cpu" or not options.scorer.drafts:
+            return False
+        return options.compress == "always" and not drafter.tokenizer.same_as(target)
+
+    def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
+        """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
+
+        Threads start, weights and heap are paged in, kernels are loaded. Whichever run came first would pay otherwise.
+        """
+        unit = "the lazy dog sleeps. "
+        count = max(1, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
+        prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
+        compress: Compress = "always" if self.drafter else "off"
+        whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
+        self.run(prompt, whole, full=False)
+
+    def run(
+        self,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None = None,
+        *,
+        full: bool = False,
+        reporter: Reporter = silent,
+        on_token: OnToken | None = None,
+        by_head: bool = False,
+    ) -> RunResult:
+        """Answer the prompt, compressed if that pays or nothing else fits; with `full` once more by a full prefill.
+
+        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
+        them, and no options for those of `RunOptions()`.
+
+        `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
+        keeps the importance map of every head of the drafter.
+
+        Raises
+        ------
+        PromptError
+            The prompt fits the context, or a budget of device memory, neither whole nor compressed.
+        ConfigError
+            Without the draft that the options' way of decoding needs.
+        """
+        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
+        check_draft(options, self.draft)
+        self.ready(options, reporter)
+        done = request.answer(self, prompt, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
+        scored, settled = done.scored, done.settled
+        return RunResult(
+            done.prompt,
+            settled.decision,
+            done.answer,
+            done.full,
+            scored.importance if scored else None,
+            done.scores,
+            done.selection,
+            peak_bytes(),
+            None if scored is None or isinstance(settled.options.scorer, ModelFreeScorer) else scored.drafted,
+            settled.options,
+        )
+
+    def check(
+        self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = False
+    ) -> None:
+        """Raise what `run` would raise before it lets a model read, and do nothing else; arguments as for `run`.
+
+        Examples
+        --------
+        >>> pair = Pipeline.open(device="cpu")
+        >>> pair.check("The sky is blue.", RunOptions(max_new_tokens=200_000))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        sp.errors.PromptError: the prompt has 6 tokens and the answer up to 200000, but target.gguf has a context of ...
+        """
+        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
+        check_draft(options, self.draft)
+        self.ready(options)
+        tokenised = self.tokenise(prompt)
+        if settle(self, tokenised, options, full).decision.activated:
+            reader = self.scoring_model(options)[1]
+            drafted = request.tokenise_for_drafter(prompt, reader.tokenizer, self.target.tokenizer, Trace(), tokenised)
+            check_scoring(reader, len(drafted), options.scorer, self.residency.budget)
+
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary."""
+        return prompt.tokenise(self.target.tokenizer)
+
+    def score(
+        self,
+        tokenised: TokenisedPrompt,
+        options: RunOptions,
+        reporter: Reporter = silent,
+        by_head: bool = False,
+        drafted: TokenisedPrompt | None = None,
+    ) -> Scored:
+        """Let the drafter, or whom the scorer asks for, read the prompt.
+
+        Only `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the model that
+        reads it, where an earlier scoring made it; its trace then has no stage for that.
+        """
+        self.ready(options, reporter)
+        return request.score(self, tokenised, options, reporter, by_head, drafted)
+
+    def select(
+        self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
+    ) -> tuple[Floats, Selection]:
+        """Scores of the target's tokens, and the tokens to keep; as often as wanted for one scoring."""
+        scores, selection = request.select(scored, tokenised, options, trace or Trace())
+        assert selection is not None
+        return scores, selection
+
+    def read(
+        self,
+        tokenised: TokenisedPrompt,
+        kept: Bools | Selection,
+        options: RunOptions,
+        trace: Trace | None = None,
+        reporter: Reporter = silent,
+        what: str = "target prefill",
+        on_token: OnToken | None = None,
+    ) -> Answer:
+        """Prefill the kept tokens and decode; `trace` is a new one if none is given, `what` the progress is called.
+
+        The time to first token is that of all stages of the trace, those before this one among them, until then.
+        """
+        return request.read(
+            self, tokenised, kept, options, Trace() if trace is None else trace, reporter, what, on_token
+        )

@@ -1,0 +1,314 @@
+"""Which tokens of a turn the target reads: of new text by the selector, and of what was left out before by the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.prompt import TokenisedPrompt
+from sp.selection import token_budget
+from sp.selection.constraints import Constrained
+from sp.selection.units import sentence_bounds
+from sp.session.compress import Shown
+from sp.session.decide import over
+from sp.session.load import Loaded
+from sp.session.memory import Plan, Slots, message_starts
+from sp.session.options import ConversationOptions, Positions, Recall, RunOptions
+from sp.session.request import selection_request
+from sp.session.result import Recalled, Way
+
+LONGEST = 64
+"""Tokens of a sentence that comes back whole."""
+
+LEAST = 128
+"""Tokens that may be recalled whatever the share is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens ``[start, end)`` of one sentence that were left out.
+
+    Attributes
+    ----------
+    start, end : int
+    score : float
+        The highest of what comes back of the sentence.
+    joined : bool
+        Whether it goes on from the run before: with the same sentence, of which the target has what lies between, or
+        with the next.
+    """
+
+    start: int
+    end: int
+    score: float
+    joined: bool = False
+
+
+def choose_recalled(
+    scores: Floats, prompt: TokenisedPrompt, present: Bools, run: RunOptions, options: ConversationOptions
+) -> tuple[list[Run], float]:
+    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
+
+    The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
+    only where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and
+    with all that was left out of that: a value without its key, far from where it stood, says nothing.
+    """
+    threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
+    decided, out = len(present), ~present
+    count = int(out.sum())
+    budget = min(options.recall_tokens, count, max(LEAST, token_budget(options.recall_ratio, count)))
+    if not budget:
+        return [], threshold
+    mine = np.where(present, scores.min(), scores[:decided]).astype(np.float32)
+    selector = run.selector
+    if isinstance(selector, Constrained):
+        selector = replace(selector, sink=0, tail=0)
+    request = selection_request(mine, present, budget / count, prompt, 0)
+    taken = (selector(request).kept | request.protected) & out
+    bounds = sentence_bounds(request, LONGEST)
+    if (starts := request.characters) is not None:
+        bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))
+    taken = whole_sentences(taken, out, mine, bounds, budget)
+    return [run for run in runs_of(taken, scores[:decided], bounds) if run.score >= threshold], threshold
+
+
+def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
+    """The runs of `taken` tokens, (n,), cut where sentences end.
+
+    Examples
+    --------
+    >>> taken = np.array([1, 0, 1, 1, 0, 1], bool)
+    >>> for run in runs_of(taken, np.arange(6, dtype=np.float32), np.array([0, 3, 6])):
+    ...     print(run)
+    Run(start=0, end=1, score=2.0, joined=False)
+    Run(start=2, end=3, score=2.0, joined=True)
+    Run(start=3, end=4, score=5.0, joined=True)
+    Run(start=5, end=6, score=5.0, joined=True)
+    """
+    starts = bounds[:-1]
+    best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
+    cuts = starts[1:][taken[starts[1:]] & taken[starts[1:] - 1]]
+    pairs = np.sort(np.concatenate([edges, cuts, cuts])).reshape(-1, 2)
+    before = np.concatenate([[0], pairs[:-1, 1]])
+    sentence, last = (np.searchsorted(bounds, at, "right") - 1 for at in (pairs[:, 0], before - 1))
+    joined = (before == pairs[:, 0]) | (sentence == last)
+    joined[:1] = False
+    return [
+        Run(int(start), int(end), float(score), bool(follows))
+        for (start, end), score, follows in zip(pairs, best[sentence], joined, strict=True)
+    ]
+
+
+def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
+    """What was left out of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
+
+    Parameters
+    ----------
+    taken, out : boolean array (n,)
+        Tokens to recall, of those that were left out.
+    scores : array (n,)
+    bounds : array (sentences + 1,)
+    budget : int
+        Tokens. What no sentence fits into stays as it is.
+
+    Examples
+    --------
+    >>> taken, out = np.arange(9) == 4, np.arange(9) != 5
+    >>> whole_sentences(taken, out, np.zeros(9, np.float32), np.array([0, 3, 7, 9]), 8).nonzero()[0].tolist()
+    [3, 4, 6]
+    """
+    if not taken.any():
+        return taken
+    sentence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    best = np.full(len(bounds) - 1, -np.inf)
+    np.maximum.at(best, sentence[taken], scores[taken])
+    hit = np.flatnonzero(best > -np.inf)
+    hit = hit[np.argsort(-best[hit], kind="stable")]
+    sizes = np.bincount(sentence[out], minlength=len(best))[hit]
+    hit = hit[np.cumsum(sizes) <= budget]
+    return np.isin(sentence, hit) & out if len(hit) else taken
+
+
+def tokens_of(runs: Sequence[Run]) -> Ints:
+    """Their tokens, ascending."""
+    return np.concatenate([np.arange(each.start, each.end) for each in runs] or [np.empty(0, np.int64)])
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What a plan is made from.
+
+    Attributes
+    ----------
+    old : Slots
+        Of the turn before.
+    transcript : int64 (n,)
+    decided : int
+        So many first tokens of it are those of the turn before.
+    shown : Shown
+        What is to stand in the transcript's place.
+    positions : {"original", "contiguous"}
+    """
+
+    old: Slots
+    transcript: Ints
+    decided: int
+    shown: Shown
+    positions: Positions
+
+    def appended(
+        self, runs: Sequence[Run] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
+    ) -> Plan:
+        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`.
+
+        `gap` stands between runs that are not joined and `end` behind the last.
+        """
+        common = self.old.before(self.decided)
+        head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
+        before = self._rest(self.decided, cut, head.offset)
+        if not runs:
+            return self._plan(head + self._rest(cut, len(self.transcript), head.offset), common, self.decided, None)
+        assert gap is not None
+        assert end is not None
+        pieces: list[Ints] = []
+        sources: list[Ints] = []
+        for run, following in zip_longest(runs, runs[1:]):
+            glue = end if following is None else gap[:0] if following.joined else gap
+            pieces += [self.transcript[run.start : run.end], glue]
+            sources += [np.arange(run.start, run.end), np.full(len(glue), -1)]
+        ids, source = np.concatenate(pieces), np.concatenate(sources)
+        positions = cut + head.offset + np.arange(len(ids))
+        excerpt = Slots(ids, positions, np.full(len(ids), cut), source)
+        after = self._rest(cut, len(self.transcript), head.offset + len(ids))
+        return self._plan(head + before + excerpt + after, common, self.decided, "append")
+
+    def rewound(self, runs: Sequence[Run] = ()) -> Plan:
+        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood.
+
+        Without runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was
+        left out of them may be beside what comes back.
+        """
+        wanted = self.shown.kept.copy()
+        wanted[: self.decided] = self.old.in_place(self.decided)
+        wanted[tokens_of(runs)] = True
+        excerpts = self.old.excerpts
+        start = min([*(run.start for run in runs), *([] if runs else self.old.place[excerpts].tolist()), self.decided])
+        while True:  # excerpts behind the start go; what they hold comes back where it stood
+            back = self.old.source[excerpts & (self.old.place >= start) & (self.old.source >= 0)]
+            wanted[back] = True
+            first = min([start, *back.tolist()])
+            if first == start:
+                break
+            start = first
+        common = self.old.before(start)
+        head = self.old.first(common)
+        index = np.flatnonzero(wanted[start:]) + start
+        return self._plan(head + self._of(index, head.offset), common, start, "rewind")
+
+    def _rest(self, start: int, stop: int, offset: int) -> Slots:
+        return self._of(np.flatnonzero(self.shown.kept[start:stop]) + start, offset)
+
+    def _of(self, index: Ints, offset: int) -> Slots:
+        return Slots.of(self.shown.ids, index, offset, self.shown.source)
+
+    def _plan(self, slots: Slots, common: int, decided: int, way: Way | None) -> Plan:
+        if self.positions == "contiguous":
+            slots = Slots(slots.ids, np.arange(len(slots)), slots.place, slots.source)
+        return Plan(slots, common, decided, way)
+
+
+GLUE = "\n", "\n\n"
+"""What stands between the spans of an excerpt, and behind it."""
+
+
+def lay_out(
+    planner: Planner,
+    prompt: TokenisedPrompt,
+    runs: Sequence[Run],
+    recall: Recall,
+    target: Loaded,
+    options: RunOptions,
+    cost: Callable[[Plan], int],
+) -> Plan:
+    """The cheapest way to have what is kept and recalled before the target, in positions that there are.
+
+    Parameters
+    ----------
+    planner : Planner
+    prompt : TokenisedPrompt
+    runs : sequence of Run
+        To be brought back; where there is no room for that, they are not.
+    recall : {"auto", "append", "rewind", "off"}
+    target : Loaded
+    options : RunOptions
+    cost : callable
+        Tokens that the target would read for a plan.
+
+    Raises
+    ------
+    PromptError
+        The transcript does not fit the window even without them.
+    """
+    context, new = target.model.config.context, options.max_new_tokens
+
+    def fits(plan: Plan) -> bool:
+        return plan.slots.end + new <= context
+
+    plans = list[Plan]()
+    if runs and recall in ("auto", "append"):
+        starts = message_starts(prompt)
+        later = starts[(starts >= planner.decided) & (starts < len(prompt))]
+        place = int(later[0]) if len(later) else planner.decided  # what was told before new text stands before it
+        gap, end = (target.tokenizer.encode(text, begins=False).ids for text in GLUE)
+        plans.append(planner.appended(runs, place, gap, end))
+    if runs and recall in ("auto", "rewind"):
+        plans.append(planner.rewound(runs))
+    if fit := [plan for plan in plans if fits(plan)]:
+        return min(fit, key=cost)
+    plain = planner.appended()
+    if not fits(plain) and planner.old.offset:
+        plain = planner.rewound()  # without excerpts there may be room
+    if not fits(plain):
+        raise over(target, plain.slots.end, options)
+    return plain
+
+
+def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None:
+    """Where the message begins inside which new text does and that is read again as a whole; None if none is.
+
+    The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
+    something came back before it: that goes with it.
+
+    Parameters
+    ----------
+    old : Slots
+    starts : int64 (messages,)
+        Where messages begin, tokens.
+    decided : int
+        Tokens that new text has in common with the old.
+    parted : bool
+        Whether the old went on from there.
+
+    Examples
+    --------
+    >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
+    7
+    >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)
+    """
+    at = int(np.searchsorted(starts, decided)) - 1
+    if at < 0:
+        return None
+    begin = int(starts[at])
+    return begin if at == len(starts) - 1 or (parted and begin in old.place[old.excerpts]) else None
+
+
+def told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recalled:
+    """What the report says of a span that was brought back."""
+    first, last = int(prompt.bytes[run.start, 0]), int(prompt.bytes[run.end - 1, 1])
+    text = prompt.prompt.text.encode()[first:last].decode(errors="replace")
+    return Recalled(text, run.start, run.end, run.score, threshold, way)

@@ -1,0 +1,299 @@
+"""Residency: two models share a card by a byte budget; what is not needed now goes to host memory when room is short.
+
+Nothing is planned from formulas. Whoever works asks for memory as always, by way of `Residency`'s allocator; where the
+budget has none left, parts of the model that is not at work leave the device, one after the other, and only when none
+is left is the request refused. Weights never change, so a part is copied to the host once; from then on leaving costs
+nothing and coming back one copy over the bus, on a stream of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from traceback import clear_frames
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from sp.errors import DeviceError
+from sp.kernels import device_errors, import_cupy
+from sp.models import Draft, Model
+from sp.models.device.parts import Parts
+from sp.models.shards.shared_model import SharedModel
+from sp.session.cache_pool import CachePool
+from sp.session.device_memory import Journal, Meter, Pool
+from sp.session.load import Loaded
+
+Made = TypeVar("Made")
+
+
+class Guest(Protocol):
+    """Who holds memory of the device from one run to the next, and can do without it meanwhile."""
+
+    used: float
+    """When it was at work last; the clock is `time.perf_counter`."""
+
+    def leave_for(self, name: str | None) -> bool:
+        """Move what it holds to host memory, but nothing that the model `name` is at work on; whether there was any."""
+        ...
+
+
+@dataclass
+class Residency:
+    """Who is on the device.
+
+    Parameters
+    ----------
+    budget : int, optional
+        Most bytes CuPy's default pool may take from the driver, for models, caches and work together; the whole card
+        if left out. Kernels and the driver's own context are not counted.
+    """
+
+    budget: int | None = None
+    cache_pool: CachePool = field(init=False)
+    pool: Pool = field(init=False)
+    guests: WeakSet[Guest] = field(default_factory=WeakSet)
+    _left: int = 0
+    _models: dict[str, Parts] = field(default_factory=dict)
+    _busy: str | None = None
+    _offloaded_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
+    _stream: Any = None
+    _journal: Journal = field(default_factory=Journal)
+    _meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        # Within a budget what lies about between answers would cut the free memory in two.
+        self.cache_pool = CachePool(keep=self.budget is None)
+        self.pool = Pool(self.budget)
+
+    def within(self, budget: int | None) -> Residency:
+        """The same models under another budget, which holds from its next use on."""
+        other = replace(self, budget=budget, _offloaded_for={})
+        other.cache_pool = self.cache_pool.sharing(keep=budget is None)
+        return other
+
+    def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
+        """Load a model on the device and take it on; those that are there already leave for it if they must."""
+        start = time.perf_counter()
+        with self._allocating():
+            made = make()
+        self.add(name, made.model, start)
+        return made
+
+    def hold(self, name: str, make: Callable[[], Draft]) -> Draft:
+        """Make what stays on the device as long as it lives; models that are there leave for it if they must."""
+        start = time.perf_counter()
+        with self._allocating():
+            made = make()
+        self._journal.note("load", name, 1, made.nbytes, start, time.perf_counter() - start)
+        return made
+
+    def add(self, name: str, model: Model, since: float | None = None) -> None:
+        """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
+        if isinstance(model, SharedModel):  # it never leaves; what its cards keep between answers may
+            self.cache_pool.spread(model.shards.group)
+        elif model.device != "cpu" and not (name in self._models and self._models[name].model is model):
+            self._models[name] = parts = Parts(model)
+            times = () if since is None else (since, time.perf_counter() - since)
+            self._journal.note("load", name, len(parts.sizes), sum(parts.sizes.values()), *times)
+
+    @contextmanager
+    def using(self, name: str, tokens: int) -> Iterator[None]:
+        """Inside, the model `name` is at work on `tokens` tokens and wholly on the device.
+
+        Raises
+        ------
+        DeviceError
+            The memory is full and nothing is left that could leave.
+        """
+        if name not in self._models:
+            yield
+            return
+        with self._allocating():
+            self._busy = name
+            try:
+                self.prepare(name, tokens)
+                before = self._away(name)
+                yield
+                if (away := self._away(name)) != before:
+                    self._offloaded_for[name, tokens.bit_length()] = away
+            finally:
+                self._busy = None
+
+    def attempt(self, stack: ExitStack, name: str, tokens: int, work: Callable[[], Made]) -> Made:
+        """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
+
+        Where memory ran out although others left it, what is free now lies in scraps: the work is begun
+        anew, with all of it in one piece. Before that it goes on without weights kept rounded.
+        """
+        before, first = self._gone(name), True
+        while True:
+            try:
+                with ExitStack() as mine:
+                    mine.enter_context(self.using(name, tokens))
+                    before = self._gone(name)
+                    with self.metered():
+                        made = work()
+                    stack.enter_context(mine.pop_all())
+                    return made
+            except DeviceError:
+                if name in self._models and self._models[name].drop_kept():
+                    continue
+                if not first or self._gone(name) == before:
+                    raise
+                first = False
+                self._offloaded_for[name, tokens.bit_length()] = self._away(name)
+
+    def prepare(self, name: str, tokens: int) -> bool:
+        """Bring back what of a model has left, if it is soon to be used on about so many tokens; whether there was any.
+
+        Returns at once; work given to the device afterwards waits. Calling it ahead of `using` lets the copies run
+        beside what the host does meanwhile.
+        """
+        if name not in self._models or (not self._models[name].away and self._busy is None):
+            return False
+        busy, self._busy = self._busy, name
+        try:
+            with self._allocating():
+                # First what had to leave for about as much work, then one piece of all free memory, then who comes.
+                for other, gone in self._offloaded_for.get((name, tokens.bit_length()), {}).items():
+                    if going := [part for part in gone if part in self._models[other].here]:
+                        self._leave(other, self._with_buffer(other, going))
+                self.pool.tidy()
+                return self._fetch(name)
+        finally:
+            self._busy = busy
+
+    def _fetch(self, name: str) -> bool:
+        parts, cuda = self._models[name], import_cupy().cuda
+        if not (missing := parts.away):
+            return False
+        before, after = cuda.Event(), cuda.Event()
+        self._stream.wait_event(cuda.get_current_stream().record())
+        before.record(self._stream)
+        parts.onload(missing, self._stream)
+        after.record(self._stream)
+        note = self._journal.note("onload", name, len(missing), sum(parts.sizes[part] for part in missing))
+        self._journal.copying(note, before, after)
+        return True
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        """Inside, memory is counted by the byte; see `Meter`."""
+        if not self._models:
+            yield
+            return
+        if self._meter is None:
+            self._meter = Meter()
+        self._meter.start(self.pool.source.used_bytes())
+        with self._meter.hook:
+            yield
+        self._meter.mark()
+
+    def report(self, start: float) -> dict[str, Any]:
+        """For the trace: all since the last report, once the device has done its part; times count from `start`."""
+        if (meter := self._meter) is None:
+            return {}
+        found = {
+            "budget_bytes": self.budget,
+            "peak_bytes": meter.peak,
+            "pool_bytes": int(self.pool.source.total_bytes()),
+            "driver_requests": meter.requests,
+            "transitions": self._journal.take(start),
+            "memory": [[at - start, used] for at, used in meter.points],
+        }
+        meter.restart()
+        return found
+
+    def malloc(self, size: int) -> Any:
+        """Memory from the pool; parts of idle models leave for it if they must."""
+        try:
+            return self.pool.source.malloc(size)
+        except import_cupy().cuda.memory.OutOfMemoryError:
+            return self._squeeze(size)
+
+    def _enforce(self) -> None:
+        """Make the pool obey this budget, if it obeyed another one."""
+        if self.pool.obeys:
+            return
+        self.cache_pool.drop()
+        for name, parts in self._models.items():
+            if self.budget:
+                parts.drop_kept()
+            if back := parts.returned:  # in pieces of memory that suited the other
+                self._leave(name, back)
+        self.pool.limit()
+        while (over := self.pool.over) and self._leave_room(over):
+            self.pool.release()
+
+    @contextmanager
+    def _allocating(self) -> Iterator[None]:
+        """Arrays made inside take their memory from `malloc`; a failure leaves none behind."""
+        if self._stream is None:
+            self._stream = import_cupy().cuda.Stream(non_blocking=True)
+        self._enforce()
+        try:
+            with device_errors(), import_cupy().cuda.using_allocator(self.malloc):
+                yield
+        except DeviceError as error:
+            # Arrays of the frames that failed would live as long as somebody holds the error.
+            clear_frames(error.__traceback__)
+            raise
+
+    def _squeeze(self, size: int) -> Any:
+        """Memory that the budget has none of: pieces nothing uses go back to the driver, then parts leave."""
+        full = import_cupy().cuda.memory.OutOfMemoryError
+        self.pool.release()
+        while True:
+            try:
+                return self.pool.source.malloc(size)
+            except full:
+                if not self._leave_room(max(size, (self.budget or 0) // 64)):
+                    break
+                self.pool.release()
+                self.pool.take_free()
+        raise self.pool.refusal(size)
+
+    def _leave_room(self, size: int) -> bool:
+        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
+
+        An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
+        Then what guests hold, the one used longest ago first, and what can be done without: weights kept rounded, and
+        room that experts are brought to.
+        """
+        if size and self.cache_pool.drop():
+            return True
+        for guest in sorted(self.guests, key=lambda guest: guest.used):
+            if size and guest.leave_for(self._busy):
+                self._left += 1
+                return True
+        for name, parts in self._models.items():
+            if size and name != self._busy and (parts.drop_kept() or parts.drop_ring()):
+                self._left += 1
+                return True
+        freed = 0
+        for name, parts in self._models.items():
+            while freed < size and name != self._busy and (going := parts.next_to_offload()):
+                self._leave(name, going)
+                freed += sum(parts.sizes[part] for part in going)
+        return freed > 0
+
+    def _leave(self, name: str, going: list[str]) -> None:
+        parts, start = self._models[name], time.perf_counter()
+        parts.offload(going)
+        size = sum(parts.sizes[part] for part in going)
+        self._journal.note("offload", name, len(going), size, start, time.perf_counter() - start)
+
+    def _with_buffer(self, name: str, going: list[str]) -> list[str]:
+        """These parts, and those in the buffer of any of them, which is not free before they leave too."""
+        back = self._models[name].returned
+        return [*going, *(part for part in back if part not in going)] if set(back) & set(going) else going
+
+    def _gone(self, name: str) -> tuple[dict[str, list[str]], int]:
+        """What has left for the model `name`."""
+        return self._away(name), self.cache_pool.dropped + self._left
+
+    def _away(self, name: str) -> dict[str, list[str]]:
+        """What has left of the other models."""
+        return {other: parts.away for other, parts in self._models.items() if other != name}

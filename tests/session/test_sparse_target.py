@@ -1,0 +1,55 @@
+"""A target that reads its prompts sparsely: right answers, densities that are told, and a decision that knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retriever_files import text_task
+
+from sp.models.synthetic.shapes import find_shape
+from sp.ops.sparse.flashprefill import FlashPrefill
+from sp.prompt import Prompt
+from sp.scoring import SCORERS
+from sp.session import Pipeline, RunOptions, load
+from sp.session.decide import speedup
+from sp.studies.pages.run_report import summary
+
+V1 = FlashPrefill(0.05, sink=1, window=1)
+V2 = replace(V1, share="group", visibility="first", mean_correction=True)
+
+
+@pytest.fixture(scope="module")
+def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
+
+
+@pytest.mark.parametrize(("sparse", "kv", "rotate"), [(V1, "f32", False), (V2, "f16", True)])
+def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
+    task = text_task(2000, needles=8, seed=4)
+    prompt = Prompt.from_document(task.document, task.question, pair.target.template, needle=task.needle)
+    options = RunOptions(
+        keep_ratio=0.5,
+        compress="always",
+        kv=kv,
+        rotate=rotate,
+        sparse=sparse,
+        max_new_tokens=8,
+        scorer=SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.05}),
+    )
+    result = pair.run(prompt, options, full=True)
+    assert result.full is not None
+    assert result.answer.text == result.full.text == task.answer
+    told = summary(result, {})
+    assert told["target_density"] == np.mean(result.answer.densities) < 1
+    assert told["drafter_density"] == np.mean(result.importance.densities) < 1
+    dense = summary(pair.run(prompt, replace(options, sparse=None, compress="off")), {})
+    assert (dense["target_density"], dense["drafter_density"]) == (1, None)
+
+
+def test_a_sparse_target_leaves_less_to_gain() -> None:
+    target, drafter = find_shape("qwen3.6-27b").config, find_shape("qwen3-0.6b").config
+    dense, sparse = (speedup(target, drafter, 131072, 0.05, sparse=one) for one in (None, FlashPrefill(0.1)))
+    assert 0.5 * dense < sparse < 0.8 * dense
