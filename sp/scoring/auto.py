@@ -50,7 +50,7 @@ class AutoScorer(ReadingScorer):
                 f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
                 "drafter; make it anew with sp calibrate, or name one with --scorer"
             )
-        return SCORERS.build(name, {option: getattr(self, option) for option in DRAFTING[1:]})
+        return kind(**{option: getattr(self, option) for option in DRAFTING[1:]})
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Those of the scorer."""

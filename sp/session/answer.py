@@ -25,7 +25,7 @@ from sp.models.shards.shared_model import SharedModel
 from sp.models.shards.stream import stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.meeting import StoppedError
-from sp.session.cache_pool import CacheGraphs, CachePool, CardPools, PooledCache
+from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter
 from sp.session.load import Loaded
@@ -140,12 +140,14 @@ def begin(
         if draft is not None and isinstance(decoder, Speculative):
             begun = _begin_with_draft(target, given, options, decoder, progress, draft, pooled)
         else:
-            begun = _begin_alone(target, given, options, progress, pooled)
+            logits, densities = read_prompt(target.model, given.ids, given.positions, pooled, options, progress)
+            rest = decode(target.model, logits, given.next_position, pooled, options)
+            begun = Begun(-1, rest, densities, read=pooled.told())
     except BaseException:
         pooled.end()
         raise
-    rest = _lent(pooled, pool, begun.rest)
-    return replace(begun, first=next(rest), rest=rest)
+    lent = _lent(pooled, pool, begun.rest)
+    return replace(begun, first=next(lent), rest=lent)
 
 
 def _lent(pooled: PooledCache, pool: CachePool, stream: Generator[int]) -> Generator[int]:
@@ -187,15 +189,6 @@ def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, opt
     )
 
 
-def _begin_alone(
-    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, pooled: PooledCache
-) -> Begun:
-    """Read the prompt, for an answer without a draft; `first` is not known yet."""
-    logits, densities = read_prompt(target.model, given.ids, given.positions, pooled, options, progress)
-    rest = decode(target.model, logits, given.next_position, pooled, options)
-    return Begun(-1, rest, densities, read=pooled.told())
-
-
 def _begin_with_draft(
     target: Loaded,
     given: Compressed,
@@ -205,7 +198,7 @@ def _begin_with_draft(
     draft: Draft,
     pooled: PooledCache,
 ) -> Begun:
-    """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
+    """Read the prompt for an answer whose draft takes the outputs of some layers; `first` is not known yet."""
     session, read = pooled.session(draft), 0
 
     def take(features: Floats) -> None:
@@ -238,7 +231,7 @@ def begin_on_cards(
     options: RunOptions,
     progress: Progress | None,
     draft: Draft | None,
-    pools: CardPools,
+    pool: CachePool,
 ) -> Begun:
     """`begin` on every card that shares the target, each with a cache and a draft of its own.
 
@@ -253,15 +246,17 @@ def begin_on_cards(
         See `begin`; `progress` is called in the thread of the first card.
     draft : Draft or None
         See `draft_on_cards`.
-    pools : CardPools
+    pool : CachePool
+        With those of the cards.
 
     Raises
     ------
     SpError
         As `begin`, and of a card that failed; what the cards keep is let go of then.
     """
-    model = target.model
+    model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
+    assert pools is not None
     check_draft(options, draft)
     told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
 

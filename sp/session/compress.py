@@ -72,7 +72,7 @@ def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut)
     """
     index = kept.nonzero()[0]
     ids = prompt.ids[index]
-    inserted = list(_parts(prompt, kept, tokenizer, cut.read))
+    inserted = list(_parts(prompt, kept, tokenizer, cut.read)) if cut.read else []
     if cut.mark:
         taken = kept.copy()
         for _, first, new in inserted:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sp.session.pipeline import Pipeline
-
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sp.arrays import Bools
 from sp.errors import PromptError
@@ -29,6 +24,9 @@ from sp.selection import token_budget
 from sp.session.load import Loaded
 from sp.session.measured import BreakEven, find_break_even
 from sp.session.options import Compress, Positions, RunOptions
+
+if TYPE_CHECKING:
+    from sp.session.pipeline import Pipeline
 
 LONGEST = 1 << 22
 LEAST = 64
@@ -75,14 +73,13 @@ def speedup(
     is a dense reading by the drafter. With `sparse` the target's attention reads what that is expected to list.
     `fixed_tokens` of the prompt are kept whatever the ratio is.
     """
-
-    def reading(n: int) -> float:
-        return flops(target, n, density=1.0 if sparse is None else expected_density(sparse, n))
-
     kept = max(1, token_budget(keep_ratio, tokens, fixed_tokens))
     reader = target if scorer is not None and scorer.reads_target else drafter
     scoring = flops(reader, tokens) if scorer is None else scorer.flops(reader, tokens)
-    return reading(tokens) / (scoring + reading(kept))
+    whole, part = (
+        flops(target, n, density=1.0 if sparse is None else expected_density(sparse, n)) for n in (tokens, kept)
+    )
+    return whole / (scoring + part)
 
 
 def break_even(
@@ -142,49 +139,33 @@ def decide(
         length = break_even(target, drafter, keep_ratio, protected, scorer, sparse)
     if length is not None:
         length = max(length, protected + ceil(LEAST / keep_ratio))
-    kept = token_budget(keep_ratio, tokens, protected)
+    kept, free = token_budget(keep_ratio, tokens, protected) - protected, tokens - protected
     source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
-
-    def decided(activated: bool, reason: str) -> Decision:
-        return Decision(activated, reason, length, gain, source)
-
+    activated = False
     if compress == "off":
-        return decided(False, "compression is switched off")
-    if keep_ratio < 1 and kept == tokens:
-        return decided(False, nothing_to_leave_out(tokens, protected))
-    if compress == "always":
-        return decided(True, "compression was asked for whatever it costs")
-    if not fits:
-        return decided(True, "the whole prompt does not fit the target's window")
-    if tokens < threshold:
-        return decided(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}")
-    if keep_ratio == 1:
-        return decided(False, "keep_ratio is 1, so every token is kept")
-    if kept - protected < LEAST:
-        chosen, free = kept - protected, tokens - protected
-        return decided(False, f"of {free} tokens that may be left out {chosen} would be kept, fewer than {LEAST}")
-    if length is not None and tokens < length:
-        return decided(False, f"the prompt has {tokens} tokens, below the {source} break-even of {length}")
-    if measured is not None:
-        return decided(length is not None, f"compression was {measured.describe()}")
-    if length is None:
-        return decided(False, "the drafter is predicted to cost more than it saves at any length")
-    return decided(True, f"predicted {gain:.1f}x less prefill work")
-
-
-def nothing_to_leave_out(tokens: int, protected: int) -> str:
-    """Why a keep ratio leaves out nothing of a prompt.
-
-    Examples
-    --------
-    >>> nothing_to_leave_out(30, 30)
-    'nothing may be left out: all 30 tokens are protected (question, chat markup)'
-    >>> nothing_to_leave_out(31, 30)
-    'too little may be left out: 30 of 31 tokens are protected (question, chat markup)'
-    """
-    share = f"all {tokens}" if protected == tokens else f"{protected} of {tokens}"
-    much = "nothing" if protected == tokens else "too little"
-    return f"{much} may be left out: {share} tokens are protected (question, chat markup)"
+        reason = "compression is switched off"
+    elif keep_ratio < 1 and kept == free:
+        much, share = ("too little", f"{protected} of {tokens}") if free else ("nothing", f"all {tokens}")
+        reason = f"{much} may be left out: {share} tokens are protected (question, chat markup)"
+    elif compress == "always":
+        activated, reason = True, "compression was asked for whatever it costs"
+    elif not fits:
+        activated, reason = True, "the whole prompt does not fit the target's window"
+    elif tokens < threshold:
+        reason = f"the prompt has {tokens} tokens, below the threshold of {threshold}"
+    elif keep_ratio == 1:
+        reason = "keep_ratio is 1, so every token is kept"
+    elif kept < LEAST:
+        reason = f"of {free} tokens that may be left out {kept} would be kept, fewer than {LEAST}"
+    elif length is not None and tokens < length:
+        reason = f"the prompt has {tokens} tokens, below the {source} break-even of {length}"
+    elif measured is not None:
+        activated, reason = length is not None, f"compression was {measured.describe()}"
+    elif length is None:
+        reason = "the drafter is predicted to cost more than it saves at any length"
+    else:
+        activated, reason = True, f"predicted {gain:.1f}x less prefill work"
+    return Decision(activated, reason, length, gain, source)
 
 
 SPREAD = 2
@@ -397,11 +378,15 @@ def settle(
     window, protected = Fit(True, options.positions), prompt.mask("protected")
     if present is None:
         window = fit(target, len(prompt), options, drafter is not None, int(protected.sum()))
-        options = replace(options, scorer=scorer, positions=window.positions)
+        if (scorer, window.positions) != (options.scorer, options.positions):
+            options = replace(options, scorer=scorer, positions=window.positions)
     else:
         protected = fixed(prompt, len(present))
+    if drafter is not None:
+        scorer = scorer.chosen(drafter)  # once, not for every length that a break-even is looked for at
     # Times were measured with a target that reads densely.
-    measured = None if options.sparse else find_break_even(pipeline.break_evens, options.keep_ratio, scorer, drafter)
+    known = () if options.sparse else pipeline.break_evens
+    measured = find_break_even(known, options.keep_ratio, scorer) if known else None
     decision = decide(
         target.model.config,
         drafter,

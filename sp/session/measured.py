@@ -13,7 +13,6 @@ from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models import ModelConfig
 from sp.models.arithmetic import in_attention, kept_rounded
 from sp.quant import Math
 from sp.scoring import Scorer
@@ -277,12 +276,7 @@ def known_break_evens(
     return found
 
 
-def find_break_even(
-    found: Iterable[BreakEven], keep_ratio: float, scorer: Scorer, drafter: ModelConfig | None = None
-) -> BreakEven | None:
-    """The one measured at a keep ratio with this way of drafting, if there is one.
-
-    With the drafter's configuration a scorer that chooses by it, as `auto` does, counts as the one that it chooses.
-    """
-    how = drafting(scorer if drafter is None else scorer.chosen(drafter))
+def find_break_even(found: Iterable[BreakEven], keep_ratio: float, scorer: Scorer) -> BreakEven | None:
+    """The one measured at a keep ratio with this way of drafting, if there is one."""
+    how = drafting(scorer)
     return next((b for b in found if isclose(b.keep_ratio, keep_ratio) and dict(b.drafting) == how), None)

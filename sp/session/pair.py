@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,15 +9,30 @@ from pathlib import Path
 from sp.errors import ConfigError, short
 from sp.gguf import GGUFFile, Tokenizer
 from sp.hub import best_drafter, model_path
-from sp.kernels.device import pick_device
 from sp.models import Cards, Draft, load_draft, read_config
-from sp.models.arithmetic import scoring
 from sp.models.model import Device
 from sp.models.shards.shared_model import SharedModel
-from sp.parallel.nccl import NcclGroup, copies
+from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.scoring.base import ModelFreeScorer, Scorer
-from sp.session.load import Loaded, Where, embedded
-from sp.session.residency import Residency
+from sp.session.load import Loaded, embedded
+
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+
+
+def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
+
+    Raises
+    ------
+    ConfigError
+        With a budget of memory, or on the CPU.
+    DeviceError
+        Where there are not so many, or no NCCL.
+    """
+    count = cards if target_cards is None else target_cards
+    if vram is not None and max(cards, count) > 1:
+        raise ConfigError(OF_ONE_CARD)
+    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
 
 
 def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
@@ -50,7 +64,7 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
     >>> default_drafter("target.gguf", [SCORERS.class_of("bm25")]).name
     'drafter.gguf'
     """
-    if target is None or _same(model_path(target), embedded("target")):
+    if target is None or model_path(target).resolve() == embedded("target").resolve():
         return embedded("drafter")
     if scorers is not None and all(issubclass(scorer, ModelFreeScorer) for scorer in scorers):
         return embedded("drafter")
@@ -63,63 +77,6 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
         f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
         "sp get smollm2-135m, or name one with --drafter"
     )
-
-
-def _same(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one place."""
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def load_pair(
-    target: Callable[[Device], Loaded],
-    drafter: Callable[[Device], Loaded],
-    *,
-    device: Where = "auto",
-    vram: int | None = None,
-) -> tuple[Loaded, Loaded, Residency]:
-    """Load two models one after the other.
-
-    Parameters
-    ----------
-    target, drafter : callable
-        Load a model on the device they are given.
-    device : {"auto", "cpu", "cuda"}
-    vram : int, optional
-        Bytes for models, caches and work together, see `Residency`; what the device has, if left out.
-
-    Returns
-    -------
-    target, drafter : Loaded
-    residency : Residency
-        That both have been taken on by.
-
-    Raises
-    ------
-    ConfigError
-        A budget for models on the CPU.
-    DeviceError
-        The budget is too small to load them.
-    """
-    where = pick_device(device)
-    if where == "cpu":
-        if vram is not None:
-            raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
-        return target(where), drafter(where), Residency()
-    residency = Residency(vram)
-    heavy = residency.load("target", lambda: target(where))
-    return heavy, residency.load("drafter", lambda: drafter(where)), residency
-
-
-def to_score(opened: Callable[[Device], Loaded]) -> Callable[[Device], Loaded]:
-    """Load a model that only scores, see `sp.models.arithmetic.scoring`."""
-
-    def load(device: Device) -> Loaded:
-        found = opened(device)
-        model = found.model
-        model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
-        return found
-
-    return load
 
 
 def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:

@@ -13,9 +13,10 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Cards, Draft, load_draft
+from sp.models.arithmetic import scoring
 from sp.models.model import Device
 from sp.models.shards.shared_model import SharedModel
-from sp.parallel.nccl import NcclGroup, group_of
+from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.messages import Message, as_prompt
 from sp.quant import Math
@@ -31,29 +32,12 @@ from sp.session.device_memory import format_bytes
 from sp.session.load import Loaded, Where, embedded, load
 from sp.session.measured import BreakEven, known_break_evens
 from sp.session.options import Compress, RunOptions
-from sp.session.pair import default_drafter, draft_on_cards, load_pair, spread, to_score
+from sp.session.pair import OF_ONE_CARD, default_drafter, draft_on_cards, sharing, spread
 from sp.session.residency import Residency
 from sp.session.result import Answer, OnToken, Reporter, RunResult, Scored, silent
 from sp.trace import Trace, peak_bytes
 
-OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
 NOT_NAMED = "the best drafter that is here, as none was named"
-
-
-def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
-    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
-
-    Raises
-    ------
-    ConfigError
-        With a budget of memory, or on the CPU.
-    DeviceError
-        Where there are not so many, or no NCCL.
-    """
-    count = cards if target_cards is None else target_cards
-    if vram is not None and max(cards, count) > 1:
-        raise ConfigError(OF_ONE_CARD)
-    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
 
 
 @dataclass(frozen=True)
@@ -142,15 +126,36 @@ class Pipeline:
         vram: int | None = None,
         cards: int = 1,
     ) -> Self:
-        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`.
+        """Load two models by functions of the device, for example by `load` or `synthetic`, under one budget.
 
         The drafter is loaded on each of `cards` GPUs, the target where its function loads it: see `sharing`.
+
+        Raises
+        ------
+        ConfigError
+            A budget for models on the CPU, or for several cards.
+        DeviceError
+            The budget is too small to load them.
         """
+        where = pick_device(device)
         if cards > 1 and vram is not None:
             raise ConfigError(OF_ONE_CARD)
-        drafter, group = to_score(drafter), group_of(cards, pick_device(device))
-        pair = load_pair(target, drafter, device=device, vram=vram)
-        return cls(*pair, cards=None if group is None else spread(pair[1], group, drafter))
+
+        def to_score(where: Device) -> Loaded:
+            found = drafter(where)
+            model = found.model
+            model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
+            return found
+
+        group = group_of(cards, where)
+        if where == "cpu":
+            if vram is not None:
+                raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
+            return cls(target(where), to_score(where))
+        residency = Residency(vram)
+        heavy = residency.load("target", lambda: target(where))
+        small = residency.load("drafter", lambda: to_score(where))
+        return cls(heavy, small, residency, cards=None if group is None else spread(small, group, to_score))
 
     @property
     def on_cards(self) -> bool:

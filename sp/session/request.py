@@ -222,7 +222,7 @@ def score_tokens(
     n, scorer = len(drafted), options.scorer
     new = n - (keys.trail.tokens if keys else 0)
     check_scoring(reader, new, scorer, pipeline.residency.budget)
-    if not isinstance(scorer, ModelFreeScorer):
+    if reader.trained is not None and n > reader.trained and not isinstance(scorer, ModelFreeScorer):
         reading = reader.for_prompt(n)
         trace.facts |= {"rope_needed": str(reading.needed)} if reading.needed else {}
         warn_extrapolated(role, reading, n)
@@ -358,12 +358,8 @@ def read(
             "byte_span" if whole else options.mapping,
             Cut(parts, options.mark_omitted, options.selector.whole),
         )
-
-    def work(progress: Progress | None) -> Begun:
-        if pool.cards is None:
-            return begin(target, given, options, progress, pipeline.draft, pool)
-        return begin_on_cards(target, given, options, progress, pipeline.draft, pool.cards)
-
+    start = begin if pool.cards is None else begin_on_cards
+    work = partial(start, target, given, options, draft=pipeline.draft, pool=pool)
     return finish(pipeline, prompt, len(given.ids), work, trace, reporter, what, on_token)
 
 

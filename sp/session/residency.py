@@ -127,6 +127,8 @@ class Residency:
         Where memory ran out although others left it, what is free now lies in scraps: the work is begun
         anew, with all of it in one piece. Before that it goes on without weights kept rounded.
         """
+        if not self._models:
+            return work()
         before, first = self._gone(name), True
         while True:
             try:

@@ -16,7 +16,7 @@ from sp.models.passes.layer_attention import SparseAttention
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
-from sp.session import Pipeline, pair
+from sp.session import Pipeline
 from sp.session.load import embedded
 
 DRY = """
@@ -98,6 +98,8 @@ def test_auto_takes_attention_of_a_model_that_scores(monkeypatch, asked, device,
 
 def test_a_pair_loads_its_drafter_to_score_and_its_target_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(pair, "scoring", lambda made_in, device, head_dim: asked.append(head_dim) or made_in)
+    monkeypatch.setattr(
+        "sp.session.pipeline.scoring", lambda made_in, device, head_dim: asked.append(head_dim) or made_in
+    )
     found = Pipeline.open(device="cpu", math="auto", drafter_math="auto")
     assert asked == [found.drafter.model.config.head_dim]

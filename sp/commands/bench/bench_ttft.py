@@ -202,8 +202,7 @@ def open_timed_pair(
     """
     from sp.bench.request import without_ends
     from sp.session import Pipeline
-    from sp.session.pair import default_drafter
-    from sp.session.pipeline import sharing
+    from sp.session.pair import default_drafter, sharing
 
     if (target[1], *drafter[:2]) == (None, None, None):
         drafter = (default_drafter(target[0]), *drafter[1:])
