@@ -42,8 +42,7 @@ from sp.models.synthetic.retriever import write_retriever
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.paged_kv import PagedKV
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention.attention import importance_of
-from sp.scoring.attention.reduction import Fold
+from sp.scoring.attention.attention import Fold, importance_of
 from sp.scoring.attention.tail import TailScorer, padded, without_markup
 from sp.scoring.base import KeptKeys
 from sp.selection import SELECTORS, SelectionRequest

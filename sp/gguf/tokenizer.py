@@ -20,8 +20,7 @@ from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.decoder import Decoder
 from sp.gguf.tokens.dropped import spelled_places
 from sp.gguf.tokens.sentencepiece import Pieces
-from sp.gguf.tokens.special_tokens import SpecialTokens, end_ids
-from sp.gguf.tokens.written import Written
+from sp.gguf.tokens.text import SpecialTokens, Written, end_ids
 from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 

@@ -11,7 +11,7 @@ from sp.selection.base import (
     register_selector,
     token_budget,
 )
-from sp.selection.constraints import Constrained
+from sp.selection.ranking import Constrained
 
 __all__ = [
     "SELECTORS",

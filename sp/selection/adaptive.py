@@ -9,7 +9,7 @@ import numpy as np
 
 from sp.arrays import Doubles
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import check_share
+from sp.selection.ranking import check_share
 from sp.selection.thresholds import ChunkThreshold
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from sp.config import Tokens
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import check_least
+from sp.selection.ranking import best_first, check_least, unit_means
 from sp.selection.top_chunks import TopChunks
-from sp.selection.units import best_first, unit_means
 
 
 @register_selector("token_budget")

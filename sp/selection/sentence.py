@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import Constrained, check_least
-from sp.selection.units import best_first, sentence_bounds, unit_means
+from sp.selection.ranking import Constrained, best_first, check_least, sentence_bounds, unit_means
 
 
 @register_selector("sentence")

@@ -8,8 +8,8 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats, Ints
 from sp.selection.base import SelectionRequest
+from sp.selection.ranking import best_first, unit_means
 from sp.selection.top_chunks import TopChunks
-from sp.selection.units import best_first, unit_means
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from sp.arrays import Ints
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import Constrained, check_least
-from sp.selection.units import best_first, chunk_bounds, unit_means
+from sp.selection.ranking import Constrained, best_first, check_least, chunk_bounds, unit_means
 
 CHUNK = 32
 """Tokens, where neither an option nor a scorer says."""

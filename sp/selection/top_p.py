@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import check_share
+from sp.selection.ranking import check_share
 from sp.selection.thresholds import ChunkThreshold
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.constraints import Constrained
-from sp.selection.units import best_first, chunk_bounds
+from sp.selection.ranking import Constrained, best_first, chunk_bounds
 
 
 @register_selector("top_tokens")

@@ -11,8 +11,7 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.prompt import TokenisedPrompt
 from sp.selection import token_budget
-from sp.selection.constraints import Constrained
-from sp.selection.units import sentence_bounds
+from sp.selection.ranking import Constrained, sentence_bounds
 from sp.session.compress import Shown
 from sp.session.decide import over
 from sp.session.load import Loaded

@@ -43,7 +43,7 @@ def test_what_cannot_fit_is_refused_unread(
         pair.target.model.config = replace(pair.target.model.config, context=WINDOW)
         return pair
 
-    for name in ("score", "read"):
+    for name in ("score_tokens", "finish"):
         monkeypatch.setattr(request, name, unread)
     monkeypatch.setattr("sp.evals.ppl.log_probabilities", unread)
     monkeypatch.setattr(Asked, "open", narrow)

@@ -22,7 +22,7 @@ from sp.models import SparseAttention, dense_attention, prefill_by_layer, read_b
 from sp.models.synthetic.random_store import random_model
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention.reduction import Fold, Reduction
+from sp.scoring.attention.attention import Fold, Reduction
 from sp.session.load import embedded, load
 from sp.studies.sample import sample
 

@@ -13,7 +13,7 @@ from sp.arrays import Floats, Ints
 from sp.models import Model, decode_step, load_model, prefill
 from sp.ops.rope import rope
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.reduction import Reduction, average_pool
+from sp.scoring.attention.attention import Reduction, average_pool
 
 
 @pytest.fixture(scope="module")

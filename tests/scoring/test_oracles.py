@@ -16,7 +16,7 @@ from sp.errors import PromptError
 from sp.models import Model, decode_step, prefill
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
 from sp.scoring.answer_likelihood import log_likelihoods
-from sp.scoring.attention.reduction import average_pool
+from sp.scoring.attention.attention import average_pool
 from sp.session.load import synthetic
 
 N, SEED = 262, 3

@@ -10,7 +10,7 @@ import pytest
 from sp.errors import ConfigError
 from sp.ops.attention.attention_probs import attention_probs
 from sp.ops.attention.reduction import max_pool
-from sp.scoring.attention.reduction import STEPS, Fold, Reduction, average_pool
+from sp.scoring.attention.attention import STEPS, Fold, Reduction, average_pool
 from sp.scoring.base import chunk_means
 
 

@@ -26,7 +26,7 @@ from sp.ops.sparse.block_lists import forced
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention.reduction import Fold, Reduction
+from sp.scoring.attention.attention import Fold, Reduction
 from sp.scoring.reading import SPARSE_TOKENS, by_length
 
 N = 1500

@@ -10,8 +10,7 @@ from selection_cases import PLAIN
 
 from sp.errors import ConfigError
 from sp.selection import SELECTORS, Selection, SelectionRequest
-from sp.selection.ranking import spread_order, token_steps
-from sp.selection.units import sentence_bounds
+from sp.selection.ranking import sentence_bounds, spread_order, token_steps
 
 
 def select(name: str, scores: Any, keep: float, protected: tuple[int, ...] = (), **options: object) -> Selection:

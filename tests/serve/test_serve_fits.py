@@ -9,7 +9,7 @@ import pytest
 import serving as tool
 import web
 
-from sp.session import Conversation, Conversations, Pipeline, RunOptions, request
+from sp.session import Conversations, Pipeline, RunOptions, request
 from sp.session.residency import Residency
 
 WINDOW = 300
@@ -30,7 +30,7 @@ def narrow() -> Pipeline:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was drafted or read."""
     done: list[str] = []
-    for name in ("score", "read"):
+    for name in ("score_tokens", "finish"):
         monkeypatch.setattr(request, name, lambda *_, name=name, **__: done.append(name))
     return done
 
@@ -52,10 +52,9 @@ def test_over_the_window(
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_over_a_budget_of_memory(read: list[str], sessions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_budget_of_memory(read: list[str], sessions: bool) -> None:
     pair = tool.load()
     tight = replace(pair, residency=Residency(pair.target.model.nbytes + 1000))
-    monkeypatch.setattr(Conversation, "_score", lambda *_: read.append("score"))
     options = RunOptions(keep_ratio=0.5, compress="always")
     with tool.serving(tight, talks=Conversations(tight) if sessions else None, options=options) as server:
         reply = web.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=30)

@@ -16,7 +16,7 @@ from sp.models import prefill
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt, Span
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.attention.reduction import Reduction
+from sp.scoring.attention.attention import Reduction
 from sp.selection import SELECTORS
 from sp.session import Pipeline, RunOptions, RunResult, load
 from sp.session.compress import compress, rejoin, widen

@@ -89,7 +89,7 @@ def test_combinations_that_cannot_be(pair: Pipeline, monkeypatch: pytest.MonkeyP
     tokenised = pair.tokenise(prompt)
     with pytest.raises(ConfigError, match="needs the target's draft"):
         pair.read(tokenised, np.ones(len(tokenised), bool), RunOptions(decode=DDTree()))
-    monkeypatch.setattr(request, "score", None)  # nothing is read before it is refused
+    monkeypatch.setattr(request, "score_tokens", None)  # nothing is read before it is refused
     with pytest.raises(ConfigError, match="needs the target's draft"):
         pair.run(prompt, RunOptions(compress="always", decode=DDTree()), full=False)
 

@@ -115,8 +115,8 @@ REFUSED = [
 def test_what_cannot_fit_is_refused_before_anything_is_read(
     pair: Pipeline, task: TextTask, changes: dict[str, Any], message: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request, "score", unread)
-    monkeypatch.setattr(request, "read", unread)
+    monkeypatch.setattr(request, "score_tokens", unread)
+    monkeypatch.setattr(request, "finish", unread)
     if ahead:  # as on the device, where the drafter need not wait for the target's tokens
         monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: options.compress != "off" and not (
             options.scorer.reads_target or options.state_gaps != "compact"))  # fmt: skip
@@ -192,7 +192,7 @@ def test_a_drafter_of_few_tokens_reads_nothing_of_what_cannot_fit(
     """A vocabulary with a quarter of the target's tokens, as one of long words: twice as many would fit."""
     monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: True)
     monkeypatch.setattr(request, "tokenise_for_drafter", lambda prompt, *_: coarse(prompt, pair))
-    monkeypatch.setattr(request, "score", unread)
+    monkeypatch.setattr(request, "score_tokens", unread)
     n = len(prompt_of(task, pair).tokenise(pair.target.tokenizer))
     few = len(coarse(prompt_of(task, pair), pair))
     keep = 1.1 * (WINDOW - 8) / n
@@ -217,8 +217,8 @@ def cache_bytes(pair: Pipeline, tokens: int, kv: str) -> int:
 def test_a_budget_holds_weights_and_the_very_cache(
     roomy: Pipeline, task: TextTask, kv: Any, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request, "score", unread)
-    monkeypatch.setattr(request, "read", unread)
+    monkeypatch.setattr(request, "score_tokens", unread)
+    monkeypatch.setattr(request, "finish", unread)
     options = replace(OPTIONS, compress="always", kv=kv)
     prompt = prompt_of(task, roomy)
     tokenised = prompt.tokenise(roomy.target.tokenizer)
@@ -270,7 +270,7 @@ def test_check_says_what_run_says(pair: Pipeline, task: TextTask) -> None:
 def test_a_conversation_that_cannot_fit_drafts_nothing(
     pair: Pipeline, task: TextTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request, "score", unread)
+    monkeypatch.setattr(request, "score_tokens", unread)
     cases: list[tuple[Any, float, str]] = [("original", 0.05, "positions contig"), ("contiguous", 0.5, "lower --keep")]
     for positions, keep, advice in cases:
         talk = Conversation(pair, replace(OPTIONS, compress="always", keep_ratio=keep, positions=positions))
@@ -326,8 +326,8 @@ def test_the_command_reads_nothing_of_what_cannot_fit(
     """Not for a warm-up either, which drafts an eighth of the prompt."""
     question = f"{task.question} {task.document[:1600]}"
     monkeypatch.setattr("sp.commands.run.open_pair", lambda *_, **__: pair)
-    monkeypatch.setattr(request, "score", unread)
-    monkeypatch.setattr(request, "read", unread)
+    monkeypatch.setattr(request, "score_tokens", unread)
+    monkeypatch.setattr(request, "finish", unread)
     (text := tmp_path / "text.txt").write_text(task.document)
     given = ["run", "--prompt-file", text, "--question", task.question, "--out", tmp_path / "o", "--device", "cpu"]
     for options in (["--compress", "off"], ["--keep-ratio", 0.9], ["--keep-ratio", 0.001, "--question", question]):

@@ -16,9 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Bools, Ints
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.tokens.pieces import pieces
-from sp.gguf.tokens.special_tokens import Fragment
-from sp.gguf.tokens.written import Written
+from sp.gguf.tokens.text import Fragment, Written, pieces
 from sp.gguf.vocabulary import ADDED, Vocabulary
 
 

@@ -21,8 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from sp.arrays import Bools, Ints
-from sp.gguf.tokens.special_tokens import Fragment
-from sp.gguf.tokens.written import Written
+from sp.gguf.tokens.text import Fragment, Written
 from sp.gguf.vocabulary import ADDED, BYTE, LONGEST_PIECE, Vocabulary
 
 SPACE = "\u2581"

@@ -10,9 +10,8 @@ import numpy as np
 
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
-from sp.scoring.attention.attention import importance_of
+from sp.scoring.attention.attention import FoldByLayer, importance_of
 from sp.scoring.attention.lookahead import LookaheadScorer
-from sp.scoring.attention.reduction import FoldByLayer
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 

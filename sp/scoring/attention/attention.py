@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels import is_device
+from sp.kernels import import_cupy, is_device
 from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
+from sp.models.cache.host_room import looked_at
 from sp.models.config import first_layers
+from sp.ops.array_module import array_module
+from sp.ops.attention.importance import Folded, fold_weights, importance
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import Edges, Pooling
+from sp.ops.attention.reduction import STEPS, Edges, Pooling, Reduction, average_pool
 from sp.ops.attention.unrotate import unrotate
 from sp.quant import F16, F32
-from sp.scoring.attention.reduction import Fold, Reduction
 from sp.scoring.base import Importance, ScoreRequest
 from sp.scoring.reading import ReadingScorer, densities
 
@@ -223,3 +227,140 @@ def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
     keys = unrotate(at.keys(), positions, model.config.rope)
     bits = np.ascontiguousarray(keys).view(np.uint8)[None]
     return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)
+
+
+__all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
+
+
+@dataclass
+class Laps:
+    """Adds up times; on the device by events, which nobody waits for before `seconds` is asked.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> laps = Laps()
+    >>> with laps.lap(np.zeros(1)):
+    ...     pass
+    >>> 0 < laps.seconds() < 1
+    True
+    """
+
+    _host: float = 0.0
+    _events: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def lap(self, array: Any) -> Iterator[None]:
+        """The block is work on this array, and where it lies."""
+        if not is_device(array):
+            start = time.perf_counter()
+            yield
+            self._host += time.perf_counter() - start
+            return
+        cuda = import_cupy().cuda
+        begun, ended, stream = cuda.Event(), cuda.Event(), cuda.get_current_stream()
+        begun.record(stream)
+        yield
+        ended.record(stream)
+        self._events.append((begun, ended))
+
+    def seconds(self) -> float:
+        """Of all laps; waits for the device."""
+        cuda = import_cupy().cuda if self._events else None
+        for _, ended in self._events:
+            ended.synchronize()
+        return self._host + sum(cuda.get_elapsed_time(*pair) for pair in self._events) / 1e3 if cuda else self._host
+
+
+@dataclass
+class Fold:
+    """Running reduction over the layers of a drafter, in NumPy or on the device.
+
+    Examples
+    --------
+    >>> fold = Fold(Reduction(pool=1))
+    >>> fold.add(np.full((2, 1, 4), 0.25, np.float32))
+    >>> fold.result().tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    reduction: Reduction
+    by_head: bool = False
+    running: Any = None
+    count: int = 0
+    layers: list[Any] = field(default_factory=list)
+    heads: list[Any] = field(default_factory=list)
+    laps: Laps = field(default_factory=Laps)
+    """What `add_layer` takes."""
+
+    def add(self, probs: Floats) -> None:
+        """Fold in one layer's weights (heads, queries, tokens)."""
+        self._take(fold_weights(probs, self.reduction, self._so_far(), by_head=self.by_head), len(probs))
+
+    def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
+        """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
+        with self.laps.lap(q):
+            found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
+            self._take(found, q.shape[1])
+
+    def _so_far(self) -> Any:
+        """What the heads of the next layer are folded into."""
+        return self.running
+
+    def _take(self, found: Folded, heads: int) -> None:
+        self.running = found.running
+        self.layers.append(found.by_layer)
+        if found.by_head is not None:
+            self.heads.append(found.by_head)
+        self.count += heads
+
+    def result(self) -> Floats:
+        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
+        assert self.running is not None, "no layer was folded in"
+        return self.reduction.finish(looked_at([self.running])[0], self.count)
+
+    def heatmap(self) -> Floats:
+        """Importance by layer, (layers, chunks)."""
+        return np.stack(looked_at(self.layers))
+
+    def head_maps(self) -> Floats | None:
+        """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
+        return np.stack(looked_at(self.heads)) if self.heads else None
+
+
+@dataclass
+class FoldByLayer(Fold):
+    """A `Fold` that reduces the heads of each layer by themselves, and then the layers.
+
+    Parameters
+    ----------
+    over_layers : {"mean", "max"}
+        With heads reduced likewise it is what `Fold` does, since all layers have as many.
+
+    Examples
+    --------
+    >>> fold = FoldByLayer(Reduction(pool=1))
+    >>> for top in (0.5, 1.0):
+    ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
+    >>> fold.result().tolist()
+    [0.75, 0.25]
+    """
+
+    over_layers: Literal["mean", "max"] = "mean"
+
+    def _so_far(self) -> None:
+        """Nothing: each layer starts anew."""
+
+    def _take(self, found: Folded, heads: int) -> None:
+        before, layer = self.running, found.running
+        if self.reduction.heads == "mean":
+            layer = layer / np.float32(heads)
+        if before is not None:
+            layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
+        super()._take(found._replace(running=layer), 0)
+
+    def result(self) -> Floats:
+        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
+        assert self.running is not None, "no layer was folded in"
+        layers = len(self.layers) if self.over_layers == "mean" else 1
+        return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)

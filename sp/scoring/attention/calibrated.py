@@ -15,8 +15,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.importance import in_kernel
 from sp.ops.attention.paged_kv import PagedKV
-from sp.scoring.attention.attention import importance_of
-from sp.scoring.attention.reduction import Fold
+from sp.scoring.attention.attention import Fold, importance_of
 from sp.scoring.attention.tail import TailScorer, padded
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import DRAFTING, ReadingScorer

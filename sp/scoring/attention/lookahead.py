@@ -8,8 +8,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
-from sp.scoring.attention.attention import AttentionScorer, importance_of
-from sp.scoring.attention.reduction import Fold
+from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import ReadingScorer
 

@@ -11,9 +11,8 @@ from sp.errors import ConfigError
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.paged_kv import PagedKV
-from sp.scoring.attention.attention import AttentionScorer, importance_of
+from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
 from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
-from sp.scoring.attention.reduction import Fold
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 

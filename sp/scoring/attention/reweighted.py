@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from sp.arrays import Floats
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.paged_kv import PagedKV
-from sp.scoring.attention.attention import AttentionScorer, importance_of
-from sp.scoring.attention.reduction import Fold
+from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
 from sp.scoring.base import Importance, ScoreRequest
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.attention.importance import in_kernel
-from sp.scoring.attention.attention import AttentionScorer, importance_of
-from sp.scoring.attention.reduction import Fold
+from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
 
 

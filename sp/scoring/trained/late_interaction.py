@@ -13,9 +13,8 @@ from sp.models import Cache, ModelConfig
 from sp.models.config import first_layers
 from sp.ops.attention.reduction import chunk_means
 from sp.prompt.sentences import sentence_bounds
-from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, read_on, unrotated_keys
+from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.calibrated import LAST_QUERIES
-from sp.scoring.attention.reduction import Fold, Reduction
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import ReadingScorer, densities
 from sp.scoring.trained.scoring_head import ScoringHead, head_for

@@ -13,12 +13,10 @@ from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.chat import Segment
 from sp.errors import ConfigError
 from sp.selection.base import SELECTORS, Selection, SelectionRequest
-from sp.selection.constraints import Constrained, check_least, end_order
-from sp.selection.ranking import fill, own_steps, unit_steps
+from sp.selection.ranking import Constrained, best_first, check_least, end_order, fill, own_steps, unit_steps
 from sp.selection.structured.forest import Forest, grow
 from sp.selection.structured.outline import MARKUP, Outline
 from sp.selection.structured.view import View, views
-from sp.selection.units import best_first
 
 ROUND = 4
 """A unit may need so many times `longest` tokens in all, with the brackets and keys round it, before it has to wait."""
