@@ -39,12 +39,7 @@ Progress = Callable[[int], None]
 class OnCards:
     """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
 
-    Attributes
-    ----------
-    peaks : list of int
-        Most bytes in use on each card up to the first token; 0 on the CPU.
-    refused : str or None
-        See `PooledCache.refused`.
+    `peaks` are the most bytes in use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
     """
 
     peaks: list[int]
@@ -114,14 +109,6 @@ def begin(
     pool: CachePool | None = None,
 ) -> Begun:
     """Run the target over the given tokens, up to the first token of the answer.
-
-    Parameters
-    ----------
-    target, given, options, progress
-    draft : Draft, optional
-        For the speculative ways of decoding.
-    pool : CachePool, optional
-        Where the answer's cache comes from and goes; by default it is made for this answer.
 
     Raises
     ------
@@ -237,17 +224,6 @@ def begin_on_cards(
 
     They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
     returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
-
-    Parameters
-    ----------
-    target : Loaded
-        Its model is a `SharedModel`.
-    given, options, progress
-        See `begin`; `progress` is called in the thread of the first card.
-    draft : Draft or None
-        See `draft_on_cards`.
-    pool : CachePool
-        With those of the cards.
 
     Raises
     ------

@@ -23,12 +23,7 @@ SMALLEST = 512
 class CacheGraphs:
     """A cache, and on the device the CUDA graphs that read into it and decode from it.
 
-    Parameters
-    ----------
-    model : Model
-    cache : Cache
-    kept : bool
-        Whether it is to serve more than one sequence.
+    With `kept` it is to serve more than one sequence.
     """
 
     def __init__(self, model: Model, cache: Cache, *, kept: bool = True) -> None:
@@ -70,18 +65,7 @@ class CacheGraphs:
 
 
 class PooledCache(CacheGraphs):
-    """Room for one sequence, with or without a draft.
-
-    Parameters
-    ----------
-    model : Model
-    tokens : int
-        Capacity.
-    kv, rotate
-        See `Cache`.
-    kept
-        See `CacheGraphs`.
-    """
+    """Room for one sequence, with or without a draft."""
 
     def __init__(self, model: Model, tokens: int, kv: str, rotate: bool | None, *, kept: bool) -> None:
         super().__init__(model, model.new_cache(tokens, kv, rotate=rotate), kept=kept)
@@ -210,14 +194,7 @@ class CachePool:
 
 
 class CardPools:
-    """A pool for each of the cards that share a model.
-
-    Parameters
-    ----------
-    group : Group
-    keep : bool
-        See `CachePool`.
-    """
+    """A pool for each of the cards that share a model."""
 
     def __init__(self, group: Group, keep: bool = True) -> None:
         self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]

@@ -33,20 +33,7 @@ from sp.session.tokenise import Vocabularies, Waiting, timed
 
 
 class Memory:
-    """What earlier turns left behind, for the path of a request.
-
-    Parameters
-    ----------
-    pipeline, run, options
-        As of `Conversation`.
-    tokens : Vocabularies
-
-    Attributes
-    ----------
-    target : TargetMemory
-    drafter : DrafterMemory or None
-        Where the scorer goes on from keys.
-    """
+    """What earlier turns left behind, for the path of a request."""
 
     def __init__(self, pipeline: Pipeline, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
         self.tokens, self.options = tokens, options

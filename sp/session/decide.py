@@ -203,17 +203,6 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
 def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protected: int = 0) -> Fit:
     """How a prompt of `tokens` tokens fits the target's window.
 
-    Parameters
-    ----------
-    target : Loaded
-    tokens : int
-        In the target's vocabulary.
-    options : RunOptions
-    drafter : bool
-        Whether there is a model that can score the prompt.
-    protected : int
-        Tokens of it that are kept in any case.
-
     Raises
     ------
     PromptError
@@ -274,18 +263,7 @@ def check_memory(
 ) -> None:
     """PromptError if a budget of device memory cannot hold what the target needs to read so many tokens and answer.
 
-    Parameters
-    ----------
-    target : Loaded
-    tokens : int
-        That it reads.
-    options : RunOptions
-    budget : int or None
-        Bytes; None if it is not known.
-    beside : int
-        Bytes of what never leaves: a draft.
-    full : bool
-        So many tokens are read for the sake of a full prefill beside the answer.
+    What never leaves, a draft, takes `beside` bytes; with `full` the tokens are those of a full prefill.
     """
     new = options.max_new_tokens
     if budget is None or (least := _held(target, tokens + new, options) + beside) <= budget:

@@ -86,19 +86,7 @@ Kind = Literal["load", "offload", "onload"]
 
 @dataclass
 class Transition:
-    """A model, or a part of it, on its way.
-
-    Attributes
-    ----------
-    kind : {"load", "offload", "onload"}
-    name : str
-        Of the model.
-    parts, nbytes : int
-    at : float
-        Seconds, by `time.perf_counter`.
-    seconds : float
-        What it took; of an onload the copy itself, beside which the host goes on.
-    """
+    """A model, or a part of it, on its way."""
 
     kind: Kind
     name: str

@@ -243,16 +243,6 @@ def known_break_evens(
 ) -> tuple[BreakEven, ...] | None:
     """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
 
-    Parameters
-    ----------
-    records : path or None
-        A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
-    target, drafter
-    budget : int or None
-        Bytes; None for all there is.
-    cards : tuple of int
-        See `cards_of`.
-
     Raises
     ------
     ConfigError

@@ -135,17 +135,9 @@ def _edges(prompt: TokenisedPrompt, at: list[int]) -> Ints:
 
 @dataclass(frozen=True)
 class Plan:
-    """The slots of a turn.
+    """The slots of a turn, which decide the first `decided` tokens of the transcript as the turn before did.
 
-    Attributes
-    ----------
-    slots : Slots
-    common : int
-        So many of the first were planned for the turn before, too.
-    decided : int
-        So many tokens of the transcript those decide.
-    way : {"append", "rewind"} or None
-        How something was recalled.
+    The first `common` slots were planned for that turn too; `way` is how something was recalled.
     """
 
     slots: Slots
@@ -164,20 +156,8 @@ some hundred tokens again."""
 class TargetMemory:
     """What the target has read.
 
-    Parameters
-    ----------
-    target : Loaded
-    options : RunOptions
-    snapshots : int
-        See `Trail`.
-
-    Attributes
-    ----------
-    trail : Trail
-    slots : Slots
-        What the cache holds, or is to be made to hold again after a failure.
-    transcript : int64 (n,)
-        The tokens that `slots` decides, those left out among them.
+    Its `trail` holds the `slots`, or is to be made to hold them again after a failure; these decide the tokens of the
+    `transcript`, those left out among them.
     """
 
     def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
@@ -205,17 +185,8 @@ class TargetMemory:
     def begin(self, plan: Plan, transcript: Ints, ends: Ints, options: RunOptions, progress: Progress | None) -> Begun:
         """Bring the cache to the slots of a plan, up to the first token of the answer.
 
-        Begun again after a failure it does the same. What is read of the answer is in the cache from its end on.
-
-        Parameters
-        ----------
-        plan : Plan
-        transcript : int64 (n,)
-        ends : int64
-            Tokens of the transcript at which messages end, ascending: places for snapshots.
-        options : RunOptions
-            Those of the memory but for the decoder and the longest answer.
-        progress : callable or None
+        Begun again after a failure it does the same. What is read of the answer is in the cache from its end on. At
+        some of `ends`, the tokens at which messages end, it stops for snapshots.
         """
         model, slots = self._loaded.model, plan.slots
         if model.cold is not None:
@@ -323,20 +294,6 @@ class DrafterMemory:
     Keys are kept as RoPE has turned them. Where a transcript grows beyond the window, or is cut back to it, RoPE is
     another one (`Loaded.for_prompt`), and all is read again, so that scores are those of a first reading. Factors
     double, so that while a transcript grows this adds up to less than two readings of its whole length.
-
-    Parameters
-    ----------
-    drafter : Loaded
-    layers : ModelConfig
-        Those whose keys are kept; see `Scorer.kept_layers`.
-    kv : {"f16", "q4_0", "f32"}
-    snapshots : int
-        See `Trail`.
-
-    Attributes
-    ----------
-    trail : Trail
-        The keys; another one where RoPE is another.
     """
 
     def __init__(self, drafter: Loaded, layers: ModelConfig, kv: str, snapshots: int) -> None:
@@ -346,14 +303,7 @@ class DrafterMemory:
         self._forgotten: str | None = None
 
     def keys(self, ids: Ints, ends: Ints) -> KeptKeys:
-        """What is known of a prompt, for its scorer to go on from; all else is forgotten.
-
-        Parameters
-        ----------
-        ids : int64 (n,)
-        ends : int64
-            Tokens at which messages end.
-        """
+        """What is known of a prompt, for its scorer to go on from; all else is forgotten."""
         rotary, known = self._rope(len(ids)), self.trail.tokens
         self._forgotten = None
         if rotary != self.trail.config.rope:

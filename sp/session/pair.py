@@ -116,13 +116,7 @@ def cards_line(cards: Cards, together: bool) -> str:
 
 @dataclass(frozen=True, repr=False)
 class DraftOnCards(Draft):
-    """The draft of the first card, and those of the others.
-
-    Attributes
-    ----------
-    others : tuple of Draft
-        In the order of the cards.
-    """
+    """The draft of the first card, and those of the others."""
 
     others: tuple[Draft, ...] = ()
 

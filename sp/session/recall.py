@@ -104,16 +104,9 @@ def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
 
 
 def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
-    """What was left out of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
+    """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
 
-    Parameters
-    ----------
-    taken, out : boolean array (n,)
-        Tokens to recall, of those that were left out.
-    scores : array (n,)
-    bounds : array (sentences + 1,)
-    budget : int
-        Tokens. What no sentence fits into stays as it is.
+    What no sentence fits into stays as it is.
 
     Examples
     --------
@@ -140,19 +133,7 @@ def tokens_of(runs: Sequence[Run]) -> Ints:
 
 @dataclass(frozen=True)
 class Planner:
-    """What a plan is made from.
-
-    Attributes
-    ----------
-    old : Slots
-        Of the turn before.
-    transcript : int64 (n,)
-    decided : int
-        So many first tokens of it are those of the turn before.
-    shown : Shown
-        What is to stand in the transcript's place.
-    positions : {"original", "contiguous"}
-    """
+    """What a plan is made from."""
 
     old: Slots
     transcript: Ints
@@ -236,17 +217,7 @@ def lay_out(
 ) -> Plan:
     """The cheapest way to have what is kept and recalled before the target, in positions that there are.
 
-    Parameters
-    ----------
-    planner : Planner
-    prompt : TokenisedPrompt
-    runs : sequence of Run
-        To be brought back; where there is no room for that, they are not.
-    recall : {"auto", "append", "rewind", "off"}
-    target : Loaded
-    options : RunOptions
-    cost : callable
-        Tokens that the target would read for a plan.
+    Runs that there is no room for do not come back.
 
     Raises
     ------
@@ -282,16 +253,6 @@ def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None
 
     The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
     something came back before it: that goes with it.
-
-    Parameters
-    ----------
-    old : Slots
-    starts : int64 (messages,)
-        Where messages begin, tokens.
-    decided : int
-        Tokens that new text has in common with the old.
-    parted : bool
-        Whether the old went on from there.
 
     Examples
     --------

@@ -38,20 +38,7 @@ def told(
     stages: Sequence[Stage],
     others: Mapping[str, object],
 ) -> dict[str, object]:
-    """Facts of a run's trace by name; those of which there is nothing to say are left out.
-
-    Parameters
-    ----------
-    target, drafter, draft
-        The models of the run.
-    options : RunOptions
-    scored : Scored, optional
-        What came of scoring; None where compression was not active.
-    stages : sequence of Stage
-        Of the run.
-    others : mapping
-        Facts that are known already.
-    """
+    """Facts of a run's trace by name; those of which there is nothing to say are left out."""
     facts = {
         "drafter": [f"{plain(drafter.path.stem)}, {drafter.chosen}"] if drafter and drafter.chosen else [],
         "repacked": repacked_lines(target, drafter, draft),
@@ -166,15 +153,6 @@ def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, score
 
 def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: int = 0) -> list[str]:
     """How many bytes of a prompt the vocabularies of a run have no token for, a line each.
-
-    Parameters
-    ----------
-    prompt : TokenisedPrompt
-        In the target's vocabulary.
-    scored : Scored, optional
-        Whose drafter may drop others.
-    since : int
-        Byte from which the prompt is new.
 
     Examples
     --------

@@ -24,19 +24,7 @@ LEAST = 64
 
 @dataclass
 class Counts:
-    """What became of the prompts that were asked.
-
-    Attributes
-    ----------
-    hits : int
-        That went on where a conversation stood.
-    forks : int
-        That began like one and went another way.
-    misses : int
-        That began anew.
-    evictions : int
-        Conversations that had to go.
-    """
+    """What became of the prompts that were asked."""
 
     hits: int = 0
     forks: int = 0

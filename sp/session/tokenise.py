@@ -40,12 +40,6 @@ class PromptTokens:
 
     Special tokens part a text into pieces that are encoded one by one, so what lies before one does not depend on what
     follows it. Nothing else is relied on: from the last special token that two prompts share, all is encoded anew.
-
-    Parameters
-    ----------
-    tokenizer : Tokenizer
-    most : int
-        Prompts to remember.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = 1) -> None:
@@ -101,15 +95,7 @@ class PromptTokens:
 
 
 class Vocabularies:
-    """Prompts in the vocabularies of a target and its drafter.
-
-    Parameters
-    ----------
-    target : Loaded
-    drafter : Loaded, optional
-    most : int
-        See `PromptTokens`.
-    """
+    """Prompts in the vocabularies of a target and its drafter."""
 
     def __init__(self, target: Loaded, drafter: Loaded | None, most: int = 1) -> None:
         self.target = PromptTokens(target.tokenizer, most)
