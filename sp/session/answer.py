@@ -293,10 +293,6 @@ class Lead:
     A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
     cards have the same logits, and where nobody watches each chooses by itself.
 
-    Parameters
-    ----------
-    cards : int
-
     Examples
     --------
     >>> from sp.decode import Greedy

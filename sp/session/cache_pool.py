@@ -121,19 +121,8 @@ class PooledCache(CacheGraphs):
 class CachePool:
     """Lends caches, and keeps the one that came back last.
 
-    Parameters
-    ----------
-    keep : bool
-        Whether to keep one at all.
-    shelf : list of PooledCache, optional
-        Where it is kept: one at most, whoever of those that share the shelf put it there.
-
-    Attributes
-    ----------
-    dropped : int
-        How often what was kept had to go.
-    cards : CardPools or None
-        Of cards that share a model, whose caches lie there and not here.
+    With `keep` one is kept, on a `shelf` that others may share. `dropped` counts how often it had to go; caches of
+    cards that share a model lie in `cards` and not here.
     """
 
     def __init__(self, keep: bool, shelf: list[PooledCache] | None = None) -> None:
@@ -165,7 +154,10 @@ class CachePool:
         if pooled is not None:
             pooled.end()
             del pooled  # before memory is asked for
-        return PooledCache(model, self._roomy(model, tokens), kv, rotate, kept=self._keep)
+        if self._keep and model.device != "cpu":  # a few tokens more, so that an answer a little longer fits too
+            step = max(SMALLEST, (1 << tokens.bit_length()) // STEPS)
+            tokens = -(-tokens // step) * step
+        return PooledCache(model, tokens, kv, rotate, kept=self._keep)
 
     def give_back(self, pooled: PooledCache) -> None:
         """Take a cache back that is used no more; it is emptied at once, not while the next answer waits for it."""
@@ -184,13 +176,6 @@ class CachePool:
             found = True
         self.dropped += found
         return found
-
-    def _roomy(self, model: Model, tokens: int) -> int:
-        """A few tokens more where it is kept, so that an answer a little longer fits too."""
-        if not self._keep or model.device == "cpu":
-            return tokens
-        step = max(SMALLEST, (1 << tokens.bit_length()) // STEPS)
-        return -(-tokens // step) * step
 
 
 class CardPools:

@@ -22,14 +22,8 @@ PART = -2
 class Cut:
     """What there is to say of a selection besides what is kept.
 
-    Parameters
-    ----------
-    read : dict of int to ranges
-        Kept tokens that are read in part; see `Selection`.
-    mark : bool
-        What is left out is marked; see `Omitted`.
-    whole : bool
-        Pieces end where words do.
+    Kept tokens that are `read` in part, see `Selection`; whether what is left out is marked, see `Omitted`; and whether
+    pieces end where words do, `whole`.
     """
 
     read: Reading = field(default_factory=dict)

@@ -73,23 +73,9 @@ class Memory:
 class Recollection:
     """What a memory holds of a prompt, and brings back for it.
 
-    Attributes
-    ----------
-    memory : Memory
-    prompt : TokenisedPrompt
-    old : Slots
-        Of the first `decided` tokens, as earlier turns chose them.
-    decided : int
-    recalling : bool
-        Whether anything that was left out may come back.
-    runs : list of Run
-        What is to come back, as far as there is room.
-    threshold : float
-        What that had to reach.
-    plan : Plan
-        Made by `lay_out`, as `cost` is.
-    cost : int
-        Tokens that the target has to read.
+    Earlier turns chose the slots `old` of the first `decided` tokens; `recalling` tells whether anything that was left
+    out may come back. By `lay_out` come the `runs` that do as far as there is room, the `threshold` they had to reach,
+    the `plan`, and its `cost`, the tokens that the target has to read.
     """
 
     memory: Memory

@@ -342,13 +342,8 @@ def settle(
 ) -> Settled:
     """Whether the new tokens of a prompt are compressed, and how it fits; PromptError if it does not.
 
-    Parameters
-    ----------
-    pipeline, prompt, options
-    full : bool
-        A full prefill is wanted beside the answer.
-    present : boolean array (decided,), optional
-        Of a turn: which of the tokens that earlier turns decided the target holds, and goes on holding.
+    With `full` a full prefill is wanted beside the answer. Of a turn, `present` (decided,) says which of the tokens
+    that earlier turns decided the target holds, and goes on holding.
     """
     target, budget = pipeline.target, pipeline.residency.budget
     drafter = pipeline.drafter.model.config if pipeline.drafter else None

@@ -13,13 +13,7 @@ from sp.kernels import import_cupy
 
 
 class Pool:
-    """The default pool of the device.
-
-    Parameters
-    ----------
-    budget : int or None
-        Most bytes it may take from the driver; None for the whole card.
-    """
+    """The default pool of the device, which takes at most `budget` bytes from the driver; None for the whole card."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget

@@ -41,13 +41,8 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
     The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
     target has the best known model that was fetched.
 
-    Parameters
-    ----------
-    target : str or Path, optional
-        The embedded one if left out.
-    scorers : iterable of type, optional
-        Classes of all scorers that will be used, where that is known: if none of them runs a model, the embedded
-        drafter will do, for it reads nothing.
+    If none of the classes of `scorers` that will be used runs a model, the embedded drafter will do, for it reads
+    nothing.
 
     Raises
     ------

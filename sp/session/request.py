@@ -45,19 +45,8 @@ NONE = "is kept; take a larger keep ratio, or a selector that cuts finer"
 class Done:
     """What came of a request.
 
-    Attributes
-    ----------
-    prompt : TokenisedPrompt
-    settled : Settled
-    answer : Answer
-    full : Answer or None
-        By a full prefill, where that was asked for and is possible.
-    scored, scores : Scored, float32 (n,) or None
-        None where nothing was scored.
-    selection : Selection or None
-        Of the new tokens; None where all of them are kept.
-    turn : Recollection or None
-        What the memory of a conversation had to do with it.
+    `full` is by a full prefill, `turn` what a memory had to do with it. `scored` and `scores` are None where nothing
+    was scored, `selection` where all new tokens are kept.
     """
 
     prompt: TokenisedPrompt

@@ -1,6 +1,6 @@
 """Random turns of two clients: messages, edits, forks, clients that leave, evictions; what must hold after each.
 
-``python tests/conversation/fuzz_turns.py 10000`` walks further than the tests do.
+``python tests/session/fuzz_turns.py 10000`` walks further than the tests do.
 """
 
 from __future__ import annotations
