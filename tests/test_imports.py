@@ -27,6 +27,7 @@ ORDER = [
     {"parallel"},
     {"ops"},
     {"models"},
+    {"planning"},
     {"chat"},
     {"prompt"},
     {"scoring"},
@@ -45,10 +46,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("byte_rows", "matmul", "attention", "sparse", "delta", "experts", "sampling"),
-    "models": (
-        *("cache", "layers", "architectures", "device", "shards", "passes"),
-        *("synthetic", "drafts", "inspect", "timing"),
-    ),
+    "models": ("cache", "layers", "architectures", "device", "shards", "passes", "synthetic", "drafts"),
     "pipeline": ("cards",),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
@@ -58,7 +56,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_FILES, MOST_LINES = 20, 300
+MOST_FILES, MOST_LINES = 20, 450
 
 
 def room(path: Path) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.errors import PromptError
-from sp.models.inspect.memory import least_bytes, product_bytes
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Positions, RunOptions
+from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import TokenisedPrompt
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer

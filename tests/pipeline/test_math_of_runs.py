@@ -12,11 +12,11 @@ import pytest
 import sp.ops.matmul.linear  # noqa: F401
 from sp.conversation import Conversation, ConversationOptions
 from sp.errors import ConfigError, PromptError
-from sp.models.inspect.memory import least_bytes, product_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.residency import Residency
 from sp.pipeline.told import rounded_tokens
+from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import Prompt
 from sp.quant import Math
 from sp.studies.pages.run_report import run_trace, summary
