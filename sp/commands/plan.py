@@ -82,7 +82,7 @@ def plan(
     """
     from sp.pipeline.plan import break_even
     from sp.planning.plan import make_plan
-    from sp.planning.tables import legend, render_plan, render_times
+    from sp.planning.tables import render_plan, render_times, times_legend
     from sp.planning.times import predicted_times
 
     lengths, gib, known = read_lengths(context), None, None
@@ -117,7 +117,7 @@ def plan(
         console.print(render_plan(told))
         if known is not None and times:
             console.print("", render_times(times, known), sep="\n")
-            for line in legend(known, keep_ratio, **maths, **on):
+            for line in times_legend(keep_ratio, **maths, **on):
                 console.print(line, style="dim")
         if known is not None and max(on.values()) > 1 and not known.link:
             console.print("no times: of several cards they are predicted where NVLink joins these", style="dim")

@@ -347,8 +347,7 @@ def shown(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"
 
 
-def legend(
-    card: Card,
+def times_legend(
     keep: float,
     math: AskedMath = Math.BF16,
     drafter_math: AskedMath = Math.BF16,
@@ -357,14 +356,13 @@ def legend(
 ) -> tuple[str, ...]:
     """What the times rest on.
 
-    >>> from sp.planning.known_cards import find_card
-    >>> legend(find_card("rtx3090"), 0.05, Math.INT8)[-1]
+    >>> times_legend(0.05, Math.INT8)[-1]
     'predicted with --math int8 and --drafter-math bf16'
     """
     read = f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards"
     plain = math == drafter_math == Math.BF16
     return (
-        f"predicted to within about {ERROR:.0%}, from the peaks and bandwidths of {card.name}'s data sheet;",
+        f"predicted to within about {ERROR:.0%}, from peaks and bandwidths of its data sheet;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
         *((read,) if max(cards, target_cards) > 1 else ()),

@@ -124,7 +124,7 @@ def test_plan_says_predicted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert max(map(len, out.splitlines())) <= 80
     head = next(line for line in out.splitlines() if line.count("predicted") > 1)
     assert head.count("predicted") == 5
-    assert "predicted to within about 30%, from the peaks and bandwidths of rtx3090's" in out
+    assert "predicted to within about 30%, from peaks and bandwidths of its data sheet;" in out
     assert "predicted with --math bf16 and --drafter-math auto" in out
     found = plan(monkeypatch, capsys, *asked)
     assert found["predicted"]["kernels"] == "portable"
