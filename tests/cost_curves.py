@@ -16,25 +16,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from models_page import table
-from times_page import PAIR, RULE, weights
+from times_page import PAIR
 
 from sp.bench.record import newest
 from sp.models.arithmetic import AUTO
-from sp.models.inspect.known_cards import find_card
-from sp.models.inspect.memory import scoring_bytes
-from sp.models.inspect.verdict import spoken
-from sp.models.timing.fitted import fitted
-from sp.models.timing.predict import Predictor
-from sp.models.timing.several import share_of
-from sp.models.timing.times_table import shown
 from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.expected_density import expected_density
+from sp.planning.known_cards import find_card
+from sp.planning.memory import scoring_bytes
+from sp.planning.roofline import Roofline, TimedModel
+from sp.planning.tables import shown
+from sp.planning.verdict import spoken
 from sp.quant import Math
 from sp.studies.figures import INK, save_png
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
-CARD, CARDS, KEEP = "h200", (1, 2, 4), 0.05
+CARD, CARDS, KEEP, RULE = "h200", (1, 2, 4), 0.05, "constant:64"
 LENGTHS = tuple(1 << power for power in range(13, 21))
 PEER = {8192: 2457.0, 32768: 2330.0, 131072: 1942.0}
 """Tokens a second by tokens of the prompt, quoted."""
@@ -55,9 +53,10 @@ class Cost:
 def predicted() -> list[Cost]:
     """All lengths and numbers of cards, on H200."""
     card, rule, found = find_card(CARD), read_rule(RULE, "blocks"), []
-    target, drafter = weights(card, Math.INT8, *PAIR[0]), weights(card, AUTO, *PAIR[1])
+    target = TimedModel.of_shape(*PAIR[0]).multiplied_in(Math.INT8, card)
+    drafter = TimedModel.of_shape(*PAIR[1]).multiplied_in(AUTO, card)
     for cards in CARDS:
-        one, part = Predictor.of(card, fitted(), cards, cards), share_of(target, cards)
+        one, part = Roofline(card, cards, cards), target.shared_by(cards)
         for n in LENGTHS:
             times = one.compressed(part, drafter, n, KEEP, expected_density(rule, n))
             full = one.full_s(part, n) if n <= target.config.context else None
@@ -92,7 +91,7 @@ def measured() -> list[tuple[int, int, float]]:
 def curves() -> list[str]:
     """A row a length: scoring and the first token by cards, full prefills, and the exponent from the row before on."""
     costs, lines = {(one.tokens, one.cards): one for one in predicted()}, []
-    config = weights(find_card(CARD), AUTO, *PAIR[1]).config
+    config = TimedModel.of_shape(*PAIR[1]).config
     for before, n in zip((None, *LENGTHS), LENGTHS, strict=False):
         mine = [costs[n, cards] for cards in CARDS]
         grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None

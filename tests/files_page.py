@@ -11,11 +11,10 @@ from models_page import table, write
 
 from sp.bench.record import newest
 from sp.models.config import ModelConfig
-from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
-from sp.models.inspect.memory import Stacks, stack_bytes
-from sp.models.inspect.verdict import spoken
-from sp.models.inspect.ways import SPOKEN, longest, room
 from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.planning.cards import CARDS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
+from sp.planning.memory import Stacks, stack_bytes
+from sp.planning.verdict import spoken
 from sp.session.measured import PLAIN_MATHS, maths_of
 
 ROOT = Path(__file__).parents[1]

@@ -12,19 +12,15 @@ from typing import Any
 import cost_curves
 from models_page import table, write
 
-from sp.bench.predicted.warm import newest_warm
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.models.inspect.known_cards import find_card
 from sp.models.layers.share import Share
 from sp.models.recording import Tensor
 from sp.models.synthetic.shapes import find_shape
-from sp.models.timing.fitted import fitted
-from sp.models.timing.predict import Predictor
-from sp.models.timing.rounded import Rounded
-from sp.models.timing.work import Weights
 from sp.models.trunk import trunk_tensors
+from sp.planning.known_cards import find_card
+from sp.planning.roofline import Roofline, TimedModel
 from sp.scoring.reading import attending
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +109,7 @@ def by_cards(machine: Path, bench: str, **wanted: Any) -> dict[tuple[Any, ...], 
 
 def drafting() -> list[str]:
     """Seconds to score, by cards, and predicted; the exponent is of the fewest cards that read both lengths."""
-    reader = replace(Weights.of_shape("qwen3-0.6b", "bf16"), rounded=Rounded(attention=True))
+    reader = replace(TimedModel.of_shape("qwen3-0.6b", "bf16"), int8_attention=True)
     rows = []
     for card, machine in MACHINES.items():
         found = by_cards(machine, "drafter", model="qwen3-0.6b bf16 (random)", path="sm_90a")
@@ -122,7 +118,7 @@ def drafting() -> list[str]:
             most = max(seconds)
             ratio = f"{seconds[1] / seconds[most]:.2f}" if 1 in seconds else ""
             density = next(each["metrics"]["density"] for each in cards.values())
-            by_model = (Predictor.of(find_card(card), fitted(), size) for size in (2, 4))
+            by_model = (Roofline(find_card(card), size) for size in (2, 4))
             predicted = [f"{one.score_s(reader, tokens, density):.3f}" for one in by_model]
             shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
             before, exponent = found.get((read, made_in, shorter), {}), ""
@@ -154,7 +150,7 @@ def first_tokens() -> list[str]:
     """Seconds to the first token of long prompts, by cards that hold both models."""
     rows = []
     for card, machine in MACHINES.items():
-        for row in newest_warm(machine / "ttft.jsonl"):
+        for row in newest(machine / "ttft.jsonl"):
             config, metrics = row["config"], row["metrics"]
             sizes = config["cards"], config.get("target_cards", 1)
             pair = config["target"].startswith(MODELS[0]) and config["prompt_tokens"] >= LONG and row["samples"]

@@ -267,7 +267,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
 
-    monkeypatch.setattr("sp.models.inspect.inspect_file", full)
+    monkeypatch.setattr("sp.planning.inspect.inspect_file", full)
     assert call(monkeypatch, "inspect", "x.gguf") == 2
     error = capsys.readouterr().err
     assert error == "sp: error: rows.jsonl: No space left on device; what was asked for is not complete\n"

@@ -1,150 +1,211 @@
-"""The tables of docs/predicted-times.md, made from cards, shapes and records; run it to print them anew."""
+"""The tables of times in docs/files-and-cards.md, made from cards, shapes and records; run it to print them anew."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from models_page import table, write
 
-from sp.bench.predicted.links import PAIRED, marked
-from sp.bench.predicted.rows import Row, rows
+from sp.bench.record import newest
 from sp.commands.plan import expected
-from sp.models.arithmetic import AUTO, AskedMath
-from sp.models.inspect.known_cards import KNOWN, Card
-from sp.models.inspect.plan import make_plan
-from sp.models.inspect.subject import shape_subject
-from sp.models.timing.fitted import fitted
-from sp.models.timing.predict import Predictor
-from sp.models.timing.rounded import Rounded
-from sp.models.timing.several import share_of
-from sp.models.timing.times import predicted_times
-from sp.models.timing.times_table import shown
-from sp.models.timing.work import Weights
-from sp.ops.sparse.block_budget import read_rule
-from sp.ops.sparse.expected_density import expected_density
+from sp.errors import ConfigError
+from sp.models.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
+from sp.planning.known_cards import KNOWN, Card, find_card
+from sp.planning.plan import make_plan
+from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel
+from sp.planning.subject import shape_subject
+from sp.planning.tables import shown
+from sp.planning.times import predicted_times
 from sp.quant import Math
+from sp.session.measured import cards_of, maths_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "predicted-times.md"
-RECORDS, PAIRS = ROOT / "results" / "nvidia-h200", ROOT / "results" / "nvidia-h100-80gb-hbm3"
+PAGE = ROOT / "docs" / "files-and-cards.md"
+MACHINES = {"h200": ROOT / "results" / "nvidia-h200", "h100": ROOT / "results" / "nvidia-h100-80gb-hbm3"}
 PAIR = ("qwen3.6-27b", "q4_k_m"), ("qwen3-0.6b", "bf16")
-SHORT, LONG, MILLION = 8192, 131072, 960 << 10
-DENSITIES, RULE = (0.05, 0.24), "constant:64"
-"""Shares of blocks that a drafter reads, and the rule for the longest prompts, as records have them."""
+SHORT, LONG = 8192, 131072
 
 
 def times(card: Card, math: AskedMath = Math.BF16, drafter_math: AskedMath = Math.BF16) -> list[str]:
     """A card's cells: a full prefill of 8K tokens, the first token of 128K in full and at keep 0.05, decoding."""
     target, drafter = (shape_subject(*one) for one in PAIR)
     plan = make_plan(target, drafter, card.gib, LONG, lengths=(SHORT, LONG))
-    short, long = predicted_times(plan, card, fitted(), expected, math, drafter_math)
+    short, long = predicted_times(plan, card, expected, math, drafter_math)
     return [shown(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
 
 
 def cards() -> list[str]:
     """Cards by times, all of them predicted."""
-    heads = ["8K in full (s)", "128K in full (s)", "128K, keep 0.05 (s)", "decode (tok/s)"]
-    heads = [f"*predicted* {head}" for head in heads]
-    return table(
-        ["card", "TFLOP/s", "GB/s", "GiB", "kernels", *heads],
-        [
-            [one.name, f"{one.flops / 1e12:g}", f"{one.bandwidth / 1e9:g}", str(one.gib), one.path, *times(one)]
-            for one in KNOWN
-        ],
-    )
+    heads = ["8K in full (s)", "128K in full (s)", "128K, keep 0.05 (s)", "the same in int8 (s)", "decode (tok/s)"]
+    rows = []
+    for card in KNOWN:
+        *first, decoded = times(card)
+        peaks = [f"{one / 1e12:g}" for one in (card.flops, card.int8)] + [f"{card.bandwidth / 1e9:g}", str(card.gib)]
+        rows.append([card.name, *peaks, *first, times(card, Math.INT8, AUTO)[2], decoded])
+    return table(["card", "TFLOP/s", "TOP/s, int8", "GB/s", "GiB", *(f"*predicted* {head}" for head in heads)], rows)
 
 
-def eight() -> list[str]:
-    """The same in int8, cards left out that have no room; what int8 leaves alone, decoding, too."""
-    heads = [f"*predicted* {head}" for head in ("8K in full (s)", "128K in full (s)", "128K, keep 0.05 (s)")]
-    return table(
-        ["card", "TOP/s, int8", *heads],
-        [
-            [one.name, f"{one.int8 / 1e12:g}", *times(one, Math.INT8, AUTO)[:3]]
-            for one in KNOWN
-            if times(one)[0] != shown(None)
-        ],
-    )
+def efficiency() -> list[str]:
+    """What the roofline takes of each limit."""
+    return table(["kind of work", *EFFICIENCY], [["of its limit", *(f"{one:.0%}" for one in EFFICIENCY.values())]])
 
 
-def several() -> list[str]:
-    """Cards that are linked, by how many of them: scoring, first tokens and a full prefill of 128K and 1M tokens."""
-    lines, of_rule = [], expected_density(read_rule(RULE, "blocks"), MILLION)
-    for card in (one for one in KNOWN if one.link and one.path == "sm_90a"):
-        for count in (1, 2, 4):
-            found = Predictor.of(card, fitted(), count, count)
-            target = share_of(weights(card, Math.INT8, *PAIR[0]), count)
-            drafter = weights(card, AUTO, *PAIR[1])
-            dense = [found.compressed(target, drafter, LONG, 0.05, density) for density in DENSITIES]
-            longer = [found.score_s(drafter, 2 * LONG, density) for density in DENSITIES]
-            million = found.compressed(target, drafter, MILLION, 0.02, of_rule)
-            cells = [*(one.ttft_s for one in dense), *longer, million.score_s, million.ttft_s]
-            lines.append([card.name, str(count), *map(shown, cells)])
-    heads = [f"128K, first token, {share:.0%}" for share in DENSITIES]
-    heads += [f"256K, scoring, {share:.0%}" for share in DENSITIES] + ["960K, scoring", "960K, keep 0.02"]
-    return table(["card", "cards", *(f"*predicted* {head} (s)" for head in heads)], lines)
+@dataclass(frozen=True)
+class Row:
+    """One record: what was measured and is predicted of it, in seconds, with what they are of and from when."""
+
+    bench: str
+    name: str
+    card: str
+    cards: int
+    measured: float
+    predicted: float
+    date: str
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
 
 
-def weights(card: Card, math: AskedMath, shape: str, file_type: str) -> Weights:
-    """A named shape in an arithmetic."""
-    found = Weights.of_shape(shape, file_type)
-    return replace(found, rounded=Rounded.of(math, found.config, card, card.path))
+@cache
+def rows() -> tuple[Row, ...]:
+    """The newest records, of prefills, decoded tokens, scorings and requests, of dense models in named shapes."""
+    read = {"prefill": _prefill, "decode": _decode, "drafter": _scoring, "ttft": _request}
+    found = []
+    for card, folder in MACHINES.items():
+        for bench, times_of in read.items():
+            for record in newest(folder / f"{bench}.jsonl"):
+                config = record["config"]
+                for name, measured, predicted in times_of({"card": card, **config}, record["metrics"]):
+                    name += f", {config['path']}, {maths_of(config)[0]}"
+                    found.append(Row(bench, name, card, max(cards_of(config)), measured, predicted, record["date"]))
+    return tuple(found)
 
 
-def held() -> list[Row]:
-    """Rows that nothing was fitted to, of the card that rates are fitted to."""
-    return [row for row in marked(RECORDS) if not row.fit]
+Found = Iterator[tuple[str, float, float]]
 
 
-def others() -> list[Row]:
-    """The same of the other card, which was run alone and as a pair."""
-    return [row for row in marked(PAIRS, PAIRED) if not row.fit]
+def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+    model = weights(c["shape"], c["type"])
+    if model and c["engine"] == "sp" and c.get("asked_density") is None:
+        count, tokens = cards_of(c)[0], c["prompt_tokens"]
+        if model := _made_in(model.shared_by(count), maths_of(c)[0], c, "asked_math"):
+            seconds = _roofline(c, target_cards=count).prefill_s(model, tokens)
+            yield f"{c['shape']} {c['type']}, {tokens:,} tokens", tokens / m["tok_s"], seconds
 
 
-def before() -> list[Row]:
-    """What several cards took by code of before their processor was chosen, where it was not measured again."""
-    return [row for row in rows(RECORDS, before=True) if "int8" in row.name]
+def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+    model = weights(c["shape"], c["type"])
+    if model and c["engine"] == "sp" and c["method"] == "greedy":
+        count, context = cards_of(c)[0], c["context"]
+        kv = c["kv"].partition(" ")[0]
+        seconds = _roofline(c, target_cards=count).step_s(model.shared_by(count), context, kv)
+        yield f"{c['shape']} {c['type']}, after {context:,} tokens", 1 / m["tok_s"], seconds
 
 
-def errors(found: list[Row]) -> list[str]:
-    """Held-out rows: measured, predicted and how far apart; those beyond 10 % stand out."""
+def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+    shape, _, rest = c["model"].partition(" ")
+    model = weights(shape, rest.partition(" ")[0])
+    if model and (model := _made_in(model, maths_of(c)[0], c, "asked_math")):
+        tokens, density = c["prompt_tokens"], m["density"] if c["attention"] == "flashprefill" else None
+        seconds = _roofline(c, cards=cards_of(c)[0]).score_s(model, tokens, density)
+        yield f"{shape}, {tokens:,} tokens at density {m['density']:.2f}", m["score_s"], seconds
+
+
+def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+    model, (reading, sharing), (math, small) = weights(*_named(c["target"])), cards_of(c), maths_of(c)
+    if not model or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
+        return
+    target = _made_in(model.shared_by(sharing), math, c, "asked_math")
+    tokens, roofline = m["prompt_tokens"], _roofline(c, cards=reading, target_cards=sharing)
+    name = f"{c['target'].removesuffix('.synthetic')}, {tokens:,} tokens"
+    if target and c["drafter"] is None:
+        yield f"{name} in full", m["ttft_s"], roofline.full_s(target, tokens)
+        return
+    drafter = weights(*_named(c["drafter"]))
+    drafter = drafter and _made_in(drafter, small, c, "drafter_asked_math")
+    if target and drafter:
+        density, within = m["density"], f", --vram {c['vram']}" if c["vram"] else ""
+        seconds = roofline.compressed(target, drafter, tokens, m["kept_tokens"] / tokens, density).ttft_s
+        yield f"{name}, keep {c['keep_ratio']:g}, density {density:.2f}{within}", m["ttft_s"], seconds
+
+
+@cache
+def weights(shape: str | None, file_type: str) -> TimedModel | None:
+    """Of a named shape; None of other models and of mixtures."""
+    if shape is None:
+        return None
+    try:
+        model = TimedModel.of_shape(shape, file_type)
+    except ConfigError:
+        return None
+    return None if model.config.experts else model
+
+
+def _named(file: str) -> tuple[str, str]:
+    """Shape and file type of ``qwen3.6-27b-q4_k_m.synthetic``."""
+    shape, _, file_type = file.removesuffix(".synthetic").rpartition("-")
+    return shape, file_type
+
+
+def _made_in(model: TimedModel, math: str, c: Mapping[str, Any], asked: str) -> TimedModel | None:
+    """A model in the arithmetic of its record; None of others than BF16 and int8."""
+    made = model.multiplied_in(AUTO if c.get(asked) == AUTO else Math.INT8, find_card(c["card"]), c["path"])
+    known = {
+        str(Math.BF16): model, str(Math.INT8): made, kept_rounded(Math.INT8): made,
+        in_attention(Math.INT8): replace(model, int8_attention=made.int8_attention),
+    }  # fmt: skip
+    return known.get(math)
+
+
+def _roofline(c: Mapping[str, Any], cards: int = 1, target_cards: int = 1) -> Roofline:
+    return Roofline(find_card(c["card"]), cards, target_cards, c["path"])
+
+
+def errors() -> list[str]:
+    """How far off predictions are, by kind of record, and by card and number of cards."""
+    groups: dict[str, list[float]] = {}
+    for row in rows():
+        for name in (row.bench, f"{row.card}, {row.cards} card{'s' * (row.cards > 1)}", "all"):
+            groups.setdefault(name, []).append(row.error)
+    order = sorted(groups, key=lambda name: (name == "all", name[-1] in "ds", name))
     lines = []
-    for row in found:
-        error = row.error(fitted())
-        told = f"{error:+.1%}" if abs(error) <= 0.1 else f"**{error:+.1%}**"
-        measured, said = (f"{1e3 * one:,.1f}" for one in (row.seconds, row.predict(fitted())))
-        lines.append([row.bench, row.name, measured, said, told])
-    return table(["record", "of", "measured (ms)", "*predicted* (ms)", "error"], lines)
+    for name in order:
+        sizes = [abs(one) for one in groups[name]]
+        within = [sum(one <= most for one in sizes) for most in (0.1, 0.2, ERROR)]
+        extremes = [f"{most(groups[name]):+.0%}" for most in (min, max)]
+        lines.append([name, str(len(sizes)), f"{median(sizes):.0%}", *map(str, within), *extremes])
+    heads = [
+        "records",
+        "count",
+        "median error",
+        *(f"within {one:.0%}" for one in (0.1, 0.2, ERROR)),
+        "lowest",
+        "highest",
+    ]
+    return table(heads, lines)
 
 
-def summary() -> list[str]:
-    """Held-out errors by kind of record, and of the other card."""
-    found: dict[str, list[float]] = {}
-    for row in held():
-        for name in (row.bench, "all"):
-            found.setdefault(name, []).append(abs(row.error(fitted())))
-    for row in others():
-        name = f"{PAIRED}, {'several cards' if row.cards > 1 else 'one card'}"
-        found.setdefault(name, []).append(abs(row.error(fitted())))
-    order = sorted(found, key=lambda name: (name.startswith(PAIRED), name == "all"))
-    return table(
-        ["record", "rows held out", "median error", "largest", "within 10 %"],
-        [
-            [name, str(len(found[name])), f"{median(found[name]):.1%}", f"{max(found[name]):.1%}",
-             f"{sum(one <= 0.1 for one in found[name])}"]
-            for name in order
-        ],
-    )  # fmt: skip
+def outside() -> list[str]:
+    """Every record that is further off than stated."""
+    far = sorted((row for row in rows() if abs(row.error) > ERROR), key=lambda row: row.error)
+    lines = [
+        [row.bench, row.name, f"{row.cards} x {row.card}", row.date[:10],
+         *(f"{1e3 * one:,.1f}" for one in (row.measured, row.predicted)), f"{row.error:+.0%}"]
+        for row in far
+    ]  # fmt: skip
+    return table(["record", "of", "cards", "date", "measured (ms)", "*predicted* (ms)", "error"], lines)
 
 
 def tables() -> dict[str, list[str]]:
-    """Every table of the page by its name there."""
-    return {
-        "cards": cards(), "eight": eight(), "several": several(),
-        "summary": summary(), "errors": errors(held()), "before": errors(before()), "others": errors(others()),
-    }  # fmt: skip
+    """Every table of the section by its name there."""
+    return {"cards": cards(), "efficiency": efficiency(), "errors": errors(), "outside": outside()}
 
 
 if __name__ == "__main__":

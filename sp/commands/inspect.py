@@ -27,8 +27,8 @@ def inspect(
 
       sp inspect Qwen3.6-27B-Q4_K_M.gguf
     """
-    from sp.models.inspect import inspect_file
-    from sp.models.inspect.tables import render
+    from sp.planning.inspect import inspect_file
+    from sp.planning.tables import render
     from sp.scoring.calibration.use import default_depth
 
     info = inspect_file(file, depth=default_depth)

@@ -17,13 +17,13 @@ from sp.errors import SHOWN, ConfigError, known_names, short
 
 if TYPE_CHECKING:
     from sp.models.arithmetic import AskedMath
-    from sp.models.inspect.known_cards import Card
-    from sp.models.inspect.subject import Subject
+    from sp.planning.known_cards import Card
+    from sp.planning.subject import Subject
 
 MOST_TOGETHER = 16
 """Cards of a machine; `Share` tells of no more either."""
 KEEP = 0.05
-"""That of `sp.models.inspect.cards`, which a command that is only listed does not import; a test compares them."""
+"""That of `sp.planning.cards`, which a command that is only listed does not import; a test compares them."""
 
 
 def plan(
@@ -63,10 +63,10 @@ def plan(
 
     Only headers are read. Of a drafter those layers count that the default scorer reads. Memory is reckoned as it is
     reserved when models are loaded, and what work takes besides by bounds that recorded requests stayed within. For a
-    card by name times are predicted too, from its data sheet and the rates that kernels reach on an H200, in the
-    arithmetic of --math and --drafter-math, and on --cards of them by what two H100 wait for; memory beside them is
-    that of bf16. With --cards the target is shared, and memory is what each of them needs. Exit status 1 if the answer
-    is no, 2 if no command takes the file.
+    card by name times are predicted too, to within about 30 %, from the peaks and bandwidths of its data sheet, in the
+    arithmetic of --math and --drafter-math, and on --cards of them; memory beside them is that of bf16. With --cards
+    the target is shared, and memory is what each of them needs. Exit status 1 if the answer is no, 2 if no command
+    takes the file.
 
     [bold]Examples[/bold]
 
@@ -80,11 +80,9 @@ def plan(
 
       sp plan Llama-3.3-70B-Q4_K_M.gguf --card 24g --cards 2 --context 32k
     """
-    from sp.models.inspect.plan import make_plan
-    from sp.models.inspect.plan_tables import render_plan
-    from sp.models.timing.fitted import fitted
-    from sp.models.timing.times import predicted_times
-    from sp.models.timing.times_table import legend, render_times
+    from sp.planning.plan import make_plan
+    from sp.planning.tables import render_plan, render_times, times_legend
+    from sp.planning.times import predicted_times
     from sp.session.decide import break_even
 
     lengths, gib, known = read_lengths(context), None, None
@@ -102,7 +100,7 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    times = [] if known is None else predicted_times(found, known, fitted(), expected, cards=cards, **maths)
+    times = [] if known is None else predicted_times(found, known, expected, cards=cards, **maths)
     spoken = {name: str(one) for name, one in maths.items()}
     told["predicted"] = (
         None if known is None else {"card": known.name, "kernels": known.path, **spoken, **on, "times": times}
@@ -119,7 +117,7 @@ def plan(
         console.print(render_plan(told))
         if known is not None and times:
             console.print("", render_times(times, known), sep="\n")
-            for line in legend(known, keep_ratio, **maths, **on):
+            for line in times_legend(keep_ratio, **maths, **on):
                 console.print(line, style="dim")
         if known is not None and max(on.values()) > 1 and not known.link:
             console.print("no times: of several cards they are predicted where NVLink joins these", style="dim")
@@ -139,7 +137,7 @@ def read_lengths(text: str) -> list[int]:
     >>> read_lengths("128k,8k")
     [8192, 131072]
     """
-    from sp.models.inspect.cards import ANSWER
+    from sp.planning.cards import ANSWER
 
     lengths = sorted({token_count(part, "--context") for part in text.split(",")})
     if len(lengths) > MOST_LENGTHS:
@@ -155,7 +153,7 @@ def read_card(text: str) -> tuple[int, Card | None]:
     >>> read_card("24g"), read_card("24GB"), read_card("RTX 3090")[0], read_card("3090")[0]
     ((24, None), (24, None), 24, 24)
     """
-    from sp.models.inspect.known_cards import KNOWN
+    from sp.planning.known_cards import KNOWN
 
     known = {card.name: card for card in KNOWN}
     name = re.sub(r"[\s_-]|nvidia|geforce", "", text[:SHOWN].lower())
@@ -169,7 +167,7 @@ def read_card(text: str) -> tuple[int, Card | None]:
 
 
 PREDICTED = {"math": ("bf16", "int8"), "drafter_math": ("bf16", "auto")}
-"""Arithmetics whose times are fitted to records. `auto` of a target hangs on what rounding its weights costs, and a
+"""Arithmetics whose times are predicted. `auto` of a target hangs on what rounding its weights costs, and a
 drafter with all products in int8 is no faster."""
 
 
@@ -197,8 +195,8 @@ def read_maths(math: str, drafter_math: str) -> dict[str, AskedMath]:
 
 def read_model(role: str, path: Path | None, shape: str | None, file_type: str, cards: int = 1) -> Subject | None:
     """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
-    from sp.models.inspect.plan import read_file
-    from sp.models.inspect.subject import shape_subject
+    from sp.planning.plan import read_file
+    from sp.planning.subject import shape_subject
     from sp.scoring.calibration.use import default_depth
 
     if path is not None and shape is not None:

@@ -13,13 +13,13 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
-from sp.models.inspect.cold_layers import cold_within
-from sp.models.inspect.memory import file_formats
 from sp.models.layers.share import shared_config
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
+from sp.planning.cold_layers import cold_within
+from sp.planning.memory import file_formats
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth

@@ -13,10 +13,10 @@ from sp.models import load_model
 from sp.models.arithmetic import FIRST_LAYERS, Arithmetic, is_eligible
 from sp.models.auto_math import FASTER, MOST_ERROR, SAMPLED
 from sp.models.device.kept import SHARE
-from sp.models.inspect.memory import held_weights, layer_matrices, product_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.planning.memory import held_weights, layer_matrices, product_bytes
 from sp.quant import Math
 from sp.session.load import embedded
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 
 import files_page
 import pytest
+import times_page
 
-from sp.models.inspect.cards import CARDS
+from sp.planning.cards import CARDS
 
 
-@pytest.mark.parametrize("name", ["cells", "records"])
-def test_tables_are_those_of_plans_and_records(name: str) -> None:
-    page = files_page.PAGE.read_text()
-    found = re.search(rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", page, re.DOTALL)
-    assert found
-    wanted = {"cells": files_page.cells, "records": files_page.records}[name]()
-    anew = "run: PYTHONPATH=tests python tests/files_page.py"
-    assert found.group(1).strip().splitlines() == wanted, anew
+@pytest.mark.parametrize("script", [files_page, times_page], ids=lambda module: module.__name__)
+def test_tables_are_those_of_plans_and_records(script: ModuleType) -> None:
+    page, anew = files_page.PAGE.read_text(), f"run: PYTHONPATH=tests python tests/{script.__name__}.py"
+    for name, lines in script.tables().items():
+        found = re.search(rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", page, re.DOTALL)
+        assert found, name
+        assert found.group(1).strip().splitlines() == lines, anew
+
+
+def test_every_time_is_called_predicted_and_every_far_one_is_told() -> None:
+    assert all("*predicted*" in head for head in times_page.cards()[0].strip("| ").split(" | ")[5:])
+    assert len(times_page.outside()) - 2 == sum(abs(row.error) > times_page.ERROR for row in times_page.rows())
 
 
 def test_every_cell_says_what_it_rests_on() -> None:

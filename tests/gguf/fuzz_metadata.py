@@ -34,12 +34,11 @@ from sp.models import Model, load_model
 from sp.models.architectures.llama import FACTORS
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_shapes import find_draft_shape
-from sp.models.inspect import inspect_file
-from sp.models.inspect.plan import plan_file
-from sp.models.inspect.plan_tables import render_plan
-from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
+from sp.planning.inspect import inspect_file
+from sp.planning.plan import plan_file
+from sp.planning.tables import render, render_plan
 from sp.session.load import load
 
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50

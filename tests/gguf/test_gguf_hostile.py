@@ -19,7 +19,7 @@ from raw_gguf import STRING, U32, array, build, key, string, tensor, text, u32
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, Tokenizer, chat_template, render_chat
-from sp.models.inspect import inspect_file
+from sp.planning.inspect import inspect_file
 
 VALID = build(
     [

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, GGUFWriter, Tokenizer
-from sp.models.inspect import inspect_file
-from sp.models.inspect.tables import render
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
+from sp.planning.inspect import inspect_file
+from sp.planning.tables import render
 from sp.quant import F32, Q8_0
 
 TEMPLATE = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -24,14 +24,14 @@ from sp.models.arithmetic import (
     with_math,
 )
 from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
-from sp.models.inspect.cold_layers import cold_layers
-from sp.models.inspect.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
+from sp.planning.cold_layers import cold_layers
+from sp.planning.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
 from sp.session.load import embedded
 

@@ -15,11 +15,11 @@ from dry_walk import walked
 from tiny_models import rewritten
 
 from sp.errors import ModelError
-from sp.models.inspect.cold_layers import cold_layers, spread, work_bytes
-from sp.models.inspect.memory import held_weights, stack_bytes
 from sp.models.layers.stack_ring import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
+from sp.planning.cold_layers import cold_layers, spread, work_bytes
+from sp.planning.memory import held_weights, stack_bytes
 from sp.session import load
 
 WALK = """

@@ -11,12 +11,11 @@ from hollow_files import write_hollow
 from rich.console import Console
 
 from sp.models import Arithmetic, ModelConfig
-from sp.models.inspect import inspect_file
-from sp.models.inspect.cards import ANSWER, CARDS, KEEP
-from sp.models.inspect.cold_layers import cold_layers
-from sp.models.inspect.plan import plan_file
-from sp.models.inspect.plan_tables import render_plan
-from sp.models.inspect.ways import SPOKEN, best, room, ways
+from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, room, ways
+from sp.planning.cold_layers import cold_layers
+from sp.planning.inspect import inspect_file
+from sp.planning.plan import plan_file
+from sp.planning.tables import render_plan
 from sp.session import RunOptions
 from sp.session.decide import check_memory, check_scoring
 

@@ -15,9 +15,9 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ExpertConfig, load_model, read_config
 from sp.models.cost import active_params, prefill_cost
-from sp.models.inspect import inspect_file
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
+from sp.planning.inspect import inspect_file
 
 
 def changed(name: str, folder: Path, change: str, by: float = 0.0) -> Path:

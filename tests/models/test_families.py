@@ -14,7 +14,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import load_model, read_config
 from sp.models.architectures.llama import FACTORS, FrequencyFactors, llama3_factors
-from sp.models.inspect import inspect_file
+from sp.planning.inspect import inspect_file
 
 
 def complaint(path: Path) -> str:

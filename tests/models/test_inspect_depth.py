@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from sp.models.inspect.plan import make_plan
-from sp.models.inspect.plan_tables import render_plan
-from sp.models.inspect.subject import shape_subject, whole
+from sp.planning.plan import make_plan
+from sp.planning.subject import shape_subject, whole
+from sp.planning.tables import render_plan
 from sp.scoring.calibration.use import default_depth
 
 

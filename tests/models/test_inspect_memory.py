@@ -19,8 +19,9 @@ from sp.gguf import GGUFFile
 from sp.models import ModelConfig, read_config
 from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash_synthetic import write_synthetic_draft
-from sp.models.inspect import inspect_file
-from sp.models.inspect.cards import (
+from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.planning.cards import (
     CARDS,
     LARGEST_DRAFTER,
     Drafter,
@@ -29,10 +30,9 @@ from sp.models.inspect.cards import (
     need,
     weights_bytes,
 )
-from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
-from sp.models.inspect.tables import render
-from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.models.synthetic.synthetic import write_synthetic
+from sp.planning.inspect import inspect_file
+from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.planning.tables import render
 from sp.quant import FORMATS, Math
 from sp.session.load import embedded
 from sp.session.measured import cards_of

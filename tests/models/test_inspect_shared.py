@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile
-from sp.models.inspect.cards import need
-from sp.models.inspect.plan import make_plan
-from sp.models.inspect.subject import read_subject, shape_subject
-from sp.models.inspect.ways import room
 from sp.models.synthetic.synthetic import write_synthetic
+from sp.planning.cards import need, room
+from sp.planning.plan import make_plan
+from sp.planning.subject import read_subject, shape_subject
 
 LOADED = """
 import sys

@@ -7,7 +7,7 @@ from dry_walk import walked
 from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.models.arithmetic import is_eligible
-from sp.models.inspect.memory import file_formats, layer_matrices
+from sp.planning.memory import file_formats, layer_matrices
 from sp.session.load import embedded
 
 WALK = """

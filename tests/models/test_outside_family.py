@@ -26,11 +26,11 @@ from sp.models import (
     register_architecture,
 )
 from sp.models.cost import matmul_params
-from sp.models.inspect import inspect_file
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
 from sp.models.layers.feed_forward import SwiGLU
 from sp.models.passes.tree import TreeReader
+from sp.planning.inspect import inspect_file
 from sp.quant import F32
 
 N = 150  # more than a page of the cache

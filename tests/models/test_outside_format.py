@@ -13,8 +13,8 @@ from dry_walk import walked
 from outside_format import outside_format, write_outside
 
 from sp.models import load_model, prefill
-from sp.models.inspect import inspect_file
 from sp.models.synthetic.random_blocks import random_blocks
+from sp.planning.inspect import inspect_file
 from sp.quant import BlockFormat, registry
 
 WALK = """

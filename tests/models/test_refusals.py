@@ -17,8 +17,8 @@ from sp.gguf import GGUFFile
 from sp.models import ARCHITECTURES, load_model
 from sp.models.architectures.base import read_config
 from sp.models.drafts.dflash import load_draft
-from sp.models.inspect import inspect_file
 from sp.models.refusals import NEUTRAL
+from sp.planning.inspect import inspect_file
 
 ONE = np.ones((2, 40), np.float32)
 ASKS: dict[str, Any] = {

@@ -14,9 +14,9 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill
 from sp.models.file_type import file_type_id
-from sp.models.inspect import inspect_file
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_random, write_synthetic
+from sp.planning.inspect import inspect_file
 from sp.quant import F32, FORMATS, BlockFormat, format_by_name
 
 TYPES = [fmt.name.lower() for fmt in FORMATS.values() if fmt.block_size > 1]

@@ -11,8 +11,8 @@ import pytest
 
 import sp.ops.matmul.linear  # noqa: F401
 from sp.errors import ConfigError, PromptError
-from sp.models.inspect.memory import least_bytes, product_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import Prompt
 from sp.quant import Math
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions

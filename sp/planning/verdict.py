@@ -8,10 +8,22 @@ from typing import Literal
 
 from sp.models.config import ModelConfig
 from sp.models.extended_window import needed_scaling
-from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
-from sp.models.inspect.subject import Subject
-from sp.models.inspect.ways import best, longest, room, scoring_way, smallest_card, ways
 from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.planning.cards import (
+    CARDS,
+    KEEP,
+    LARGEST_DRAFTER,
+    Drafter,
+    best,
+    drafters_for,
+    longest,
+    room,
+    scoring_way,
+    smallest_card,
+    ways,
+    weights_bytes,
+)
+from sp.planning.subject import Subject
 
 COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
 """File types that publishers of most models offer; those of fewer bits are held as Q8_0."""

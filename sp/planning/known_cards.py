@@ -1,9 +1,9 @@
 """Cards by name: what their vendor's data sheets say of them, which is all that a prediction knows of a card.
 
 Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations a clock and
-multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), the data sheets of L40S, H100 SXM and H200, and
-the CUDA C++ Programming Guide (compute capabilities, shared memory). Tensor operations are dense, without sparsity.
-GeForce cards run bf16 and fp16 at half rate where sums are kept in float32, as here; data-centre cards at the full one.
+multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), and the data sheets of L40S, H100 SXM and H200.
+Tensor operations are dense, without sparsity. GeForce cards run bf16 and fp16 at half rate where sums are kept in
+float32, as here; data-centre cards at the full one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,12 @@ class Card:
         As it is asked for.
     capability : tuple of int
         Compute capability.
-    multiprocessors : int
-    boost : float
-        Clock in Hz.
-    flops : float
-        Dense bf16 (and fp16) tensor operations a second, sums in float32.
-    int8 : float
-        Dense int8 tensor operations a second.
+    flops, int8 : float
+        Dense tensor operations a second: in bf16 (and fp16) with sums in float32, and in int8.
     gib : int
         Memory, whole GiB.
     bandwidth : float
         Of that memory, in bytes a second.
-    l2, shared : int
-        Bytes of the second cache, and of shared memory that a block may have.
     pcie : float
         Bytes a second from the host, one way.
     link : float
@@ -51,22 +44,13 @@ class Card:
 
     name: str
     capability: tuple[int, int]
-    multiprocessors: int
-    boost: float
     flops: float
     int8: float
     gib: int
     bandwidth: float
-    l2: int
-    shared: int
     pcie: float
     link: float = 0.0
     warp_share: float = 1.0
-
-    @property
-    def exponentials(self) -> float:
-        """Exponentials a second: 16 a clock and multiprocessor in all of them (CUDA C++ Programming Guide)."""
-        return 16 * self.multiprocessors * self.boost
 
     @property
     def path(self) -> Path:
@@ -88,15 +72,15 @@ class Card:
 _PCIE4, _PCIE5 = 32e9, 64e9  # 16 lanes
 
 KNOWN = (
-    Card("rtx3060", (8, 6), 28, 1.777e9, 25.5e12, 102e12, 12, 360e9, 3 << 20, 99 << 10, _PCIE4),
-    Card("rtx4080", (8, 9), 76, 2.505e9, 97.5e12, 390e12, 16, 716.8e9, 64 << 20, 99 << 10, _PCIE4),
-    Card("rtx3090", (8, 6), 82, 1.695e9, 71e12, 284e12, 24, 936e9, 6 << 20, 99 << 10, _PCIE4),
-    Card("rtx4090", (8, 9), 128, 2.52e9, 165.2e12, 660.6e12, 24, 1008e9, 72 << 20, 99 << 10, _PCIE4),
-    Card("rtx5090", (12, 0), 170, 2.407e9, 209.5e12, 838e12, 32, 1792e9, 96 << 20, 99 << 10, _PCIE5),
-    Card("l40s", (8, 9), 142, 2.52e9, 362e12, 733e12, 48, 864e9, 96 << 20, 99 << 10, _PCIE4),
-    Card("a100", (8, 0), 108, 1.41e9, 312e12, 624e12, 80, 2039e9, 40 << 20, 163 << 10, _PCIE4, 300e9),
-    Card("h100", (9, 0), 132, 1.83e9, 989e12, 1979e12, 80, 3350e9, 50 << 20, 227 << 10, _PCIE5, 450e9, 0.63),
-    Card("h200", (9, 0), 132, 1.83e9, 989e12, 1979e12, 140, 4800e9, 50 << 20, 227 << 10, _PCIE5, 450e9, 0.63),
+    Card("rtx3060", (8, 6), 25.5e12, 102e12, 12, 360e9, _PCIE4),
+    Card("rtx4080", (8, 9), 97.5e12, 390e12, 16, 716.8e9, _PCIE4),
+    Card("rtx3090", (8, 6), 71e12, 284e12, 24, 936e9, _PCIE4),
+    Card("rtx4090", (8, 9), 165.2e12, 660.6e12, 24, 1008e9, _PCIE4),
+    Card("rtx5090", (12, 0), 209.5e12, 838e12, 32, 1792e9, _PCIE5),
+    Card("l40s", (8, 9), 362e12, 733e12, 48, 864e9, _PCIE4),
+    Card("a100", (8, 0), 312e12, 624e12, 80, 2039e9, _PCIE4, 300e9),
+    Card("h100", (9, 0), 989e12, 1979e12, 80, 3350e9, _PCIE5, 450e9, 0.63),
+    Card("h200", (9, 0), 989e12, 1979e12, 140, 4800e9, _PCIE5, 450e9, 0.63),
 )
 """All of them, by memory."""
 

@@ -12,14 +12,27 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.extended_window import describe_window
-from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
-from sp.models.inspect.cold_layers import Cold, cold_layers
-from sp.models.inspect.subject import Depth, Subject, read_subject, whole
-from sp.models.inspect.verdict import Verdict, judge, proposed_drafter, scaled_by, spoken
-from sp.models.inspect.ways import SPOKEN, Way, best, caches, longest, room, scoring_way, ways
 from sp.models.layers.cold_experts import told
 from sp.models.passes.forward import CHUNK
 from sp.models.synthetic.shapes import find_shape
+from sp.planning.cards import (
+    ANSWER,
+    CARDS,
+    KEEP,
+    SPOKEN,
+    Drafter,
+    Way,
+    best,
+    caches,
+    longest,
+    need,
+    room,
+    scoring_way,
+    ways,
+)
+from sp.planning.cold_layers import Cold, cold_layers
+from sp.planning.subject import Depth, Subject, read_subject, whole
+from sp.planning.verdict import Verdict, judge, proposed_drafter, scaled_by, spoken
 
 ASK = '--prompt-file TEXT.txt --question "..."'
 

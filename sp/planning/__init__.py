@@ -1,0 +1,1 @@
+"""What of a model runs where, in how much memory and how fast, by headers and data sheets: nothing is loaded."""

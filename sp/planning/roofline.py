@@ -1,0 +1,211 @@
+"""Seconds of prefills, scorings and decoded tokens on a GPU that is known by its data sheet: a roofline.
+
+Operations over the peak and bytes over the bandwidth, each at one efficiency for its kind of work, and a cost a launch.
+The stated error is about 30 %; how far off it is where somebody measured: ``docs/files-and-cards.md``, from records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
+from sp.models.arithmetic import AUTO, AskedMath, is_eligible
+from sp.models.auto_math import FASTER, NARROW_INPUTS, gains
+from sp.models.config import ModelConfig
+from sp.models.cost import SCORING, prefill_cost
+from sp.models.layers.share import shared_config
+from sp.models.synthetic.shapes import find_shape
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.planning.known_cards import Card
+from sp.planning.known_cards import Path as KernelPath
+from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes
+from sp.quant import Math
+
+ERROR = 0.3
+"""Of a prediction, as it is stated."""
+EFFICIENCY = {
+    "product": 0.70,
+    "product int8": 0.55,
+    "attention": 0.60,
+    "attention int8": 0.50,
+    "memory": 0.75,
+    "exchange": 0.80,
+}
+"""Share of the peak, of the bandwidth or of the link that a kind of work reaches: round numbers, chosen by a look at
+records of H200 and H100. Recurrent layers count among products, the choice of blocks as attention in BF16."""
+LAUNCH_S, LAUNCHES = 20e-6, 12
+"""Seconds that the host takes for a launch, or GPUs for the latency of an exchange; and launches of a layer that are
+waited for, twice as many where a drafter's inputs are rounded: later chunks find theirs queued."""
+STREAM_BYTES = 28
+"""Of a layer for a value of the residual stream: two norms read float32 and write bf16, two sums do both in float32."""
+TOKEN_S = 2.6e-7
+"""Seconds of the host for every token of a prompt, whose text is cut up."""
+
+
+@dataclass(frozen=True)
+class TimedModel:
+    """A model as far as time goes; of one that GPUs share, what one of them has.
+
+    Attributes
+    ----------
+    config : ModelConfig
+    nbytes : int
+        Of the weights that a pass reads, see `streamed_bytes`.
+    int8 : float
+        Share of the products that are made in int8 where a prompt is read.
+    int8_attention : bool
+        Whether attention is, too.
+    """
+
+    config: ModelConfig
+    nbytes: int
+    int8: float = 0.0
+    int8_attention: bool = False
+
+    @classmethod
+    def of_shape(cls, name: str, file_type: str) -> TimedModel:
+        """A named shape in a file type; ConfigError where either is unknown."""
+        shape = find_shape(name)
+        formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
+        return cls(shape.config, streamed_bytes(shape.config, formats))
+
+    def multiplied_in(self, asked: AskedMath, card: Card, path: KernelPath | None = None) -> TimedModel:
+        """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights.
+
+        Examples
+        --------
+        >>> from sp.planning.known_cards import find_card
+        >>> drafter = TimedModel.of_shape("qwen3-0.6b", "bf16").multiplied_in("auto", find_card("h200"))
+        >>> round(drafter.int8, 2), drafter.int8_attention
+        (0.62, True)
+        """
+        if asked == Math.BF16:
+            return self
+        path, auto = path or card.path, asked == AUTO
+        narrow = NARROW_INPUTS.get(path, ())
+        sizes = {True: 0, False: 0}
+        for tensor in layer_matrices(self.config):
+            gained = not auto or gains(tensor.name, tensor.shape[-1], narrow)
+            sizes[gained and is_eligible(tensor.name, tensor.shape)] += tensor.size
+        share = sizes[True] / sum(sizes.values()) if not auto or (path, card.capability) in FASTER else 0.0
+        return replace(self, int8=share, int8_attention=path == "sm_90a" and self.config.head_dim == HEAD_DIM)
+
+    def shared_by(self, cards: int) -> TimedModel:
+        """What one of several GPUs has of it; ConfigError where they cannot share it.
+
+        >>> TimedModel.of_shape("qwen3.6-27b", "q4_k_m").shared_by(4).config.heads
+        6
+        """
+        if cards == 1:
+            return self
+        return replace(self, config=shared_config(self.config, cards), nbytes=self.nbytes // cards)
+
+
+class Compressed(NamedTuple):
+    """Seconds of a compressed request: the scoring, the target's prefill of what is kept, and to the first token."""
+
+    score_s: float
+    prefill_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Predicts for one GPU, or several of a kind that are linked.
+
+    Parameters
+    ----------
+    card : Card
+    cards, target_cards : int
+        That read a prompt together for the drafter, and that share the target, whose `TimedModel` is then one's share.
+    forced : {"sm_90a", "portable"}, optional
+        Kernels, if not those that the GPU runs by itself.
+
+    Examples
+    --------
+    >>> from sp.planning.known_cards import find_card
+    >>> target = TimedModel.of_shape("qwen3.6-27b", "q4_k_m")
+    >>> [round(Roofline(find_card(name)).prefill_s(target, 8192), 1) for name in ("rtx4090", "h200")]
+    [3.7, 0.6]
+    """
+
+    card: Card
+    cards: int = 1
+    target_cards: int = 1
+    forced: KernelPath | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one GPU does all, so that weights may wait in host memory."""
+        return self.cards == self.target_cards == 1
+
+    def prefill_s(self, model: TimedModel, tokens: int) -> float:
+        """In which a target reads so many tokens."""
+        launches = LAUNCHES * model.config.layers
+        return self._work_s(model, tokens) + LAUNCH_S * launches + self._sums_s(model, tokens)
+
+    def score_s(self, drafter: TimedModel, tokens: int, density: float | None = None) -> float:
+        """In which a drafter scores a prompt whose attention reads that share of the causal blocks; all for None.
+
+        The host queues the launches of one GPU after those of the other, which gather all keys and values.
+        """
+        c, rounds = drafter.config, bool(drafter.int8 or drafter.int8_attention)
+        launches = LAUNCHES * (1 + rounds) * c.layers * self.cards
+        gathered = 4 * tokens * c.kv_heads * c.head_dim * (self.cards - 1) / self.cards
+        exchanged = self._exchange_s(len(c.attention_layers), gathered) if self.cards > 1 else 0.0
+        return self._work_s(drafter, tokens, density) / self.cards + LAUNCH_S * launches + exchanged
+
+    def step_s(self, model: TimedModel, context: int, kv: str = "f16") -> float:
+        """Of a token that is decoded after `context` others; a graph takes the host out of it."""
+        read = model.nbytes + kv_bytes(model.config, context, kv) + 2 * state_bytes(model.config)
+        return self._memory_s(read) + self._sums_s(model, 1)
+
+    def full_s(self, target: TimedModel, tokens: int) -> float:
+        """To the first token of a prompt that the target reads whole."""
+        return self.prefill_s(target, tokens) + TOKEN_S * tokens
+
+    def compressed(
+        self,
+        target: TimedModel,
+        drafter: TimedModel,
+        tokens: int,
+        keep_ratio: float,
+        density: float | None = None,
+        moved: int = 0,
+    ) -> Compressed:
+        """Of a request that is scored and of which the target reads `keep_ratio`.
+
+        So many bytes `moved` of the target come back from the host while it reads.
+        """
+        score = self.score_s(drafter, tokens, density)
+        read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.card.pcie * EFFICIENCY["exchange"]))
+        return Compressed(score, read, score + read + TOKEN_S * tokens)
+
+    def _work_s(self, model: TimedModel, tokens: int, density: float | None = None) -> float:
+        """Of all layers, on one GPU."""
+        cost, int8 = prefill_cost(model.config, tokens), model.int8 if tokens >= ROUNDED_TOKENS else 0.0
+        products = self._flops_s("product", cost.weights * (1 - int8) + cost.delta)
+        products += self._flops_s("product int8", cost.weights * int8)
+        kind = "attention int8" if model.int8_attention else "attention"
+        attention = self._flops_s(kind, cost.attention * (1 if density is None else density))
+        chosen = 0.0 if density is None else self._flops_s("attention", cost.attention * SCORING)
+        stream = self._memory_s(STREAM_BYTES * tokens * model.config.layers * model.config.hidden)
+        return max(products, self._memory_s(model.nbytes)) + attention + chosen + stream
+
+    def _sums_s(self, model: TimedModel, tokens: int) -> float:
+        """Of the all-reduces of a pass, two a layer, which go round in a ring."""
+        n = self.target_cards
+        received = 4 * tokens * model.config.hidden * 2 * (n - 1) / n
+        return self._exchange_s(2 * model.config.layers, received) if n > 1 else 0.0
+
+    def _flops_s(self, kind: str, flops: float) -> float:
+        path = self.forced or self.card.path
+        return flops / (self.card.peak(path, kind.endswith("int8")) * EFFICIENCY[kind])
+
+    def _memory_s(self, nbytes: float) -> float:
+        return nbytes / (self.card.bandwidth * EFFICIENCY["memory"])
+
+    def _exchange_s(self, times: int, nbytes: float) -> float:
+        return times * (LAUNCH_S + nbytes / (self.card.link * EFFICIENCY["exchange"]))
