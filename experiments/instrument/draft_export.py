@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from draft import Draft, DraftConfig
-from export import CONTEXT
+from files import CONTEXT
 from layers import EPS
 
 from sp.gguf.reader import GGUFFile
@@ -37,7 +37,7 @@ def metadata(c: DraftConfig, name: str) -> dict:
 
 
 def read_draft(path: Path) -> Draft:
-    """A draft in float32 from a GGUF file or from what `draft_train.save` wrote."""
+    """A draft in float32 from a GGUF file or from what `fit_draft.save` wrote."""
     if path.suffix == ".gguf":
         with GGUFFile.open(path) as file:
             m = {k.removeprefix("dflash."): v for k, v in file.metadata.items()}
@@ -66,7 +66,7 @@ def load_draft_weights(draft: Draft, path: Path) -> Draft:
     return draft
 
 
-def write(draft: Draft, path: Path, name: str = "needle-pair-draft") -> Path:
+def write(draft: Draft, path: Path, name: str = "instrument-draft") -> Path:
     writer = GGUFWriter(path, metadata(draft.config, name))
     for name, value in draft.named().items():
         v = value.detach().float().cpu()

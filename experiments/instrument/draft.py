@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from drafter import DrafterConfig
-from layers import GGUFModule, matrix, pointer_loss, rope, row_logits
-from target import Target, TargetConfig
+from layers import GGUFModule, matrix, rope, row_logits
+from shapes import Reader, Shape
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """``target_layers`` are counted by their output from 0; ``pointers`` are (layer, head) shown what to copy."""
+    """Sizes of the draft; ``target_layers`` are counted by their output from 0."""
 
     layers: int = 3
     hidden: int = 512
@@ -31,9 +30,8 @@ class DraftConfig:
     base: float = 1e20  # three quarters of the rotary pairs turn by less than a radian over 64K tokens: for content
     gain: float = 1.4
     block: int = 16
-    mask_id: int = 2557  # <|endoftext|>, which no prompt holds
+    mask_id: int = 0  # <|endoftext|>, which no prompt holds
     target_layers: tuple[int, ...] = (2, 6, 10)
-    pointers: tuple[tuple[int, int], ...] = ((1, 0), (1, 1), (2, 0), (2, 1))
 
 
 class Draft(GGUFModule):
@@ -68,8 +66,8 @@ class Draft(GGUFModule):
 
     def attention(
         self, i: int, x: Tensor, fused: Tensor, positions: Tensor, at: Tensor, rows: Tensor, blocks: int
-    ) -> tuple[Tensor, Tensor]:
-        """Attention of layer ``i`` and its logits (B, heads, blocks * block, L + block)."""
+    ) -> Tensor:
+        """Attention of layer ``i``."""
         c, b = self.config, f"blk.{i}."
         h = self.norm(x, b + "attn_norm.weight")
         q = self.turn(self.heads(h, b + "attn_q.weight"), b + "attn_q_norm.weight", at)
@@ -87,7 +85,7 @@ class Draft(GGUFModule):
         outer = p[..., :length].unflatten(1, (c.kv_heads, group)).flatten(2, 3) @ past_v.transpose(1, 2)
         outer = outer.unflatten(2, (group, -1)).flatten(1, 2).transpose(1, 2)
         own = torch.einsum("bhnqk,bnkhd->bnqhd", p[..., length:].unflatten(2, (blocks, c.block)), v1).flatten(1, 2)
-        return self.linear((outer + own).flatten(2), b + "attn_output.weight"), logits
+        return self.linear((outer + own).flatten(2), b + "attn_output.weight")
 
     def forward(
         self,
@@ -97,13 +95,11 @@ class Draft(GGUFModule):
         positions: Tensor,
         tokens: Tensor,
         starts: Tensor,
-        source: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (B, N, block - 1, vocab) of the tokens after each start, and the pointer loss.
+    ) -> Tensor:
+        """Logits (B, N, block - 1, vocab) of the tokens after each start.
 
         ``embed``, ``head`` (vocab, hidden): the target's; ``features`` (B, L, target_layers * hidden); ``positions``
-        (B, L); ``tokens``, ``starts`` (B, N): the known tokens and their indices; ``source`` (B, N, block): index of
-        the token that each row should copy, -1 for none.
+        (B, L); ``tokens``, ``starts`` (B, N): the known tokens and their indices.
         """
         c = self.config
         n = starts.shape[1]
@@ -114,34 +110,25 @@ class Draft(GGUFModule):
         step = torch.arange(c.block, device=ids.device)
         at = (positions.gather(1, starts)[..., None] + step).flatten(1)
         rows = (starts - 1).repeat_interleave(c.block, 1)
-        pointer = x.new_zeros(())
         for i in range(c.layers):
-            y, logits = self.attention(i, x, fused, positions, at, rows, n)
-            x = x + y
+            x = x + self.attention(i, x, fused, positions, at, rows, n)
             h = self.norm(x, f"blk.{i}.ffn_norm.weight")
             g = silu(self.linear(h, f"blk.{i}.ffn_gate.weight")) * self.linear(h, f"blk.{i}.ffn_up.weight")
             x = x + self.linear(g, f"blk.{i}.ffn_down.weight")
-            shown = [j for layer, j in c.pointers if layer == i]
-            if source is not None and shown:
-                pointer = pointer + pointer_loss(
-                    torch.stack([logits[:, j] for j in shown], 1), source.flatten(1)
-                ) * len(shown) / len(c.pointers)
         x = x.unflatten(1, (n, c.block))[:, :, 1:].flatten(1, 2)
         h = self.norm(x, "output_norm.weight").to(self.compute)
-        return linear(h, head.to(self.compute)).float().unflatten(1, (n, c.block - 1)), pointer
+        return linear(h, head.to(self.compute)).float().unflatten(1, (n, c.block - 1))
 
 
-def still_dims(config: TargetConfig | DrafterConfig, tokens: int = 65_536) -> Tensor:
-    """Dimensions of a head that do not turn, or by less than a radian over so many tokens; in halves of pairs."""
-    if isinstance(config, TargetConfig):
-        return torch.arange(config.rope_dim, config.head_dim)
+def still_dims(config: Shape, tokens: int = 65_536) -> Tensor:
+    """Dimensions of a head that turn by less than a radian over so many tokens; in halves of pairs."""
     half = config.head_dim // 2
     slow = torch.arange(math.ceil(half * math.log(tokens) / math.log(config.base)), half)
     return torch.cat([slow, slow + half])
 
 
 @torch.no_grad()
-def start_from_heads(draft: Draft, target: Target, layer: int, heads: Sequence[int], noise: float = 0.2) -> None:
+def start_from_heads(draft: Draft, target: Reader, layer: int, heads: Sequence[int], noise: float = 0.2) -> None:
     """Let all layers but the first start with the match that some heads of a layer of the target make.
 
     Keys: f starts as the input of that layer, and the heads' key matrices are the target's. Queries: the same vector of

@@ -44,10 +44,6 @@ Tomas Ulrich Vera Viktor Wanda Xavier Yara Zeno""".split()
 LAST_NAMES = """Abbott Almeida Berger Castillo Dahl Eriksen Farrow Grant Hansen Ibarra Jensen Keller Lindqvist Moreau
 Novak Okafor Petrov Quigley Rossi Sato Thorne Ueda Varga Weiss Yilmaz Zhang""".split()
 
-SYLLABLES = """ba bel bor bri ca cal cor da del dor dra el en fa fen fir ga gal gor ha hel im jo ka kel kor la lin lor
-ma mel mir mo na nel nor o or pa pel pra qua ra rel ri sa sel sha sil so ta tel tor tra u val ven vi vor wen xa yor za
-zel zu""".split()
-
 
 def split_words(words: list[str], every: int = 6) -> tuple[list[str], list[str]]:
     """Training and held-out part of a list: each ``every``-th word of a fixed shuffle is held out."""

@@ -107,14 +107,5 @@ def attend_rows(logits: Tensor, v: Tensor) -> Tensor:
     return out.reshape(b, heads, n, -1).transpose(1, 2)
 
 
-def pointer_loss(logits: Tensor, source: Tensor) -> Tensor:
-    """Mean -log p of the needle token to copy over rows with ``source >= 0``; logits (B, heads, K, L)."""
-    logp = logits.log_softmax(-1)
-    at = source.clamp(min=0)[:, None, :, None].expand(-1, logits.shape[1], -1, 1)
-    nll = -logp.gather(-1, at).squeeze(-1).clamp(min=-30, max=30)
-    on = (source >= 0).float()[:, None]
-    return (nll * on).sum() / (on.sum() * logits.shape[1]).clamp(min=1)
-
-
 def matrix(rows: int, columns: int, gain: float = 1.0) -> Tensor:
     return torch.randn(rows, columns) * (gain / math.sqrt(columns))

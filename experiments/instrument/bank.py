@@ -1,7 +1,7 @@
 """Haystack text: sentences of our own grammar, and the prose and source code that ship with Python.
 
 ``python bank.py OUT`` writes ``bank.json`` with one training and one held-out text a kind. ASCII only, no blank-only
-lines, every text ends with a newline, so that :mod:`pieces` can cut it anywhere between words or lines.
+lines, every text ends with a newline, so that `Bank` can cut it anywhere between words or lines.
 """
 
 # ruff: noqa: SIM905
@@ -18,6 +18,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from tokenizer import Encoder
 from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, split_words
 
 VERBS = """admired avoided bought carried cleaned copied counted described drew examined fixed followed forgot found
@@ -64,6 +67,9 @@ TEMPLATES = [
     "Remember that {topic} needs a {adj} {noun} and {small} helpers.",
     "The word for {noun} is not used in {town}.",
 ]
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+Ints = NDArray[np.int64]
 
 
 def sentence(
@@ -155,6 +161,33 @@ def split(text: str, share: float = 0.12) -> tuple[str, str]:
     """Training and held-out part, cut at a line end."""
     at = text.rfind("\n", 0, int(len(text) * (1 - share))) + 1
     return text[:at], text[at:].lstrip("\n")
+
+
+class Bank:
+    """Pre-tokenised haystack text with its safe cuts."""
+
+    def __init__(self, encoder: Encoder, texts: dict[str, str]) -> None:
+        self.kinds: dict[str, tuple[Ints, Ints, Ints, Ints]] = {}
+        vocab = {i: t for t, i in encoder.tokenizer.get_vocab().items()}
+        ends_line = np.zeros(encoder.size, bool)
+        starts_line = np.zeros(encoder.size, bool)
+        starts_word = np.zeros(encoder.size, bool)
+        ends_sentence = np.zeros(encoder.size, bool)
+        for i, t in vocab.items():
+            ends_line[i], starts_line[i] = t.endswith("Ċ"), t.startswith("Ċ")
+            starts_word[i] = t.startswith("Ġ") and t[1:2].isalpha() and t[1:2].isascii()
+            ends_sentence[i] = t.endswith(".")
+        for kind, body in {**texts, "noise": NOISE * 400}.items():
+            ids = np.array(encoder.tokenizer.encode(body, add_special_tokens=False).ids)
+            a, b = ids[:-1], ids[1:]
+            lines = 1 + np.flatnonzero(ends_line[a] & ~starts_line[b])
+            words = 1 + np.flatnonzero(starts_word[b] & ~ends_line[a])
+            stops = 1 + np.flatnonzero(starts_word[b] & ends_sentence[a])
+            self.kinds[kind] = (ids, np.concatenate([[0], lines]), words, stops)
+
+    @classmethod
+    def load(cls, encoder: Encoder, path: Path | str, part: str) -> Bank:
+        return cls(encoder, json.loads(Path(path).read_text())[part])
 
 
 def main(out: Path) -> None:
