@@ -35,7 +35,23 @@ SHARED = {
     "load": ("mode", "first", "repeated"),
 }
 """Benchmarks that more than one file writes: what tells them apart, and the values."""
-RETIRED = {"matmul_alone"}
+RETIRED = {
+    "block_budget",
+    "eight_bit_answers",
+    "eight_bit_attention",
+    "eight_bit_errors",
+    "eight_bit_kept",
+    "eight_bit_large",
+    "eight_bit_model",
+    "flashprefill_quality",
+    "matmul_alone",
+    "needed_pages",
+    "ray_speedup",
+    "sample_ttft",
+    "serve_mixed",
+    "serve_one_string",
+    "sweep_overhead",
+}
 """Written by code that is gone; records stay."""
 BY_KERNEL = {"dispatch"}
 """Metrics are named after the kernels that were timed, of which there may be more each time."""
