@@ -4,7 +4,6 @@
 lines, every text ends with a newline, so that `Bank` can cut it anywhere between words or lines.
 """
 
-# ruff: noqa: SIM905
 from __future__ import annotations
 
 import importlib
@@ -21,53 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from tokenizer import Encoder
-from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, split_words
+from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, WORDS, split_words
 
-VERBS = """admired avoided bought carried cleaned copied counted described drew examined fixed followed forgot found
-guarded hid ignored inspected kept lifted lost measured mended noticed opened painted photographed polished praised
-recorded repaired rescued returned searched sketched sold sorted studied touched visited watched weighed""".split()
-PLACES = """at the market|behind the old mill|near the river|in the quiet valley|under the bridge|
-on the north side of town|along the coast|in the back of the library|beside the railway|at the edge of the forest|
-in a small harbour|
-above the bakery|across the square|outside the museum|on the upper floor|in the winter garden""".replace(
-    "\n", ""
-).split("|")
-TIMES = """in the morning|after lunch|before the storm|on a cold Tuesday|late in the evening|during the festival|
-in spring|a week later|every second Friday|at the end of the month|long before the war|just after sunrise|
-in the year {year}|for {small} days|since {year}|about {small} hours later""".replace("\n", "").split("|")
-TOPICS = """trade|weather|music|farming|glass making|navigation|poetry|medicine|map drawing|cooking|clock repair|bird
-watching|printing|weaving|astronomy|bee keeping|ship building|gardening|geology|book binding""".replace(
-    "\n", " "
-).split("|")
-TEMPLATES = [
-    "The {adj} {noun} {verb} the {adj2} {noun2} {place}.",
-    "{time_c}, {name} {verb} a {adj} {noun} {place}.",
-    "{name} said that the {noun} was {adj}, but nobody believed it.",
-    "It took {small} days to bring the {noun} to {town}.",
-    "There were {small} {adj} {noun}s and only one {noun2}.",
-    "People who know about {topic} often prefer a {adj} {noun}.",
-    "A good account of {topic} was written by {name} in {year}.",
-    "The price of a {noun} rose from {small} to {num} coins {time}.",
-    "Nobody in {town} had seen such a {adj} {noun} {time}.",
-    "When the {noun} broke, {name} {verb} the {noun2} instead.",
-    "In {town} the study of {topic} began {place}.",
-    "If the {noun} is {adj}, the {noun2} will be {adj2} as well.",
-    "What matters in {topic} is not the {noun} but the {adj} {noun2}.",
-    "I think that a {adj} {noun} is worth more than {small} {adj2} ones.",
-    "Most of the {noun}s were {adj}; the others were {adj2}.",
-    "{name} and {name2} {verb} the {noun} {time}.",
-    "The road from {town} to {town2} is {num} miles long.",
-    "She {verb} it, he {verb2} it, and {time} they both left {town}.",
-    "The number of visitors to {town} was {num} in {year}.",
-    "The letter for {name} was {adj} and had {small} pages.",
-    "You can learn {topic} {place}, or so {name} told us.",
-    "My {noun} is {adj}, and the key to the {noun2} is lost.",
-    "According to {name}, the {adj} {noun} belongs to {town}.",
-    "The secret of {topic} is patience, and a {adj} {noun}.",
-    "Remember that {topic} needs a {adj} {noun} and {small} helpers.",
-    "The word for {noun} is not used in {town}.",
-]
-
+VERBS, PLACES, TIMES, TOPICS, TEMPLATES = (WORDS[name] for name in ("VERBS", "PLACES", "TIMES", "TOPICS", "TEMPLATES"))
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 Ints = NDArray[np.int64]
 
