@@ -87,10 +87,7 @@ class Example:
             raise unknown_name("match", self.match, MATCHES)
 
     def prompt(
-        self,
-        template: str | ChatTemplate | None,
-        thinking: Thinking = WITHOUT,
-        tokenizer: Tokenizer | None = None,
+        self, template: str | ChatTemplate | None, thinking: Thinking = WITHOUT, tokenizer: Tokenizer | None = None
     ) -> Prompt:
         """The rendered prompt, every needle marked; an answer that begins with thinking gets no prefix.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sp.evals.text.moves import HELD_OUT, BabiPhrases
+from sp.evals.text.tables import table
 
 from .names_b import MORE_PEOPLE, MORE_PLACES, PLACES, QUALITIES, THINGS, coined
 from .plain import PLAIN, around, odd
-from .tables import table
 from .weave import several, spread, weave
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 WENT = TABLES["WENT"]
 REACHED = TABLES["REACHED"]

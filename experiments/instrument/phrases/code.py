@@ -6,12 +6,12 @@ import random
 import re
 
 from sp.evals.tasks.code import HELD_OUT, CodePhrases
+from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
-from .tables import table
 from .weave import noise, several, spread, weave
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 KEYWORDS = TABLES["KEYWORDS"]
 ARGUMENTS = TABLES["ARGUMENTS"]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from sp.evals.tasks.fact import HELD_OUT, FactForm, FactPhrases
 from sp.evals.text.filler import Sentence
 from sp.evals.text.keys import STYLES
+from sp.evals.text.tables import table
 
 from .expand import NOISE, frames, held
 from .names import ADJECTIVES, FIRST, NOUNS, ODD, PAST, PLACES, TOWNS, odd_word, prose
-from .tables import table
 from .wide import WORDS
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 TAKEN = held(HELD_OUT)
 KIND = "[number|code|value|figure|pin|total|size|address|result|price|count]"

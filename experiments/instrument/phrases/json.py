@@ -8,13 +8,13 @@ import random
 
 from sp.evals.tasks.json import LARGEST
 from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases, Layout
+from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
-from .tables import table
 from .weave import noise, several, spread, weave
 from .wide import PLAIN, WORK
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 WORDS = TABLES["WORDS"]
 HELD = {word for words in HELD_OUT.vocabularies for word in words}

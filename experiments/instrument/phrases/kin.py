@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 
+from sp.evals.text.tables import table
+
 from .grammar import Grammar
-from .tables import table
 from .wide import JOBS, PLACE_NAMES
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 
 def town(rng: random.Random) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .grammar import Grammar
-from .tables import table
+from sp.evals.text.tables import table
 
-TABLES = table(__name__)
+from .grammar import Grammar
+
+TABLES = table(__file__)
 
 RULES = TABLES["RULES"]
 GRAMMAR = Grammar(RULES)

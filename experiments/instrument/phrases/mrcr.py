@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from sp.evals.text.pieces import HELD_OUT, MrcrPhrases
+from sp.evals.text.tables import table
 
 from .names_b import COMPOUND_PLACES, MORE_PEOPLE, OTHERS, QUALITIES, SYLLABLES, THINGS, coined
 from .plain import around, odd
-from .tables import table
 from .weave import several, spread, weave
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 KINDS = TABLES["KINDS"]
 TOPICS = TABLES["TOPICS"]

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from sp.evals.tasks.multi_session import HELD_OUT, SessionPhrases
+from sp.evals.text.tables import table
 
 from .common import AFTER, BEFORE
 from .expand import apart, frames, held
 from .names import prose
-from .tables import table
 from .wide import FAMILY, GIVEN, JOBS, PLACE_NAMES
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 TAKEN = held(HELD_OUT)
 LINKS = TABLES["LINKS"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 from sp.evals.text import words
+from sp.evals.text.tables import table
 
-from .tables import table
-
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 REAL_FIRST = list(TABLES["REAL_FIRST"])
 REAL_LAST = list(TABLES["REAL_LAST"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 
+from sp.evals.text.tables import table
 from sp.evals.text.words import SYLLABLES as HELD_OUT
 
-from .tables import table
 from .weave import several
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 SYLLABLES = """ba bel bor bri ca cor da del dor dra el en fa fen fir ga gal gor ha hel im jo ka kel la lin lor ma mer mi
 mon na nes ni no or pa per qui ra rel ri ro sa sel shi so ta tel thi to tri ul va ver vi wen xa ya zo zu""".split()

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from sp.evals.tasks.nolima import HELD_OUT, NolimaPhrases
+from sp.evals.text.tables import table
 
 from .common import AFTER, BEFORE
 from .expand import apart, frames, held
-from .tables import table
 from .wide import FAMILY, GIVEN
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 TAKEN = held(HELD_OUT)
 NEAR = "[beside|next to|behind|near|by|around|opposite|across from|in front of|not far from|in the shadow of|under|close to]"

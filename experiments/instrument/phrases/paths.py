@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from sp.evals.story import Question, Story
+from sp.evals.text.tables import table
 
 from .grammar import Grammar, drawn, sentence
-from .tables import table
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 MARK = "\x1f"
 """Between the parts of a question that is only taken apart again."""

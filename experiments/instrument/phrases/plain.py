@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
-from .names_b import PLACES, QUALITIES, THINGS, coined
-from .tables import table
+from sp.evals.text.tables import table
 
-TABLES = table(__name__)
+from .names_b import PLACES, QUALITIES, THINGS, coined
+
+TABLES = table(__file__)
 
 PLAIN = list(TABLES["PLAIN"])
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .grammar import Grammar
-from .tables import table
+from sp.evals.text.tables import table
 
-TABLES = table(__name__)
+from .grammar import Grammar
+
+TABLES = table(__file__)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from sp.evals.tasks.updates import HELD_OUT, UpdatesPhrases
+from sp.evals.text.tables import table
 
 from .common import AFTER, BEFORE
 from .expand import apart, frames, held
-from .tables import table
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 TAKEN = held(HELD_OUT)
 WRITER = "[they|we|somebody|the mayor|a boy|the keeper|a clerk|the judge|a nurse|the printer]"

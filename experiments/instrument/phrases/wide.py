@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 
 from sp.evals.tasks.multi_session import HELD_OUT as SESSIONS
 from sp.evals.text import words
+from sp.evals.text.tables import table
 
 from .expand import held
 from .names import ADJECTIVES, FIRST, LAST, NOUNS, ODD, PAST, PLACES, TOWNS, ours
-from .tables import table
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 STEMS = list(TABLES["STEMS"])
 ENDS = list(TABLES["ENDS"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 from sp.evals.story import Question, Story
+from sp.evals.text.tables import table
 from sp.evals.text.told import capital, tell
 from sp.evals.text.world import RELATIONS
 
 from .common import AFTER, BEFORE
 from .expand import frames
-from .tables import table
 
-TABLES = table(__name__)
+TABLES = table(__file__)
 
 STATED = {
     "landmark": frames(

@@ -112,10 +112,7 @@ def draw_pairs(rng: random.Random, phrases: MrcrPhrases, facts: int) -> tuple[li
     labels: list[Pair] = []
     while len(labels) < facts - alike:
         near = rng.random()
-        other = (
-            kind if near < 0.4 else rng.choice(kinds),
-            topic if 0.4 <= near < 0.8 else rng.choice(topics),
-        )
+        other = (kind if near < 0.4 else rng.choice(kinds), topic if 0.4 <= near < 0.8 else rng.choice(topics))
         labels += [other] * rng.choice((1, 1, 2, 3))
     del labels[facts - alike :]
     rng.shuffle(labels)

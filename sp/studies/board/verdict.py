@@ -161,11 +161,7 @@ def plan_runs(
     """
     selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
     chosen = Located({key: Located(value, "--selector") for key, value in selecting.items()}, "--selector")
-    settings = {
-        "selector": chosen,
-        "keep_ratio": Located(keep, "--keep-ratio"),
-        "seed": Located(seed, "--seed"),
-    }
+    settings = {"selector": chosen, "keep_ratio": Located(keep, "--keep-ratio"), "seed": Located(seed, "--seed")}
     named = [{"scorer": Located(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
     cells = tuple(make_cell(each, Located({}, "--keep-ratio")) for each in named)
     pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])

@@ -43,10 +43,7 @@ class Estimate:
         return self.seconds_per_flop * work.flop + self.seconds_per_answer * work.answers
 
 
-TYPICAL = {
-    "cpu": Estimate(1e-11, 0.1, "a laptop"),
-    "cuda": Estimate(2e-15, 0.03, "an H200"),
-}
+TYPICAL = {"cpu": Estimate(1e-11, 0.1, "a laptop"), "cuda": Estimate(2e-15, 0.03, "an H200")}
 """To weigh runs against each other, small against large, before anything is measured; not to tell a time by."""
 
 

@@ -40,10 +40,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        device: Where = "auto",
-        progress: Callable[[Run, int], None] | None = None,
-        plugins: Sequence[Plugin] = (),
+        self, device: Where = "auto", progress: Callable[[Run, int], None] | None = None, plugins: Sequence[Plugin] = ()
     ) -> None:
         for plugin in plugins:
             plugin.load()
