@@ -58,7 +58,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_FILES, MOST_LINES = 20, 300
+MOST_FILES, MOST_LINES = 20, 450
 
 
 def room(path: Path) -> str:

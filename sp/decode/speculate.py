@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.decode.base import Speculative
 from sp.decode.cycle import Cycle, Guesser
-from sp.decode.new_cycle import new_cycle
+from sp.decode.graph_cycle import new_cycle
 from sp.models import Cache, Model
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sp.errors import ConfigError
 from sp.evals import TASKS, Example
-from sp.evals.text.ngrams import shared_ngrams
+from sp.evals.text.phrasing import shared_ngrams
 from sp.evals.text.words import ADJECTIVES, NOUNS
 
 MODES = ("needle", "needle_multikey", "needle_multivalue", "needle_multiquery")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.evals.text.moves import HELD_OUT, BabiPhrases
+from sp.evals.tasks.babi import HELD_OUT, BabiPhrases
 from sp.evals.text.tables import table
 
 from .names_b import MORE_PEOPLE, MORE_PLACES, PLACES, QUALITIES, THINGS, coined

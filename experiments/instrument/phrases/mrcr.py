@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sp.evals.text.pieces import HELD_OUT, MrcrPhrases
+from sp.evals.tasks.mrcr import HELD_OUT, MrcrPhrases
 from sp.evals.text.tables import table
 
 from .names_b import COMPOUND_PLACES, MORE_PEOPLE, OTHERS, QUALITIES, SYLLABLES, THINGS, coined

@@ -12,7 +12,7 @@ LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "flash-attention-2": "FlashAt
 """Paths of records that time a library in place of kernels of ours."""
 MARK = "†"
 OLD = "older_kernels"
-"""Key of a record whose kernels have changed since, see `sp.studies.tables.age`."""
+"""Key of a record whose kernels have changed since, see `sp.studies.tables.page`."""
 
 
 def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:
