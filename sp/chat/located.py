@@ -192,8 +192,6 @@ def render_located(
 
     Parameters
     ----------
-    template : ChatTemplate
-    turns : sequence of Turn
     variables : mapping
         What else the template is told; the schemas of tools as `tools`.
     is_markup : callable

@@ -93,8 +93,6 @@ class Example:
 
         Parameters
         ----------
-        template : str, ChatTemplate or None
-        thinking : Thinking
         tokenizer : Tokenizer, optional
             Tells what of a conversation spells markup.
 

@@ -121,7 +121,6 @@ class TensorInfo:
 
     Attributes
     ----------
-    name : str
     shape : tuple of int
         NumPy order, fastest axis last: ``(out, in)`` for a matrix.
     ggml_type : int

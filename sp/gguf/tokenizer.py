@@ -99,7 +99,6 @@ class Encoding:
 
     Attributes
     ----------
-    ids : int64 array (n,)
     spans : int64 array (n, 2)
         Bytes ``[start, end)`` of ``text.encode("utf-8")`` each token stands for; they tile the text. BOS, EOS and
         a space that SentencePiece writes in front take none. What was dropped goes with the token behind it, or at
@@ -121,7 +120,6 @@ class Tokenizer:
 
     Attributes
     ----------
-    vocab_size : int
     special_ids : frozenset of int
         Control tokens, e.g. ``<|im_start|>``, and the unknown one.
     eos_ids : frozenset of int
@@ -194,7 +192,6 @@ class Tokenizer:
 
         Parameters
         ----------
-        text : str
         plain : sequence of (int, int)
             Byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special
             token is only text: what strangers wrote must not end a turn. Other tokens come out as without

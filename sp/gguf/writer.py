@@ -206,10 +206,8 @@ class GGUFWriter:
 
         Parameters
         ----------
-        name : str
         shape : tuple of int
             NumPy order, fastest axis last: ``(out, in)``.
-        fmt : BlockFormat
         data : uint8 array, or callable that returns an iterable of uint8 arrays
             The packed bytes, whole or in pieces; a callable runs only when its turn to be written comes.
 

@@ -30,7 +30,6 @@ class Archive:
         Of its file.
     requirement : str
         Package and version, as in ``"click==8.5.1"``.
-    sha256 : str
     size : int
         Bytes of the download.
     """
@@ -70,10 +69,8 @@ class Document:
 
     Parameters
     ----------
-    name : str
     kind : str
         manual, specification, legal, narrative, code, changelog or table.
-    archive : Archive
     member : str
         Path inside the archive; of a source distribution inside the package's folder.
     sha256 : str
@@ -146,7 +143,6 @@ def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambd
 
     Parameters
     ----------
-    documents : iterable of Document
     progress : callable
         Called with bytes that came since the last call; they add up to the sizes of the archives.
 

@@ -51,7 +51,6 @@ class CodePhrases:
         Words of functions' names and of constants'.
     others : tuple of str
         Words in place of objects and things in what stands around the story.
-    locals : tuple of str
     indent : str
         In front of every line of a body.
     asks, asks_constant, asks_uses, asks_calls : tuple of str

@@ -40,7 +40,6 @@ def shared_ngrams(question: str, needle: str, key: str, n: int) -> set[tuple[str
 
     Parameters
     ----------
-    question, needle : str
     key : str
         What both have to name.
     n : int

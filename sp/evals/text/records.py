@@ -45,7 +45,6 @@ class JsonPhrases:
 
     Parameters
     ----------
-    layouts : tuple of Layout
     vocabularies : tuple of tuple of str
         Words of groups and fields; a story takes one of them.
     tops : tuple of str

@@ -75,7 +75,6 @@ class Thread(ABC):
 
         Parameters
         ----------
-        rng : random.Random
         room : mapping of int to int
             About how many passages a result takes, by turn, ascending; what is asked for is always told.
         slots : sequence of Slot

@@ -23,7 +23,6 @@ class Tool:
 
     Parameters
     ----------
-    name, description : str
     argument : str
         The one argument.
     threads : tuple of str

@@ -112,7 +112,6 @@ class Turns(Task):
 
     Parameters
     ----------
-    seed : int
     turns : int
         Results, each with a question; 0 takes one for every 3,072 tokens, at most 20.
     kind : str

@@ -73,11 +73,8 @@ class Work:
 
     Parameters
     ----------
-    pipeline : Pipeline
-    rounds : list of Round
     layout : {"chat", "plain"}
         See `Turns`.
-    thinking : Thinking
     """
 
     pipeline: Pipeline

@@ -36,10 +36,8 @@ class Session:
 
     Parameters
     ----------
-    pipeline : Pipeline
     examples : tuple of Example
         One a turn, in order.
-    thinking : Thinking
     progress : callable
         Called with 1 after every row.
     """
@@ -114,7 +112,6 @@ class HeldPrompt:
 
     Parameters
     ----------
-    pipeline : Pipeline
     tokens : int
         Of the longest prompt and its answer.
     options : RunOptions

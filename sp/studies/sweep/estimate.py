@@ -29,7 +29,6 @@ class Estimate:
 
     Parameters
     ----------
-    seconds_per_flop, seconds_per_answer : float
     source : str
         What it rests on, for the message.
     """

@@ -32,7 +32,6 @@ class Worker:
 
     Parameters
     ----------
-    device : {"auto", "cpu", "cuda"}
     progress : callable, optional
         Called with the run and 1 after every row.
     plugins : sequence of Plugin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sp.bench.record import is_current
@@ -11,13 +11,12 @@ from sp.errors import ConfigError
 from sp.studies.tables.decode_table import decoding
 from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import headline
-from sp.studies.tables.lookup import LIBRARIES, MARK, OLD
+from sp.studies.tables.lookup import LIBRARIES, MARK, OLD, Record
 from sp.studies.tables.mixture_table import experts, mixture_result, mixtures
 from sp.studies.tables.sparse_table import drafters, sparse_layers
 from sp.studies.tables.speed_table import kernels, whole_models
 from sp.studies.tables.turn_page import turn_rows
 
-Record = Mapping[str, Any]
 TOLD = re.compile(rf" {MARK}\[(?P<date>\S*) (?P<commit>\S*)\]")
 NAMED = 3
 """Commits that a note names one by one."""

@@ -61,8 +61,6 @@ class Trainer:
 
     Parameters
     ----------
-    readers : Readers
-    plan : TrainPlan
     progress : callable
         Called with the steps done since the last call, of `steps` in all.
     samples : dict of str to list
