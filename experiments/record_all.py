@@ -7,6 +7,7 @@
     python experiments/record_all.py --cards 2 --only build,cards --machine nvidia-h100-80gb-hbm3
     python experiments/record_all.py --take OUT                 # add what another machine's run left below OUT
     python experiments/record_all.py --restate                  # write the counts of results/OLD.json as they are
+    python experiments/record_all.py --prune                    # of each record key leave the newest, as a test asks
 
 An item whose records are of today's kernels is passed over, so the same command goes on where the last one ended. No
 item is begun that would not end in time, by the seconds which `record_plan.py` states; one that takes longer is ended
@@ -31,7 +32,7 @@ from tempfile import TemporaryDirectory
 from record_cards import several
 from record_plan import ROOT, TABLE, TESTS, Item, peer, plan
 
-from sp.bench.budget import restate
+from sp.bench.budget import prune, restate
 
 LAST_LINES = 12
 WHY = "to be measured anew"
@@ -185,10 +186,14 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--take", type=Path)
     parser.add_argument("--restate", action="store_true")
+    parser.add_argument("--prune", action="store_true")
     given = parser.parse_args()
     results = given.results.absolute()
     if given.take is not None:
         print("\n".join(take(given.take, results)) or f"{given.take} holds nothing new")
+        return
+    if given.prune:
+        print("\n".join(f"{path}: {count} superseded records taken out" for path, count in prune(results).items()))
         return
     if given.restate:
         for name, stated in restate(results, TESTS, WHY).items():

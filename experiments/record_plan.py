@@ -126,12 +126,6 @@ MODELS = (
         (Want("drafter", 2, {"math": "int8", "path": "sm_90a"}),),
     ),
     Item(
-        "eight bits, what they cost",
-        script("eight_bit/large_model.py", "--record", "{results}"),
-        50,
-        (Want("eight_bit_large", 5, {"left": None}), Want("eight_bit_large", 7, {"path": "sm_90a", "math": "int8"})),
-    ),
-    Item(
         "turns within 23 GiB",
         sp(*TURN, "--density", "0.05", "--vram", "23g", "--keys", "q4_0", "--kv", "q4_0", *RECORD),
         95,
@@ -280,12 +274,6 @@ KERNELS = (
         (Want("delta_mixer", 9), Want("elementwise", 2), Want("sample", 4)),
     ),
     Item("products of decoding", benchmark("test_bench_decode_matmul"), 40, (Want("decode_matmul", 60),)),
-    Item(
-        "quality of sparse drafting",
-        script("flashprefill_quality/quality.py", "--results", "{results}", "--device", "cuda", "--draw"),
-        90,
-        (Want("flashprefill_quality", 72),),
-    ),
     Item(
         "drafter on text",
         sp("bench", "drafter", "-p", "8k,16k,32k,64k,128k", "--alpha", "dense,0.02,0.05,0.1,0.2,0.5", *RECORD),

@@ -15,9 +15,9 @@ import yaml
 from embedded_pair import ROOT
 
 sys.path.append(str(ROOT / "experiments" / "instrument"))
-sys.path.append(str(ROOT / "experiments" / "needle_pair"))
 
 import bank
+from bank import Bank
 from compose import LABELS, Composer, Mix
 from feed import Stage, collate, draw
 from phrases import kin, moving, ordered, paths, scenes
@@ -27,7 +27,6 @@ from phrases.grammar import Grammar, drawn, tidy
 from phrases.grown import GROWN, SPELT
 from phrases.language import language_story, lines
 from phrases.spelling import VOCABULARY, Spelt, held_words
-from pieces import Bank
 from teller import NAMES, Teller
 from tokenizer import Encoder
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import pytest
 from embedded_pair import ROOT, known_task, recipe
-
-sys.path.insert(0, str(ROOT / "experiments" / "needle_pair"))
-
-from draft_figures import follow, interval
 
 from sp.decode import DECODERS
 from sp.gguf import GGUFFile
@@ -65,39 +60,6 @@ def test_answers_are_greedy_decodings_in_far_fewer_passes(pipeline: Pipeline) ->
         measured = [row for row in rows() if row["decode"] == name]
         rate = sum(row["tokens"] for row in measured) / sum(row["passes"] for row in measured)
         assert tokens / used > max(1, rate / 2)
-
-
-def passes_one_by_one(right: np.ndarray) -> int:
-    """What `follow` counts, token by token."""
-    at = passes = 0
-    while at < len(right):
-        passes += 1
-        depth = 0
-        while depth < right.shape[1] and right[at, depth]:
-            depth += 1
-        at += depth + 1
-    return passes
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-def test_passes_of_a_chain_are_counted(share: float) -> None:
-    rng = np.random.default_rng(4)
-    for tokens in (1, 7, 16, 40):
-        right = rng.random((tokens, 15)) < share
-        assert follow(right) == passes_one_by_one(right)
-    whole = np.ones((32, 15), bool)
-    assert (follow(whole), follow(~whole)) == (2, 32)
-
-
-def test_the_interval_of_a_ratio_covers_it() -> None:
-    """Prompts of known length, each in a number of passes drawn around a known rate."""
-    rng, hits = np.random.default_rng(1), 0
-    for seed in range(60):
-        passes = 1 + rng.poisson(2.0, 40)
-        low, high = interval([9] * 40, passes.tolist(), seed, 400)
-        hits += low <= 9 / 3.0 <= high
-    assert hits >= 50  # 57 expected
-    assert interval([8, 8], [2, 2]) == (4.0, 4.0)
 
 
 @measured

@@ -1,4 +1,4 @@
-"""Which attention kernel a stage is quickest with: ``python attention.py [CONFIG.yaml ...]``, on a GPU.
+"""Which attention kernel a stage is quickest with, asked on the GPU at hand.
 
 Most of a step beyond a few thousand tokens is attention, and flash attention as PyTorch has it was written for the
 cards before Hopper; cuDNN's kernels use what Hopper added. Both compute the same, so a stage takes whichever is quicker
@@ -8,15 +8,11 @@ shape, or whose gradients are not those of the other, is not taken.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
 from feed import Stage
 from layers import attend
 from shapes import DRAFTER, TARGET
@@ -118,34 +114,3 @@ def quicker(shape: Shape) -> tuple[bool, dict[str, object]]:
     taken = CUDNN if cudnn < flash and change < CLOSE else FLASH
     told |= {"cudnn_ms": round(cudnn, 3), "cudnn_tflops": round(shape.flops / cudnn / 1e9), "change": round(change, 5)}
     return taken, told | {"taken": "cudnn" if taken else "flash"}
-
-
-def compiled(shape: Shape) -> float:
-    """How far cuDNN's output and gradients are from those of flash where layers are compiled, as in training."""
-
-    def of(q: Tensor, k: Tensor, v: Tensor, cudnn: bool) -> Tensor:  # the flag makes for two compilations
-        return attend(q, k, v)
-
-    fused, found = torch.compile(of, dynamic=False), []
-    for cudnn in (FLASH, CUDNN):
-        with kernel(cudnn):
-            q, k, v, back = inputs(shape)
-            out = fused(q, k, v, cudnn)
-            found.append([one.detach().float() for one in (out, *torch.autograd.grad(out, (q, k, v), back))])
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
-
-
-def main(configs: list[Path]) -> None:
-    """Print what would be taken in every stage, and whether cuDNN works in compiled layers."""
-    print(json.dumps({"compiled": round(compiled(Shape(2, 1024, TARGET.heads, TARGET.kv_heads, TARGET.head_dim)), 5)}))
-    for path in configs:
-        config = yaml.safe_load(path.read_text())
-        for stage in config["stages"]:
-            one = Stage(**stage)
-            _, told = quicker(shape_of(one, config["role"]))
-            torch.cuda.empty_cache()
-            print(json.dumps({"config": path.stem, "stage": one.name} | told), flush=True)
-
-
-if __name__ == "__main__":
-    main([Path(one) for one in sys.argv[1:]] or sorted((Path(__file__).parent / "configs").glob("*-11.yaml")))

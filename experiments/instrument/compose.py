@@ -1,7 +1,7 @@
 """Stories as training samples: one to three in a document, filler between their passages, many questions, as tokens.
 
 The stories are those of the tasks of `sp.evals`, drawn from phrases that no example has (`phrases/`); filler is the
-bank of `needle_pair` and, where a task has text of its own kind, that. Nothing says which token an answer copies.
+bank and, where a task has text of its own kind, that. Nothing says which token an answer copies.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
+from bank import Bank, Ints
 from filler import Filler, Told
-from numpy.typing import NDArray
 from phrases.language import lines
-from pieces import Bank
 from teller import FURTHER, NAMES, Teller
 from tokenizer import PRETOKEN, Encoder
 
 from sp.evals.story import Question, Story
 
-Ints = NDArray[np.int64]
 Span = tuple[int, int]
 
 LABELS = (*NAMES, "quote", *FURTHER)

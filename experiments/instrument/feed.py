@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Full
 from typing import Any
 
 import numpy as np
-from batches import Feed, offer, skip_positions
+from bank import Bank, Ints
 from compose import Composer, Mix, Sample
 from numpy.typing import NDArray
-from pieces import Bank
 from tokenizer import Encoder
 
 
@@ -92,6 +93,23 @@ def collate(items: list[Batch], stage: Stage, pad: int, rng: random.Random) -> B
     return out
 
 
+def skip_positions(n: int, rng: random.Random, largest: int) -> Ints:
+    """Positions with 1 to 16 random jumps, ending below a log-uniform limit of at most ``largest``."""
+    room = largest - n
+    if room <= 0:
+        return np.arange(n)
+    limit = int(np.exp(rng.uniform(np.log(64), np.log(room))))
+    jumps = rng.randint(1, 16)
+    at = sorted(rng.randrange(1, n) for _ in range(jumps))
+    cuts = sorted(rng.randrange(limit + 1) for _ in range(jumps))
+    add = np.zeros(n, np.int64)
+    prev = 0
+    for a, c in zip(at, cuts, strict=True):
+        add[a:] += c - prev
+        prev = c
+    return np.arange(n) + add
+
+
 def kept_mask(s: Sample, keep: float, rng: random.Random) -> NDArray[np.bool_]:
     """Tokens of a compressed prompt: chunks at random, what the asked questions rest on, often other passages too."""
     n = len(s.ids)
@@ -137,7 +155,7 @@ def draw(composer: Composer, stage: Stage, mix: Mix, rng: random.Random) -> Batc
         }
 
 
-def work(role: str, data: Path, stages: list[Stage], current: Any, queue: Any, seed: int) -> None:
+def work(data: Path, stages: list[Stage], current: Any, queue: Any, seed: int) -> None:
     """A worker process."""
     encoder = Encoder(data / "vocabulary.json")
     composer = Composer(encoder, Bank.load(encoder, data / "bank.json", "train"), seed)
@@ -153,6 +171,38 @@ def work(role: str, data: Path, stages: list[Stage], current: Any, queue: Any, s
         offer(batch, i, current, queue)
 
 
-def feed(role: str, data: Path, stages: list[Stage], workers: int, seed: int) -> Feed:
+def offer(batch: Batch, stage: int, current: Any, queue: Any) -> None:
+    """Put a batch into the queue once there is room, unless its stage is over by then."""
+    while current.value == stage:
+        try:
+            queue.put((stage, batch), timeout=1.0)
+            break
+        except Full:
+            continue
+
+
+class Feed:
     """Worker processes, started before the GPU is touched, and a queue of batches of the current stage."""
-    return Feed(role, data, stages, workers, seed, work)
+
+    def __init__(self, data: Path, stages: list[Stage], workers: int, seed: int) -> None:
+        self.current = mp.Value("i", 0, lock=False)
+        self.queue: mp.Queue = mp.Queue(maxsize=4 * workers)
+        self.procs = [
+            mp.Process(target=work, args=(data, stages, self.current, self.queue, seed + 1000 * (w + 1)), daemon=True)
+            for w in range(workers)
+        ]
+        for p in self.procs:
+            p.start()
+
+    def next(self) -> Batch:
+        """One of the current stage, once there is one."""
+        while True:
+            i, batch = self.queue.get()
+            if i == self.current.value:
+                return batch
+
+    def stop(self) -> None:
+        """End the processes."""
+        self.current.value = -1
+        for p in self.procs:
+            p.terminate()

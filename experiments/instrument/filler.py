@@ -1,4 +1,4 @@
-"""Text between the passages of stories: the bank of `needle_pair` and, where a task has it, text of its own kind."""
+"""Text between the passages of stories: the bank and, where a task has it, text of its own kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from pieces import Bank
+from bank import Bank
 from tokenizer import Encoder
 
 from sp.evals.story import Story

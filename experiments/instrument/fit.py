@@ -16,28 +16,26 @@ from typing import Any
 import torch
 import yaml
 from attention import FLASH, quicker, shape_of, use
-from captured import CapturedStep
 from compose import LABELS
-from export import load_quantised, load_weights
-from feed import Stage, feed
+from feed import Feed, Stage
 from in_turns import check_finite, rates, train
 from layers import GGUFModule
-from models import formats
 from muon import Muon
 from safetensors.torch import save_file
-from shapes import build, layer
+from shapes import build, formats, layer
 from torch import Tensor
+from weights import load_quantised, load_weights
 
 KEYS = ("ids", "positions", "rows", "labels", "weight", "first", "kind")
 BITS = {"Q8_0": 8, "Q6_K": 6, "Q4_K": 4}
 
 
-class Step(CapturedStep):
+class Step:
     """One optimiser step on buffers that stay; captured as a CUDA graph on a GPU."""
 
     def __init__(self, model: GGUFModule, optimisers: list[Any], stage: Stage, device: str) -> None:
-        super().__init__(device)
-        self.model, self.optimisers = model, optimisers
+        self.model, self.optimisers, self.device = model, optimisers, device
+        self.graph: torch.cuda.CUDAGraph | None = None
         width = {"ids": stage.length, "positions": stage.length}
         self.buffer: dict[str, Tensor] = {}
         for key in KEYS:
@@ -48,10 +46,31 @@ class Step(CapturedStep):
         self.right = torch.zeros(2, 2 * len(LABELS), 2, device=device)  # first answer or later, kind, (right, all)
         self.parameters = list(model.parameters())
 
+    def __call__(self, batch: dict[str, Any]) -> None:
+        """Take a batch; the first call on a GPU warms up three times and captures."""
+        for key, kept in self.buffer.items():
+            given = torch.from_numpy(batch[key])
+            kept.copy_(given.pin_memory() if self.device == "cuda" else given, non_blocking=True)
+        if self.device != "cuda":
+            self.run()
+            return
+        if self.graph is None:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.run()
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.run()
+            self.forget()
+        self.graph.replay()
+
     def run(self) -> None:
         """Forward, backward, clip, update."""
         b = self.buffer
-        logits, _ = self.model(b["ids"], b["positions"], b["rows"])
+        logits = self.model(b["ids"], b["positions"], b["rows"])
         nll = -logits.log_softmax(-1).gather(-1, b["labels"][..., None]).squeeze(-1)
         loss = (nll * b["weight"]).sum() / b["weight"].sum().clamp(min=1e-6)
         loss.backward()
@@ -137,9 +156,9 @@ def main() -> None:
     stages = [Stage(**{**s, "mix": {**mix, **s.get("mix", {})}}) for s in cfg["stages"]]
     turns = "together" in cfg
     if turns:  # before CUDA
-        feeds = [feed(role, args.data, [s], s.workers, cfg["seed"] + 100 * i) for i, s in enumerate(stages)]
+        feeds = [Feed(args.data, [s], s.workers, cfg["seed"] + 100 * i) for i, s in enumerate(stages)]
     else:
-        feeds = [feed(role, args.data, stages, args.workers, cfg["seed"])]
+        feeds = [Feed(args.data, stages, args.workers, cfg["seed"])]
     torch.manual_seed(cfg["seed"])
     torch.backends.cuda.matmul.allow_tf32 = True
     if gpu:

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import torch
-from export import load_quantised
 from fit import save
 from layers import GGUFModule
 from shapes import DRAFTER, TARGET, build
 from torch import Tensor
+from weights import load_quantised
 
 SOURCE = (0, None, 1, None, 2, None, 3, None, 4, None)
 """Layer of the drafter that each layer of the target starts as; None adds nothing at first."""
@@ -68,7 +68,7 @@ def grow(small: GGUFModule, noise: float = NOISE) -> GGUFModule:
 def change(small: GGUFModule, length: int = 96) -> float:
     """Relative change of the logits of random tokens by growth alone."""
     ids, positions = torch.randint(DRAFTER.vocab, (1, length)), torch.arange(length)[None]
-    want, got = (one(ids, positions, positions)[0] for one in (small, grow(small, noise=0.0)))
+    want, got = (one(ids, positions, positions) for one in (small, grow(small, noise=0.0)))
     return float((got - want).norm() / want.norm())
 
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
-from export import load_quantised, load_weights
 from fit import save
 from shapes import build
+from weights import load_quantised, load_weights
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def stories(seed: int, characters: int) -> str:
 
 def train(bank: dict[str, str]) -> Tokenizer:
     """A byte-level BPE."""
-    split = pre_tokenizers.Split(Regex(REGEX["qwen2"]), "isolated")
+    split = pre_tokenizers.Split(Regex(REGEX), "isolated")
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

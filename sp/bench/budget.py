@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sp.bench.record import is_current, newest
+from sp.bench.record import is_current, key_of, newest
 from sp.errors import ConfigError
 from sp.trace import write_atomic
 
@@ -25,6 +25,21 @@ def first_line(path: Path) -> dict[str, Any]:
     with path.open(encoding="utf-8") as file:
         found = json.loads(file.readline() or "{}")
     return found if isinstance(found, dict) else {}
+
+
+def superseded(path: Path) -> int:
+    """How many records of a file have a newer one of the same key behind them."""
+    keys = [key_of(json.loads(line)) for line in path.read_bytes().splitlines()]
+    return len(keys) - len(set(keys))
+
+
+def prune(results: Path) -> dict[Path, int]:
+    """Leave of each key the newest record, since git keeps the others; how many went, by file."""
+    taken = {path: count for path in measured_files(results) if (count := superseded(path))}
+    for path in taken:
+        last = {key_of(json.loads(line)): line for line in path.read_bytes().splitlines()}  # in the order of `newest`
+        write_atomic(path, b"\n".join(last.values()) + b"\n")
+    return taken
 
 
 def old_keys(path: Path, tests: Path) -> list[str]:

@@ -1,4 +1,7 @@
-"""Measurements on disk: one JSON object a line in ``results/<gpu>/<bench>.jsonl``, only ever appended to."""
+"""Measurements on disk: one JSON object a line in ``results/<gpu>/<bench>.jsonl``.
+
+A measurement appends a line; of each key the newest is committed (`experiments/record_all.py --prune`).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """How a chat template renders a conversation: where messages lie in its text, how thinking is asked for and marked."""
 
-from sp.chat.located import Located, render_located, spells_markup
+from sp.chat.located import Copy, HiddenMessageError, Located, render_located, spells_markup
 from sp.chat.marks import MARKS, Marks, marks_of
-from sp.chat.masked import Copy, HiddenMessageError
 from sp.chat.reasoning import Split, Splitter, Thinks, split_reply
 from sp.chat.segments import Segment, SegmentKind, segments_of, without
 from sp.chat.thinking import Thinking

@@ -26,8 +26,6 @@ class Calling:
 
     Parameters
     ----------
-    style : CallStyle
-    tools : sequence of mapping
     single : bool
         The answer ends with its first call.
     opening : str

@@ -21,7 +21,6 @@ class CallStyle:
 
     Parameters
     ----------
-    name : str
     sign : str
         A regular expression that is found in the templates of models that write so.
     begin, end : str

@@ -14,10 +14,6 @@ MOST_DEPTH = 64
 def read_json(text: str) -> Any:
     """The value that a text spells.
 
-    Parameters
-    ----------
-    text : str
-
     Raises
     ------
     ValueError

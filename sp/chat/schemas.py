@@ -20,7 +20,6 @@ def tool_places(
 
     Parameters
     ----------
-    template : ChatTemplate
     text : str
         Rendered with the tools.
     said : sequence of (int, int)

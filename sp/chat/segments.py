@@ -20,7 +20,6 @@ class Segment:
     ----------
     kind : {"system", "tools", "user", "assistant", "tool"}
         `tools` are the schemas of tools; a role that is no kind counts as `system`, which is kept whole.
-    start, end : int
     index : int
         The message; -1 for `tools`.
     quoted : bool
@@ -39,7 +38,6 @@ def segments_of(found: Located, turns: Sequence[Turn]) -> tuple[Segment, ...]:
 
     Parameters
     ----------
-    found : Located
     turns : sequence of Turn
         The messages it was rendered from.
 

@@ -76,7 +76,6 @@ class Thinking:
 
         Parameters
         ----------
-        template : ChatTemplate
         generation_prompt : str
             What the template wrote behind the last message.
 

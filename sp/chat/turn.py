@@ -30,7 +30,6 @@ class Turn:
 
     Parameters
     ----------
-    role, content, reasoning : str
     calls : tuple of Call
         Of an assistant's turn, behind the content.
     call_id, name : str
@@ -71,7 +70,6 @@ def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[s
 
     Parameters
     ----------
-    turn : Turn
     marks : Marks or None
         How the template marks thinking.
     form : Form

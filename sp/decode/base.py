@@ -103,10 +103,8 @@ class Speculative(Decoder, ABC):
         ----------
         tree : Tree
             As proposed from `guessed`.
-        guessed : float32 (depth, vocab)
         seen : TreePass
             Of the nodes of the tree, and perhaps of others behind them.
-        rng : Generator
 
         Returns
         -------

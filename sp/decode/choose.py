@@ -35,7 +35,6 @@ class Choice:
 
     Attributes
     ----------
-    token : int
     logprob : float
         Natural logarithm of its probability.
     tokens : int64 (k,)
@@ -61,7 +60,6 @@ class Chooser:
         Of the draws.
     min_p : float
         Where tokens are drawn: of none that is less than `min_p` times as likely as the likeliest.
-    constraint : Constraint, optional
     on_choice : callable, optional
         Told of every token as it is chosen, the one that ends the answer among them.
     top : int

@@ -35,10 +35,8 @@ class Cycle:
 
     Parameters
     ----------
-    model : Model
     guesser : Guesser
         Remembers all that `cache` holds.
-    cache : Cache
     nodes : int
         Of the largest tree.
     """

@@ -132,7 +132,6 @@ def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
 
     Parameters
     ----------
-    tree : Tree
     choices : int64 (nodes,)
         The target's token after each node.
 

@@ -30,7 +30,6 @@ class GraphDecoder:
     ----------
     model : Model
         On the device.
-    cache : Cache
     limit : int
         Tokens of the longest answer.
     eager : bool

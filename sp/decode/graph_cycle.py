@@ -1,9 +1,4 @@
-"""GraphCycle: reading a tree and keeping a path of it as CUDA graphs, one for all trees of up to so many nodes.
-
-What a pass is about (tokens, positions, who sees whom, the path) lies in device memory that the host fills before each
-replay. Smaller trees are filled up with copies of their first token, which nothing follows: a pass over a few tokens
-costs the reading of all weights, whatever their number.
-"""
+"""`GraphCycle`, on the device in CUDA graphs, and `new_cycle`: the cycle for where a model is."""
 
 from __future__ import annotations
 
@@ -105,3 +100,9 @@ class GraphCycle(Cycle):
             return self._reader.features
         picked, _ = pick_features(self._reader.features, self._tree.device["positions"], path, kept, self._nodes)
         return picked
+
+
+def new_cycle(model: Model, guesser: Guesser, cache: Cache, nodes: int) -> Cycle:
+    """A cycle for trees of at most `nodes` nodes; on the device in CUDA graphs, where the model can be captured."""
+    kind = GraphCycle if model.device == "cuda" and model.captures else Cycle
+    return kind(model, guesser, cache, nodes)

@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.decode.base import Speculative
 from sp.decode.cycle import Cycle, Guesser
-from sp.decode.new_cycle import new_cycle
+from sp.decode.graph_cycle import new_cycle
 from sp.models import Cache, Model
 
 
@@ -33,7 +33,6 @@ def speculate(
 
     Parameters
     ----------
-    model : Model
     guesser : Guesser
         Remembers all that `cache` holds.
     decoder : Speculative
@@ -45,7 +44,6 @@ def speculate(
     cache : Cache
         With room for ``limit - 1 + decoder.nodes(guesser.block_size)`` more tokens. Whoever stops early finds it
         further on.
-    limit : int
     seed : int
         Of the random numbers where tokens are sampled.
     on_pass : callable, optional

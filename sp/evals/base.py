@@ -87,17 +87,12 @@ class Example:
             raise unknown_name("match", self.match, MATCHES)
 
     def prompt(
-        self,
-        template: str | ChatTemplate | None,
-        thinking: Thinking = WITHOUT,
-        tokenizer: Tokenizer | None = None,
+        self, template: str | ChatTemplate | None, thinking: Thinking = WITHOUT, tokenizer: Tokenizer | None = None
     ) -> Prompt:
         """The rendered prompt, every needle marked; an answer that begins with thinking gets no prefix.
 
         Parameters
         ----------
-        template : str, ChatTemplate or None
-        thinking : Thinking
         tokenizer : Tokenizer, optional
             Tells what of a conversation spells markup.
 

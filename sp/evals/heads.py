@@ -32,7 +32,6 @@ class Copied:
 
     Attributes
     ----------
-    generated : tuple of int
     share : dict of int to float64 (heads,)
         By attention layer: share of the value's tokens that a head pointed at as they were generated.
     """

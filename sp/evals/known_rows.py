@@ -27,7 +27,6 @@ def known_rows(
 
     Parameters
     ----------
-    path : Path
     models : mapping
         What the column ``models`` of the rows must be.
     names, optional : sequence of str

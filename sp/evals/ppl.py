@@ -40,7 +40,6 @@ class Passage:
 
     Parameters
     ----------
-    id : str
     context, continuation : str
         They meet in front of white space.
     tokens : int

@@ -52,8 +52,6 @@ def evaluate(
 
     Parameters
     ----------
-    pipeline : Pipeline
-    examples : iterable of Example
     cells : sequence of RunOptions
         `compress`, `threshold` and `max_new_tokens` are ignored.
     full : bool or RunOptions

@@ -30,7 +30,6 @@ class Question:
 
     Parameters
     ----------
-    text : str
     answers : tuple of str
         See `Example.answers`.
     evidence : tuple of str
@@ -62,7 +61,6 @@ class StoryTask(Task):
 
     Parameters
     ----------
-    seed : int
     facts : int
         Passages of a story; 0 takes one for every `spacing` tokens.
     phrases : str

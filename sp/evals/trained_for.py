@@ -26,7 +26,7 @@ TRAINED_FOR = (
     "very queries that `tail` reads, the last tokens of a prompt, and on the answer's tokens, which `lookahead` adds; "
     "scorers that read other queries, other layers or no model had no such help."
 )
-"""Of the needle pair: the pointer loss of its card; its rows are `tail` in ``experiments/needle_pair/configs``."""
+"""Of the needle pair: the pointer loss of its card, ``results/nvidia-h200/needle_pair/MODEL_CARD.md``."""
 NEEDLE_PAIR = "needle-pair-drafter"
 """``general.name`` of the needle pair's drafter."""
 NEEDLE_PAIR_SHA256 = "e51a51005b9b88a13045269838f42b036173ff999c607bd3713d8320f429ad4e"

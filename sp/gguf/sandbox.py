@@ -3,26 +3,153 @@
 Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359, CVE-2026-5760 were templates
 without it) but not from the processor and the memory: two nested loops or twenty doublings of a string stall it. Here
 every operation that touches or makes data draws on one budget. What the sandbox lets be hooked (calls, arithmetic,
-filters, tests) is hooked here; `sp.gguf.instrument` rewrites the rest.
+filters, tests) is hooked. For the rest the syntax tree is rewritten: loops, macros, output, slices, ``~``, comparisons
+and dict keys become, or pass through, filters whose names no template can spell; a pass through a loop or a macro costs
+by its size.
 """
+
+# ruff: noqa: N802  # Jinja's visitor finds its methods by the names of the node classes
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from jinja2 import Environment, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateError
+from jinja2.ext import Extension
 from jinja2.filters import do_indent
+from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, Budget
-from sp.gguf.formatting import BoundedFormatter, strftime_now
-from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Generation, Instrument
+
+WIDEST = 1000
+"""Characters a field may be padded to, and digits behind its point."""
+LONGEST_DATE = 100
+_DIRECTIVES = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
+
+
+class BoundedFormatter(SandboxedFormatter):
+    """`str.format` that looks up what a template may look up, pays for what it prints, and pads within `WIDEST`.
+
+    Parameters
+    ----------
+    environment : BoundedEnvironment
+        Of one rendering.
+    """
+
+    def __init__(self, environment: BoundedEnvironment) -> None:
+        super().__init__(environment)
+        self._budget = environment.budget
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """``!r`` and ``!s``, of plain values only."""
+        self._budget.pay_for_text(value)
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """One field, its specification already filled in; SecurityError where it is wider than any text."""
+        self._budget.pay_for_text(value)
+        numbers = re.findall(r"\d+", format_spec)
+        if len(format_spec) > LONGEST_DATE or any(len(each) > 4 or int(each) > WIDEST for each in numbers):
+            raise SecurityError(f"a format is wider than {WIDEST} characters")
+        return str(self._budget.pay_for(super().format_field(value, format_spec)))
+
+
+def strftime_now(directives: str) -> str:
+    """Now, in local time, as `datetime.strftime` writes it; without widths, which the C library may take.
+
+    Examples
+    --------
+    >>> len(strftime_now("%Y-%m-%d"))
+    10
+    """
+    if not isinstance(directives, str) or len(directives) > LONGEST_DATE or not _DIRECTIVES.fullmatch(directives):
+        raise SecurityError("strftime_now takes up to 100 characters with plain directives such as %Y-%m-%d")
+    return datetime.now().strftime(directives)
+
+
+LOOP, PAY, EMIT, TOUCH, CONCAT, SLICE = "sp loop", "sp pay", "sp emit", "sp touch", "sp concat", "sp slice"
+NODES_PER_UNIT = 2  # executed in a microsecond
+
+
+class Generation(Extension):
+    """``{% generation %}``: what a trainer learns from, which is printed as it is (transformers' chat templates)."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a scope of its own: as there, what it sets is not seen behind it."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class Instrument(NodeTransformer):
+    """One tree, once."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        units = nodes.Const(1 + _size(node) // NODES_PER_UNIT, lineno=node.lineno)
+        self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr), type(node.iter)
+        node.iter = _filtered(node.iter, LOOP, [units])
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        units = nodes.Const(1 + _size(node) // NODES_PER_UNIT, lineno=node.lineno)
+        self.generic_visit(node)
+        node.body.insert(0, nodes.Output([_filtered(units, PAY)], lineno=node.lineno))
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        texts = [nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
+        node.nodes = [_filtered(text, EMIT) for text in texts]
+        return node
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, EMIT)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        return _filtered(node.node, SLICE, [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds])
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, TOUCH)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _filtered(node.key, TOUCH)  # a tuple is hashed whole
+        return node
+
+
+def _size(node: nodes.Node) -> int:
+    """Nodes of the tree below `node`: what one pass through it may execute."""
+    return sum(1 for _ in node.find_all(nodes.Node))
+
+
+def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
+
 
 UNITS_PER_CALL = 8
 UNITS_PER_NODE = 80  # to compile a node of the syntax tree

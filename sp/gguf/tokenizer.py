@@ -7,22 +7,89 @@ character is split over several tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from sp.arrays import Ints
+from sp.arrays import Bools, Bytes, Ints
 from sp.errors import GGUFError, PromptError
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
-from sp.gguf.tokens.decoder import Decoder
-from sp.gguf.tokens.dropped import spelled_places
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.text import SpecialTokens, Written, end_ids
 from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
+
+
+def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None:
+    """Where in a text each byte stands that its tokens spell; None if they spell something else.
+
+    Parameters
+    ----------
+    wanted : uint8 (n,)
+        The text.
+    spelled : uint8 (m,)
+        The bytes of its tokens, end to end.
+    lacking : bool (256,)
+        Bytes without a token of their own. They alone may be absent from `spelled`, and may be there all the same, in
+        a longer token.
+
+    Returns
+    -------
+    int64 (m,) or None
+        Ascending.
+
+    Examples
+    --------
+    >>> lacking = np.arange(256) < 32
+    >>> spelled_places(*(np.frombuffer(one, np.uint8) for one in (b"a\\x04b\\x05", b"ab")), lacking)
+    array([0, 2])
+    """
+    places = np.flatnonzero(~lacking[wanted])
+    if len(places) == len(spelled) and np.array_equal(wanted[places], spelled):
+        return places
+    found, left = list[int](), spelled.tolist()
+    for place, (byte, may_lack) in enumerate(zip(wanted.tolist(), lacking[wanted].tolist(), strict=True)):
+        if len(found) < len(left) and left[len(found)] == byte:
+            found.append(place)
+        elif not may_lack:
+            return None
+    return np.array(found, np.int64) if len(found) == len(left) else None
+
+
+class Decoder:
+    """Hands out what each token stands for where it stands.
+
+    Parameters
+    ----------
+    token_bytes : callable
+        Bytes of a token anywhere.
+    added : set of int
+        Special tokens.
+    space_prefix : bool
+        Whether a space was written in front of texts, which is none of theirs.
+    fresh : bool
+        Whether the first token begins a text.
+
+    Examples
+    --------
+    >>> decoder = Decoder({0: b"<s>", 1: b" one", 2: b" two"}.__getitem__, {0}, space_prefix=True)
+    >>> [decoder.push(token) for token in (1, 2, 0, 2)]
+    [b'one', b' two', b'<s>', b'two']
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], added: Set[int], space_prefix: bool, *, fresh: bool = True
+    ) -> None:
+        self._token_bytes, self._added = token_bytes, added
+        self._space_prefix, self._fresh = space_prefix, fresh
+
+    def push(self, token: int) -> bytes:
+        """Bytes of one more token, perhaps a part of a character; PromptError outside the vocabulary."""
+        raw, fresh, self._fresh = self._token_bytes(token), self._fresh, token in self._added
+        return raw.removeprefix(b" ") if fresh and not self._fresh and self._space_prefix else raw
 
 
 @dataclass(frozen=True)
@@ -31,7 +98,6 @@ class Encoding:
 
     Attributes
     ----------
-    ids : int64 array (n,)
     spans : int64 array (n, 2)
         Bytes ``[start, end)`` of ``text.encode("utf-8")`` each token stands for; they tile the text. BOS, EOS and
         a space that SentencePiece writes in front take none. What was dropped goes with the token behind it, or at
@@ -53,7 +119,6 @@ class Tokenizer:
 
     Attributes
     ----------
-    vocab_size : int
     special_ids : frozenset of int
         Control tokens, e.g. ``<|im_start|>``, and the unknown one.
     eos_ids : frozenset of int
@@ -126,7 +191,6 @@ class Tokenizer:
 
         Parameters
         ----------
-        text : str
         plain : sequence of (int, int)
             Byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special
             token is only text: what strangers wrote must not end a turn. Other tokens come out as without

@@ -50,12 +50,7 @@ def unrecorded() -> Iterator[None]:
 
 
 class Kernel:
-    """A loaded kernel, called as CuPy's is, that tells the recording under way.
-
-    Parameters
-    ----------
-    function : cupy.cuda.Function
-    """
+    """A loaded kernel, called as CuPy's is, that tells the recording under way."""
 
     __slots__ = ("function", "ptr")
 

@@ -18,12 +18,7 @@ SCALARS: dict[str, type[np.generic]] = {
     "u64": np.uint64,
     "f32": np.float32,
 }
-ELEMENTS: dict[str, type[np.generic]] = SCALARS | {
-    "f16": np.float16,
-    "u16": np.uint16,
-    "u8": np.uint8,
-    "i8": np.int8,
-}
+ELEMENTS: dict[str, type[np.generic]] = SCALARS | {"f16": np.float16, "u16": np.uint16, "u8": np.uint8, "i8": np.int8}
 POSITIONS = ("i32", "i64")  # token positions and lengths: views may begin at any element
 NULL = np.uint64(0)
 FORM = re.compile(r"(?P<words>(?:(?:const|strided) )*)(?P<type>\w+)(?P<pointer>\*?)(?P<null>\??) (?P<name>\w+)")

@@ -19,11 +19,8 @@ class Line:
 
     Parameters
     ----------
-    name : str
-    kind : {"full", "scorer", "control", "oracle"}
     n : int
         Examples; the interval of one says nothing, so it is told and not drawn.
-    value, low, high : float or None
     note : str
         What keeps it from being held against the others, if anything does.
     """
@@ -45,7 +42,6 @@ class Scale:
     ----------
     title : str
         Such as ``right answers (%)``.
-    low, high : float
     pattern : str
         How a value is written.
     reference : float, optional

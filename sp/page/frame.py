@@ -21,7 +21,6 @@ def page(title: str, *body: object, styles: tuple[str, ...] = (), scripts: tuple
 
     Parameters
     ----------
-    title : str
     *body : object
         `Html`, or text.
     styles, scripts : tuple of str

@@ -41,7 +41,6 @@ class Heated:
 
     Parameters
     ----------
-    prompt : TokenisedPrompt
     kinds : int array (n,)
         Numbers of `KINDS`.
     levels : int array (n,)

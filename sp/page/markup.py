@@ -49,7 +49,6 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
     Parameters
     ----------
-    name : str
     *children : object
         `Html`, or text.
     **attributes : object

@@ -31,8 +31,6 @@ def sortable(
     ----------
     caption : str
         What a reader of the screen hears of it.
-    heads : sequence of str
-    rows : sequence of sequences of Cell
     words : collection of str
         Heads of columns of words, which begin where their words do; the first always is one.
     class_ : str

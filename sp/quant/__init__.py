@@ -25,7 +25,6 @@ from sp.quant.formats.legacy.q8_0 import Q8_0
 from sp.quant.formats.plain.bf16 import BF16
 from sp.quant.formats.plain.f16 import F16
 from sp.quant.formats.plain.f32 import F32
-from sp.quant.math import Math
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import (
     FORMATS,
@@ -37,7 +36,7 @@ from sp.quant.registry import (
     register_format,
 )
 from sp.quant.repack import Repacked, repacked_tensors
-from sp.quant.weight import Weight
+from sp.quant.weight import Math, Weight
 
 __all__ = [
     "BF16",

@@ -31,10 +31,8 @@ class Plane:
 
     Attributes
     ----------
-    bits : {1, 2, 4, 8, 16, 32}
     at : int
         First byte in the block.
-    run : int
     """
 
     bits: int

@@ -102,7 +102,6 @@ class Repacked:
     ----------
     source, target : str
         Names of the formats.
-    tensors : int
     source_bytes, target_bytes : int
         Of all of them, in the file and on the device.
 

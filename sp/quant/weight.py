@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 
@@ -10,7 +11,19 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat
 from sp.quant.formats.plain.f32 import F32
-from sp.quant.math import Math
+
+
+class Math(StrEnum):
+    """Operands of the tensor cores; sums are float32, of int8 whole numbers first.
+
+    A weight says which (`Weight.math`). Products of few rows, as in decoding, are bound by reading weights and always
+    made from these as they are. On the CPU BF16 is float32, and the others are the twins of what the device does.
+    """
+
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+    """e4m3; needs compute capability 9.0."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sp.decode import Speculative
 from sp.decode.cycle import Cycle
 from sp.decode.graph import GraphDecoder
-from sp.decode.new_cycle import new_cycle
+from sp.decode.graph_cycle import new_cycle
 from sp.models import Cache, Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.prefill_graphs import PrefillGraphs

@@ -17,7 +17,7 @@ FOLDER = ROOT / "results" / "nvidia-h200"
 MACHINE = {"gpu": "Card", "driver": "1", "nvrtc": "1", "cupy": "1"}
 WITH_OTHERS = {"ttft_memory"}
 """Written by the commands of another benchmark."""
-RETIRED = {"matmul_alone"}
+RETIRED = {"eight_bit_large", "flashprefill_quality", "matmul_alone"}
 BY_HAND = {"real_drafter"}
 """Of a real drafter, which is sent along: experiments/real/speed.py."""
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from sp.bench import decode, llama_cpp, model, verify
+from sp.bench.budget import measured_files, prune, superseded
 from sp.bench.cases import FAMILIES
 from sp.bench.decode_metrics import Measured
 from sp.bench.record import key_of, read, running
@@ -35,7 +36,23 @@ SHARED = {
     "load": ("mode", "first", "repeated"),
 }
 """Benchmarks that more than one file writes: what tells them apart, and the values."""
-RETIRED = {"matmul_alone"}
+RETIRED = {
+    "block_budget",
+    "eight_bit_answers",
+    "eight_bit_attention",
+    "eight_bit_errors",
+    "eight_bit_kept",
+    "eight_bit_large",
+    "eight_bit_model",
+    "flashprefill_quality",
+    "matmul_alone",
+    "needed_pages",
+    "ray_speedup",
+    "sample_ttft",
+    "serve_mixed",
+    "serve_one_string",
+    "sweep_overhead",
+}
 """Written by code that is gone; records stay."""
 BY_KERNEL = {"dispatch"}
 """Metrics are named after the kernels that were timed, of which there may be more each time."""
@@ -91,6 +108,21 @@ def test_committed_records_are_of_benchmarks_there_are(makers) -> None:
         benches = {record.get("bench", path.stem) for record in read(path)}
         assert benches <= makers.keys() | RETIRED, path
         assert benches == {path.stem}
+
+
+def test_of_each_key_the_newest_alone_is_committed() -> None:
+    over = [path for path in measured_files(ROOT / "results") if superseded(path)]
+    assert over == [], "run: python experiments/record_all.py --prune"
+
+
+def test_the_last_line_of_a_key_stays_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "card" / "load.jsonl"
+    file.parent.mkdir()
+    line = '{{"bench": "load", "config": {{"n": {}}},  "metrics": {{}}, "kernel_hash": "", "date": "{}"}}'
+    file.write_text("".join(line.format(n, date) + "\n" for n, date in ((1, "a"), (2, "a"), (1, "b"))))
+    assert prune(tmp_path) == {file: 1}
+    assert file.read_text().splitlines() == [line.format(1, "b"), line.format(2, "a")]
+    assert prune(tmp_path) == {}
 
 
 def test_no_key_has_records_of_two_kinds() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from leaderboard_table import board as leaderboard
 from markup_read import HOSTILE
 from study_rows import rows
 
@@ -22,12 +23,12 @@ from sp.page.heat import Heated
 from sp.page.markup import tag
 from sp.page.strip import strip
 from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.studies.board.html import as_html
 from sp.studies.pages import run_report
 from sp.studies.pages.report import write_report
 from sp.studies.pages.study_page import Section, study_page
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NODE = shutil.which("node")
 SERVER = ["starlette", "uvicorn", "prometheus_client"]
@@ -111,13 +112,15 @@ def look(folder: Path) -> Looks:
     jump = [step("click", "a[href='#needle-1']"), step("seen", "#needle-1", told="needle")]
     tools = [step("click", "[data-step='1']"), step("click", "#only"), step("click", "#only"), *jump]
     run, long = run_report_page(folder / "run"), long_page(folder / "long.html")
+    board = folder / "board.html"
+    board.write_text(as_html(leaderboard()))
     with serving.serving(serving.load()) as server:
         pages = [
             {"name": "run", "url": run.as_uri(), "steps": tools},
             {"name": "eval", "url": (folder / "eval.html").as_uri(), "steps": sort, "looks": SOME},
             {"name": "sweep", "url": sweep.as_uri(), "looks": SOME},
             {"name": "serve", "url": f"{server.url}/", "steps": ask, "looks": SOME},
-            {"name": "board", "url": (ROOT / "docs" / "leaderboard.html").as_uri(), "looks": SOME},
+            {"name": "board", "url": board.as_uri(), "looks": SOME},
             {"name": "long", "url": long.as_uri(), "steps": jump, "looks": SOME[:1], "rules": False},
         ]
         (folder / "asked.json").write_text(json.dumps({"chromium": CHROMIUM, "pages": pages}))

@@ -12,7 +12,7 @@ import pytest
 from story_cases import built, count, pattern, read, train
 
 from sp.evals.story import Question
-from sp.evals.text.moves import FRESH, HELD_OUT, BabiPhrases
+from sp.evals.tasks.babi import FRESH, HELD_OUT, BabiPhrases
 from sp.evals.text.words import ADJECTIVES, NOUNS
 
 SETS = {"held_out": HELD_OUT, "fresh": FRESH}

@@ -9,7 +9,7 @@ import pytest
 from story_cases import built, count, pattern, read
 
 from sp.errors import ConfigError
-from sp.evals.text.pieces import FRESH, HELD_OUT, MrcrPhrases
+from sp.evals.tasks.mrcr import FRESH, HELD_OUT, MrcrPhrases
 
 CODE = r"\d{5}|[A-Z][a-z]{6,12}"
 PLACE = {"first": 0, "second": 1, "third": 2, "last": -1}

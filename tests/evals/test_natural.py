@@ -17,8 +17,15 @@ import pytest
 from sp.errors import ConfigError, FetchError
 from sp.evals.matches import MATCHES
 from sp.evals.natural import documents
-from sp.evals.natural.archives import Archive, fetch_members
-from sp.evals.natural.documents import Document, fetch, known_documents, missing_documents, read_document
+from sp.evals.natural.documents import (
+    Archive,
+    Document,
+    fetch,
+    fetch_members,
+    known_documents,
+    missing_documents,
+    read_document,
+)
 from sp.evals.natural.overlap import HARD, overlap
 from sp.evals.natural.questions import QUESTIONS, known_questions, own_questions
 from sp.evals.natural.verdict import BUDGET, CUT, PLACE, RANK, judge

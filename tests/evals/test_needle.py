@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sp.errors import ConfigError
 from sp.evals import TASKS, Example
-from sp.evals.text.ngrams import shared_ngrams
+from sp.evals.text.phrasing import shared_ngrams
 from sp.evals.text.words import ADJECTIVES, NOUNS
 
 MODES = ("needle", "needle_multikey", "needle_multivalue", "needle_multiquery")
@@ -91,8 +91,8 @@ def test_distractors_share_half_a_key() -> None:
 
 
 def test_keys_were_never_seen_in_training() -> None:
-    path = Path(__file__).parents[2] / "experiments" / "needle_pair" / "words.py"
-    spec = importlib.util.spec_from_file_location("needle_pair_words", path)
+    path = Path(__file__).parents[2] / "experiments" / "instrument" / "words.py"
+    spec = importlib.util.spec_from_file_location("instrument_words", path)
     assert spec
     assert spec.loader
     trained = importlib.util.module_from_spec(spec)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from leaderboard_table import RECORDS
 
 from sp.commands.eval.options import Asked
@@ -28,7 +27,6 @@ from sp.evals.trained_for import (
 )
 from sp.gguf import GGUFWriter
 from sp.quant import F32
-from sp.scoring import SCORERS
 from sp.session import embedded
 from sp.studies.pages.report import write_report
 from sp.studies.sweep.pairs import Pair
@@ -73,15 +71,6 @@ def written(path: Path, metadata: dict[str, Any]) -> Path:
     writer = GGUFWriter(path, {"general.architecture": "qwen3"} | metadata)
     writer.add("w", (2,), F32, F32.encode(np.ones(2, np.float32)))
     return writer.write()
-
-
-def test_it_says_what_the_training_of_the_needle_pair_did() -> None:
-    """The last seven prompt tokens before the one that begins the answer: the eight that `tail` reads."""
-    trained = yaml.safe_load((ROOT / "experiments" / "needle_pair" / "configs" / "drafter-2.yaml").read_text())
-    assert trained["recipe"]["tail"] == SCORERS.build("tail").queries - 1  # type: ignore[attr-defined]
-    source = (ROOT / "experiments" / "needle_pair" / "drafter.py").read_text()
-    assert "pointer_heads: tuple[int, ...] = (0, 2)  # heads of the last layer" in source
-    assert "heads 0 and 2 of the" in TRAINED_FOR
 
 
 def test_a_drafter_says_it_itself(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ from sp.evals.run import Row, counter
 from sp.evals.transcripts.transcript import Transcript
 from sp.evals.transcripts.turns import Turns
 from sp.evals.turns import ways as all_ways
-from sp.evals.turns.asking import asking
-from sp.evals.turns.prefix import HeldPrompt
 from sp.evals.turns.rows import KEY, Key, Work, key_of, known_rows, rounds
-from sp.evals.turns.session import Way
 from sp.evals.turns.summary import summarise_turns
+from sp.evals.turns.ways import HeldPrompt, Way, asking
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS

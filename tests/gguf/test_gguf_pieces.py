@@ -13,7 +13,7 @@ from tiny_bpe import METADATA, TOKENIZERS, corners
 from sp.gguf import Tokenizer
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens import byte_pair
-from sp.gguf.tokens.text import pieces
+from sp.gguf.tokens.byte_pair import pieces
 from sp.session.load import embedded, load
 from sp.studies.sample import sample
 

@@ -11,7 +11,7 @@ import pytest
 
 from sp.errors import ConfigError, GGUFError
 from sp.gguf import GGUFWriter
-from sp.gguf.encode import encode_key_value
+from sp.gguf.writer import encode_key_value
 from sp.quant import F32, Q8_0
 
 ZEROS = np.zeros(16, np.uint8)

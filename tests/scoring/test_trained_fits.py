@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from sp.scoring.trained.choice import Choice, Choices, fit_choice
 from sp.scoring.trained.cross_head import Seen, fit_head, loss_and_gradient, start_params, unit_rows
 from sp.scoring.trained.units import Pool, chunk_units, unit_of_token
-from sp.studies.training.metrics import auc
+from sp.studies.training.train import auc
 
 HEADS = 12
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from sp.evals.text.moves import HELD_OUT, BabiPhrases
+from sp.evals.tasks.babi import HELD_OUT, BabiPhrases
+from sp.evals.text.tables import table
 
 from .names_b import MORE_PEOPLE, MORE_PLACES, PLACES, QUALITIES, THINGS, coined
 from .plain import PLAIN, around, odd
 from .weave import several, spread, weave
 
-WENT = (
-    "went", "walked over", "walked", "travelled", "made a journey", "ran", "moved", "hurried", "drove", "returned",
-    "rode", "made off", "went back", "strolled", "marched", "wandered", "flew", "climbed up", "crept", "sailed",
-)  # fmt: skip
-REACHED = (
-    "headed for", "arrived at", "reached", "entered", "visited", "made for", "came to", "got to", "set out for",
-    "left for", "stepped into", "showed up at", "turned up at", "set foot in", "found a way to", "was seen at",
-)  # fmt: skip
+TABLES = table(__file__)
+
+WENT = TABLES["WENT"]
+REACHED = TABLES["REACHED"]
 MOVES = [
     *spread("{who} <went> to the {place} {how}", went=WENT), *spread("{who} <went> to the {place}", went=WENT),
     *spread("to the {place} {who} <went> {how}", went=WENT), *spread("to the {place} <went> {who}", went=WENT),
@@ -37,10 +34,7 @@ MOVES = [
     "{who} -> the {place}", "the {place} saw {who} arrive {how}", "the {place} is where {who} arrived next {how}",
     "the {place} was reached by {who} {how}", "the {place} was visited by {who}",
 ]  # fmt: skip
-TOOK = (
-    "picked up", "got hold of", "grabbed", "took", "collected", "seized", "lifted", "fetched", "gathered up",
-    "snatched", "pocketed", "found and kept", "got", "took up", "took hold of", "acquired", "claimed",
-)  # fmt: skip
+TOOK = TABLES["TOOK"]
 TAKEN = ("taken", "picked up", "grabbed", "collected", "seized", "lifted", "fetched", "snatched", "claimed")
 TAKES = [
     *spread("{who} <took> the {what} {how}", took=TOOK), *spread("{who} <took> the {what}", took=TOOK),
@@ -56,10 +50,7 @@ TAKES = [
     "{who} has the {what} now", "{who} is holding the {what} {how}", "the {what} is in the hands of {who}",
     "new holder of the {what}: {who}", "the {what} went into the pocket of {who} {how}",
 ]  # fmt: skip
-DROPPED = (
-    "put down", "dropped", "discarded", "let go of", "laid aside", "laid down", "set down", "threw away", "abandoned",
-    "got rid of", "gave up", "put aside", "left", "lost", "parted with", "left behind",
-)  # fmt: skip
+DROPPED = TABLES["DROPPED"]
 FELL = ("put down", "dropped", "discarded", "laid aside", "laid down", "set down", "abandoned", "left behind", "let go")
 DROPS = [
     *spread("{who} <put> the {what} {how}", put=DROPPED), *spread("{who} <put> the {what}", put=DROPPED),
@@ -111,65 +102,18 @@ WAYS = (
     *several(lambda rng: f"at {rng.randrange(1, 13)}:{rng.randrange(60):02}", 150, 23),
     *several(lambda rng: f"with a {rng.choice(QUALITIES)} hat", 60, 24),
 )  # fmt: skip
-BEFORE = (
-    "Well,", "Then,", "As somebody said,", "Nobody knows why, but", "Look:", "Later,", "News:", "After that,",
-    "Meanwhile,", "By the way,", "And so,", "Once more,", "According to a letter,", "As we heard,", "They say that",
-    "It seems that", "We know that", "Log:", "Step:",
-)  # fmt: skip
-BEHIND = (
-    "and that was that", "it seems", "they say", "and whistled", "as the papers report", "so we heard", "then",
-    "and sat down", "without looking back", "if you ask me", "and rested a while", "to everyone's joy",
-)  # fmt: skip
-ASK_BEFORE = (
-    "Tell me:", "Please:", "Question:", "Say,", "After all that,", "Think:", "In the end,", "By now,", "One question:",
-    "Given all this,", "At the end of it all,", "Going by the text,", "Quick:",
-)  # fmt: skip
+BEFORE = TABLES["BEFORE"]
+BEHIND = TABLES["BEHIND"]
+ASK_BEFORE = TABLES["ASK_BEFORE"]
 ASK_BEHIND = ("now", "in the end", "by now", "at the end", "at this point", "after all that", "finally", "at present")
 ASK_ENDS = ("?", "?", "?", ".", ":", "")
-THING = (
-    "where is the {what}", "the {what} has its place where", "name its place, the {what} I mean",
-    "where would the {what} be", "where can the {what} be found", "where can one find the {what}",
-    "name the place of the {what}", "the {what} is in which place", "in which place is the {what}",
-    "which place holds the {what}", "find the {what}: which place", "what place has the {what} ended up in",
-    "where did the {what} end up", "the {what}: where is it", "to which place did the {what} go last",
-    "place of the {what}", "where to find the {what}", "where has the {what} gone",
-    "name the place that the {what} is in", "what is the place of the {what}", "I look for the {what}; where is it",
-)  # fmt: skip
+THING = TABLES["THING"]
 PERSON = tuple(one.replace("the {what}", "{who}").replace("is it", "is that") for one in THING)
-HOLDER = (
-    "who has the {what}", "who would have the {what}", "name its holder, the {what} I mean",
-    "the {what} has its holder: who", "who holds the {what}", "who is holding the {what}",
-    "in whose hands is the {what}", "name the holder of the {what}", "the {what}: who has it",
-    "with whom is the {what}", "who carries the {what}", "who is the holder of the {what}",
-    "who would be holding the {what}", "holder of the {what}", "who took the {what} along",
-    "who has the {what} with them", "whose hands hold the {what}", "the {what} is with whom",
-)  # fmt: skip
-EARLIER = (
-    "where was {who} before", "where was {who} before that last move", "where was {who} before the last place",
-    "name the place that {who} was in before", "which place did {who} leave", "what place did {who} leave last",
-    "before the present place, where was {who}", "where did {who} come from last",
-    "before going to the present place, {who} was where", "{who} was where just before",
-    "name the place {who} left last", "the place before the last one of {who}",
-    "just before the last move {who} was in which place", "{who}: where before that",
-    "which place was {who} in just before the present one",
-)  # fmt: skip
+HOLDER = TABLES["HOLDER"]
+EARLIER = TABLES["EARLIER"]
 
-PREPOSITIONS = (
-    "with", "without", "after", "before", "in", "by", "despite", "for", "because of", "as", "like", "on", "during",
-    "against", "once", "while", "under", "between", "not", "to the sound of", "ahead of", "in spite of", "much to",
-)  # fmt: skip
-AROUND = (
-    "The {place} was built long ago.", "A {what} costs {number} coins in the {place}.",
-    "The {place} is near the {other}.",
-    "There was never a {what} in the {place}.", "{who} likes the {place} more than the {other}.",
-    "Every {what} is different.",
-    "{who} once painted a {what}.", "The road from the {place} to the {other} is {number} miles long.",
-    "{who} has {number} cousins.",
-    "Visitors of the {place} ask for the {what}.", "In {number} the {place} burned down.",
-    "{who} dreams of a {what} {how}.",
-    "People speak of the {place}, {how}.", "It rained in the {place} for {number} days.",
-    "The roof of the {other} is red.",
-)  # fmt: skip
+PREPOSITIONS = TABLES["PREPOSITIONS"]
+AROUND = TABLES["AROUND"]
 
 TOWNS = several(lambda rng: coined(rng).capitalize(), 300, 81)
 SITES = several(lambda rng: f"{rng.choice(TOWNS)} {rng.choice((*PLACES, *PLAIN))}", 2500, 82)

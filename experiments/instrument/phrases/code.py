@@ -1,48 +1,26 @@
 """Training phrases of `code`: surfaces of many languages that do not exist, drawn from parts of those that do."""
 
-# ruff: noqa: E501
-
 from __future__ import annotations
 
 import random
 import re
 
 from sp.evals.tasks.code import HELD_OUT, CodePhrases
+from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
 from .weave import noise, several, spread, weave
 
-KEYWORDS = (
-    "def", "def", "function", "function", "local function", "func", "fn", "fun", "sub", "proc", "let",
-    "public static int", "static int", "int", "long", "void", "method", "routine", "define", "async def",
-    "export function", "public", "private int", "procedure", "to", "lambda", "rule", "task", "job", "macro",
-)  # fmt: skip
-ARGUMENTS = (
-    "()", "()", "({arg})", "({arg})", "({arg}, 1)", "(self)", "(self, {arg})", "(int {arg})", "({arg}: int)",
-    "({arg} int)", " {arg}", "", "({arg} = 0)", "(x, {arg})", "(&{arg})", "({arg}: Int, n: Int)", "[{arg}]",
-    "({arg}: u32)", " with {arg}", " of {arg}", "(...)",
-)  # fmt: skip
-OPENERS = (
-    ":", ":", " {{", " {{", "", " =", " do", " -> int:", " -> int {{", ": number {{", " is", " then", " begin", " =>",
-    ": Int {{", " int {{", " -> u32 {{", ": Int =", ", as follows:",
-)  # fmt: skip
+TABLES = table(__file__)
+
+KEYWORDS = TABLES["KEYWORDS"]
+ARGUMENTS = TABLES["ARGUMENTS"]
+OPENERS = TABLES["OPENERS"]
 CLOSERS = {"{": ("}}", "}};", "}} // done"), "": ("", "", "end", "end", "done", "fin", "# end")}
-RETURNS = (
-    "return {value}", "return {value}", "return {value}", "return {value};", "return {value};", "return ({value})",
-    "return({value});", "{value}", "result = {value}", "give {value}", "yield {value}", "=> {value}",
-    "return int({value})", "ret {value}", "exit with {value}", "return {value}  # {arg}", "return {value} // ok",
-    "then return {value}", "answer {value}", "return {value} + 0", "finally return {value}",
-)  # fmt: skip
-CONSTANT_WORDS = (
-    "", "", "", "const ", "const ", "let ", "var ", "final ", "static ", "static const ", "val ", "local ",
-    "export const ", "#define ", "constant ", "set ", "define ", "public ", "int ", "const int ", "final int ",
-    "parameter ", "global ", "default ", "static final int ",
-)  # fmt: skip
+RETURNS = TABLES["RETURNS"]
+CONSTANT_WORDS = TABLES["CONSTANT_WORDS"]
 TYPES = ("", "", "", "", ": int", ": Int", ": number", " int", ": u32", ": Final", "[0]", ": usize", " as int")
-ASSIGNS = (
-    " = ", " = ", " = ", "=", " := ", ": ", " <- ", " is ", " -> ", " == ", "\t", " equals ", ", ", " => ", " (",
-    " set to ",
-)  # fmt: skip
+ASSIGNS = TABLES["ASSIGNS"]
 ENDS = ("", "", "", "", ";", ";", ",", "  # tuned", " // see notes", " -- fixed", ".", "  ;", "u;", " /* old */")
 
 
@@ -127,10 +105,7 @@ ASKS_CALLS = [
     "name the function called by {name}", "the callee of {name}", "whom does {name} call",
     "another function is called in {name}: which",
 ]  # fmt: skip
-ASK_BEFORE = (
-    "Question:", "In this code,", "Please:", "Say,", "Tell me:", "Going by the code,", "From the modules above,", "Q:",
-    "//", "Note:", "Now,",
-)  # fmt: skip
+ASK_BEFORE = TABLES["ASK_BEFORE"]
 ASK_ENDS = ("?", "?", "?", ".", ":", "")
 
 
@@ -139,12 +114,7 @@ def asks(cores: list[str], seed: int, held_out: tuple[str, ...]) -> tuple[str, .
     return weave(cores, 800, seed, before=ASK_BEFORE, noisy=0.05, ends=ASK_ENDS, avoid=held_out)
 
 
-VERBS = (
-    "get", "load", "find", "make", "read", "send", "parse", "build", "fetch", "count", "check", "merge", "split",
-    "write", "open", "close", "start", "stop", "push", "pop", "render", "compute", "update", "delete", "insert",
-    "convert", "encode", "decode", "apply", "resolve", "init", "reset", "select", "query", "scan", "poll", "flush",
-    "lock", "map", "reduce", "filter", "format", "print", "draw", "measure",
-)  # fmt: skip
+VERBS = TABLES["VERBS"]
 COINED = several(lambda rng: coined(rng).lower(), 3000, 41)
 STATEMENTS = (
     *spread(
@@ -162,25 +132,10 @@ STATEMENTS = (
     "// {a} and {b}", "try: {a} = {n}",
 )  # fmt: skip
 OPERATORS = ("+", "-", "*", "/", "<<", "|", "&", "^", "//", "..", "or", "and", "<", ">", "<=", "==", "!=", "~", "**")
-CALLED = (
-    "abs", "len", "sum", "floor", "size", "ord", "hash", "sqrt", "round", "trim", "clamp", "next", "pick", "swap", "first",
-    "log.info", "sys.exit", "std::min", "Math.abs", "fmt.Print", "os.read", "this.next", "list.add", "self.next", "it",
-)  # fmt: skip
+CALLED = TABLES["CALLED"]
 STORES = ("=", "=", "=", "+=", "-=", "<-", "|=", "//=", "==", "<<", ":", "->", "/=", "=~", "<<=")
-DECLARES = (
-    "", "", "", "", "let ", "let mut ", "local ", "auto ", "val ", "my ", "long ", "double ", "float ", "final ", "Int ", "dim ",
-    "set ", "u8 ", "String ", "unsigned ", "global ",
-)  # fmt: skip
-LINES = (
-    "<declare>{a} <store> <value><end>", "<declare>{a} <store> <value><end>", "<declare>{a} <store> <value><end>",
-    "if <value>: <value>", "if (<value>) {{ {a} <store> <value>; }}", "<called>(<value>, <value>)<end>", "<called> <value>",
-    "while <value> do {a} <store> <value> end", "for {a} in <value>..{n}:", "for ({a} = {n}; {b} < {n}; {a}++) <called>({a});",
-    "unless <value>", "{a} <store> <value> if <value>", "{a} <store> <value> unless <value>", "case {a}: <value><end>",
-    "try {{ <called>({a}); }} catch ({b}) {{}}", "when {a} -> <value>", "{a}[{n}] <store> <value><end>", "{a}.{b} <store> <value><end>",
-    "assert <value>", "assert(<value>);", "defer <called>({a})", "with {a} as {b}: pass", "raise <value>", "del {a}, {b}",
-    "{a}, {b} = {b}, {a}", "{a}++<end>", "--{b}<end>", "yield <value>", "echo <value>", "<mark> <value>", "print <value>, {n}",
-    "{a}?.{b}()<end>", "const {a} = () => <value>;", "{a} |> <called>", "switch ({a}) {{ default: break; }}", "<called>! {a}",
-)  # fmt: skip
+DECLARES = TABLES["DECLARES"]
+LINES = TABLES["LINES"]
 
 
 def value(rng: random.Random, depth: int = 2) -> str:
@@ -217,31 +172,8 @@ def remark(rng: random.Random) -> str:
     return f"{begin}{rng.choice((' ', ' ', '', '::', '.', '/', ', ')).join(words) or '{a}'}{end}"
 
 
-COMMON = (
-    "see",
-    "of",
-    "the",
-    "and",
-    "todo",
-    "old",
-    "for",
-    "with",
-    "part",
-    "new",
-    "by",
-    "note",
-    "in",
-    "v2",
-    "to",
-    "or",
-    "all",
-)
-MARKS = (
-    ("# ", ""), ("// ", ""), ("-- ", ""), ("/* ", " */"), ("; ", ""), ("% ", ""), ("import ", ""), ("import ", ";"), ("use ", ";"),
-    ("include <", ">"), ("load '", "'"), ("[", "]"), ("@", ""), ("class ", ":"), ("namespace ", " {{"), ("export {{ ", " }}"),
-    ("### ", " ###"), ("<!-- ", " -->"), ("\"\"\"", "\"\"\""), ("library ", "."), ("open ", ""), ("from ", ""), ("end of ", ""), ("", ":"),
-    ("(* ", " *)"), ("rem ", ""), ("unit ", ";"), ("pragma ", ""), ("region ", ""), ("=== ", " ==="), ("//! ", ""), ("#[", "]"),
-)  # fmt: skip
+COMMON = TABLES["COMMON"]
+MARKS = TABLES["MARKS"]
 REMARKS = (
     *spread(
         "<mark> <say>",
@@ -252,19 +184,9 @@ REMARKS = (
     "include <{a}>", "use {a}::{b};", "class {a}:", "namespace {a}", "module {a}.{b}", "[{a}]", "@{a}",
     "export {{ {a} }};", "file {a}/{b}", "unit {a};", "package {a}.{b};",
 )  # fmt: skip
-CALLS = (
-    "{name}()", "{name}()", "{name}()", "{name}(0)", "{name}(1, 2)", "this.{name}()", "self.{name}()", "{name}(x)",
-    "lib.{name}()", "{name}.call()", "call {name}", "await {name}()", "{name} 0", "({name})()", "{name}(self)",
-    "run({name})", "{name}[]", "module::{name}()",
-)  # fmt: skip
-FUNCTION_NAMES = (
-    "{a}_{b}", "{a}_{b}", "{a}{B}", "{a}{B}", "{A}{B}", "{a}-{b}", "{a}{b}", "_{a}_{b}", "{b}_{a}", "do{A}{B}",
-    "{A}_{B}", "{a}_the_{b}", "{b}{A}", "{a}.{b}",
-)  # fmt: skip
-CONSTANT_NAMES = (
-    "{AA}_{BB}", "{AA}_{BB}", "{AA}{BB}", "k{A}{B}", "{A}{B}", "{a}_{b}_c", "{BB}_{AA}", "C_{AA}_{BB}", "{A}_{B}",
-    "{AA}_{BB}_MAX", "{AA}-{BB}", "${a}_{b}", "g{B}{A}",
-)  # fmt: skip
+CALLS = TABLES["CALLS"]
+FUNCTION_NAMES = TABLES["FUNCTION_NAMES"]
+CONSTANT_NAMES = TABLES["CONSTANT_NAMES"]
 LOCALS = (
     "a", "b", "i", "j", "k", "n", "x", "y", "tmp", "res", "out", "buf", "idx", "val", "item", "row", "col", "total",
 )  # fmt: skip

@@ -8,25 +8,15 @@ import random
 
 from sp.evals.tasks.json import LARGEST
 from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases, Layout
+from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
 from .weave import noise, several, spread, weave
 from .wide import PLAIN, WORK
 
-WORDS = (
-    "address", "agent", "amount", "area", "batch", "bucket", "buffer", "channel", "city", "client", "cluster", "code",
-    "color", "config", "core", "cost", "count", "cycle", "database", "date", "delay", "device", "disk", "driver",
-    "email", "endpoint", "engine", "entry", "error", "event", "factor", "fee", "file", "flag", "folder", "frame",
-    "gateway", "goal", "group", "handler", "height", "history", "host", "image", "index", "input", "job", "kernel",
-    "label", "latency", "level", "line", "link", "load", "lock", "log", "mail", "master", "memory", "message", "meter",
-    "mode", "model", "module", "monitor", "network", "node", "number", "offset", "option", "order", "output", "package",
-    "page", "parent", "partner", "phase", "phone", "plugin", "point", "pool", "price", "priority", "process", "profile",
-    "project", "proxy", "queue", "range", "rank", "rate", "ratio", "replica", "report", "request", "role", "root",
-    "route", "rule", "sample", "scale", "score", "section", "server", "session", "shard", "size", "slot", "source",
-    "speed", "stage", "state", "step", "storage", "store", "stream", "system", "table", "target", "task", "team",
-    "thread", "threshold", "ticket", "timeout", "token", "topic", "total", "type", "unit", "user", "vendor", "version",
-    "width", "window", "worker", "zone",
-)  # fmt: skip
+TABLES = table(__file__)
+
+WORDS = TABLES["WORDS"]
 HELD = {word for words in HELD_OUT.vocabularies for word in words}
 ENGLISH = tuple(word for word in dict.fromkeys((*WORDS, *WORK, *(one.lower() for one in PLAIN))) if word not in HELD)
 """Ordinary words, less those that examples have for groups and fields."""
@@ -188,17 +178,8 @@ ASKS_TOP = [
     "which {key} is that of {name}", "give the {key} of {name}", "{key} of {name}", "what {key} does {name} have",
     "the {key} of the record {name} is", "go to {name} and give its {key}", "{name} and its {key}",
 ]  # fmt: skip
-OWNERS = (
-    "which <one> has {value}", "which <one> holds the number {value}", "in which <one> is {value}",
-    "the number {value} is in which <one>", "name the <one> that has {value}",
-    "give the name of the <one> that holds {value}", "find {value}: which <one> is it part of",
-    "to which <one> does the number {value} belong", "{value} belongs to which <one>",
-    "{value} is a part of what <one>", "the <one> with {value} in it is",
-)  # fmt: skip
-ASK_BEFORE = (
-    "Question:", "Please:", "Say,", "Tell me:", "Going by the records,", "From the data above,", "Q:", "Look it up:",
-    "Now,", "One thing:",
-)  # fmt: skip
+OWNERS = TABLES["OWNERS"]
+ASK_BEFORE = TABLES["ASK_BEFORE"]
 ASK_ENDS = ("?", "?", "?", ".", ":", "")
 
 
@@ -212,10 +193,7 @@ def owners(one: str) -> list[str]:
     return [core.replace("<one>", one) for core in OWNERS]
 
 
-TOPS = (
-    "alias", "stamp", "grade", "tag", "year", "revision", "mass", "license", "epoch", "barcode", "hash", "pin", "lot",
-    "rev",
-)  # fmt: skip
+TOPS = TABLES["TOPS"]
 OUTWARD = (
     ", then ", " then ", " > ", "/", ".", " -> ", " / ", " and then ", ", under it ", " and in it ", ", then in there ",
     ", and there ", " :: ", ", below it ",

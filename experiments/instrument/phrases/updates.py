@@ -4,54 +4,19 @@
 from __future__ import annotations
 
 from sp.evals.tasks.updates import HELD_OUT, UpdatesPhrases
+from sp.evals.text.tables import table
 
 from .common import AFTER, BEFORE
 from .expand import apart, frames, held
 
+TABLES = table(__file__)
+
 TAKEN = held(HELD_OUT)
 WRITER = "[they|we|somebody|the mayor|a boy|the keeper|a clerk|the judge|a nurse|the printer]"
-STATED = (
-    "{thing} [now|] [has|is at|stands at|shows|holds|counts|is worth|is given|was given|got|reads|bears|keeps] {value}",
-    f"{WRITER} [wrote|noted|put down|set|read|entered|counted|marked] {{value}} [beside|next to|against|for|with|under] {{thing}}",
-    "{value} [was|is] [written|noted|set|marked|read|entered|counted] [beside|next to|against|for|with|under] {thing}",
-    "[the board|the list|a note|the sign|the book|the table] [shows|has|gives|says|holds] {value} [beside|next to|against|for|with|under] {thing}",
-    "[with|for|beside|under|next to] {thing} [it is|stands|one reads|we have|comes|they wrote] {value} [now|today|from today|from now on|]",
-    "{thing} [: from now on|: now|: from today|and now] {value}",
-    "{value} [goes to|is for|belongs to|is now with|comes to] {thing}",
-)
-UP = (
-    "{thing} [climbed|rose|grew|went up|jumped|got up|has risen|moved up|came up|was raised] to {value}",
-    "{thing} is up [at|to] {value}",
-    f"{WRITER} [moved|put|raised|pushed|lifted|marked|set] {{thing}} up to {{value}}",
-    "[up|as high up as|higher, up] to {value} [rose|climbed|jumped|came|moved|goes] {thing}",
-    "{value} is [what|the height to which|how far|where] {thing} [has risen|climbed|went up|rose|grew to]",
-)
-DOWN = (
-    "{thing} [dropped|fell|sank|went down|slid|has sunk|came down|was cut|shrank|moved down] to {value}",
-    "{thing} is down [at|to] {value}",
-    f"{WRITER} [moved|put|cut|pushed|took|marked|set] {{thing}} down to {{value}}",
-    "[down|as low down as|lower, down] to {value} [fell|sank|slid|came|moved|goes] {thing}",
-    "{value} is [what|the depth to which|how far|where] {thing} [has sunk|fell|went down|dropped|shrank to]",
-)
-BY_KIND = {
-    "landmark": (
-        "[the|that|a] [landmark|sight|building|place] [in|from|at|within] {kind}",
-        "[what|whatever] [tourists|visitors|guests|people] [visit|see|look at|admire] in {kind}", "{kind}'s [landmark|building|place]",
-    ),
-    "tool": (
-        "[the|that|a] [tool|thing|device] [used in|needed for|made for|one needs for|meant for] {kind}",
-        "[what|whatever] [serves|is used|is needed|one takes|helps] [in|for|when it comes to] {kind}",
-        "[what|whatever] {kind} [needs|requires|calls for|is done with]", "{kind}'s [tool|device|thing]",
-    ),
-    "dish": (
-        "[the|that|a] [dish|meal|food] [from|in|eaten in|loved in] {kind}",
-        "[what|whatever] [cooks|people|guests|they] [in|of|from] {kind} [eat|serve|cook|like]", "{kind}'s [dish|meal]",
-    ),
-    "firm": (
-        "[the|that|a] [firm|company|house|dealer] [in|trading in|that sells|that trades in|dealing in] {kind}",
-        "[whoever|what firm|who] [sells|trades in|deals in|buys and sells] {kind}", "the {kind} [firm|house|dealer]",
-    ),
-}  # fmt: skip
+STATED = TABLES["STATED"]
+UP = TABLES["UP"]
+DOWN = TABLES["DOWN"]
+BY_KIND = TABLES["BY_KIND"]
 NUMBER = "[figure|number|count|value|entry]"
 
 

@@ -11,34 +11,18 @@ from collections.abc import Collection, Sequence
 
 from sp.evals.tasks.multi_session import HELD_OUT as SESSIONS
 from sp.evals.text import words
+from sp.evals.text.tables import table
 
 from .expand import held
 from .names import ADJECTIVES, FIRST, LAST, NOUNS, ODD, PAST, PLACES, TOWNS, ours
 
-STEMS = """Ab Ad Al Am An Ar As Bar Bea Ben Ber Bla Bran Bre Cal Cam Car Ce Char Chi Ci Co Con Cor Da Dan Dar De Del Di Do Dor Du Ed El
-Em En Er Es Ev Fa Fer Fi Flo Fran Gab Ge Ger Gi Glo Gra Gre Gwen Ha Han Har He Hel Hen Her Hil Ho Hu I Il In Ir Is Ja Jan Je Jer Jo Jos Ju
-Ka Kar Ken Ker Ki La Lau Le Len Li Lo Lor Lu Ly Ma Mar Max Mel Mi Mir Mo Mor My Na Nat Ne Ni No Nor O Ol Or Os Pa Pat Pe Per Phi Po Pri
-Que Ra Ray Re Ri Ro Ros Ru Sa Sam Se Sel Shir Si So Ste Su Syl Ta Te Ter The Ti To Tri U Ur Va Val Ve Ver Vi Vic Vin Wal Wen Wil Win Y Za Ze""".split()
-ENDS = """a ah an ander ane anna ara ard aret as bert bella by cent ce cia cilla da dal dan deline der dia die dine do don dora dra drew elia elle en
-ena ence er erine ert es ette ey fred gar gela ian ice icia ie iel ina ine io ira is isa issa ita ko la land las lene les ley lia liam lie lin line
-lo lotte lyn ma man mas mes mie mond mund na nard nata neth nette nia nie nis nius no nora nuel on ora oria othy ra rah ran rence ret ria rice rick
-rie rina ris rita ro ron rose rta rus ry sandra sey sha sia so son ssa sta stair stan stin ta tair tan tha thur tin tine ton tor tta ty us va vid vin wen win wyn y ya""".split()
-BEGINS = """Ab Ack Ald Ander Apple Arm Ash At Bad Bar Barn Bath Beau Bed Ber Birch Black Bow Brad Bran Brigh Brock Brom Brook Buck Bur Cald Cam Carl
-Cart Ches Church Clay Clif Cock Col Copper Corn Cov Craw Cross Dal Dar Dray Dud Dun East Eg El Ever Fair Fal Far Fern Field Fin Fox Gar Gil Glad Good
-Gran Green Gris Had Hal Ham Hand Har Hart Hath Haw Hay Hazel Hert Hill Hol Hop Horn Hum Hunt Hut Ken Kil King Kirk Lang Law Lea Leigh Lind Lock Long
-Lud Lyn Mal Man Mar May Mel Mer Mid Mill Mon Moor More Mul Nether New Nor North Oak Old Or Os Ox Par Peck Pen Per Pick Pol Pres Rad Ram Raven Red Rich
-Rock Ros Rother Row Rush Sand Sea Shel Sher Ship Silver Skel Smith Snow Som South Stan Stock Strat Sum Sun Sut Swan Tal Tar Thorn Thor Til Tre Under Up
-Wad Wake Wal War Wat Way Wei Wel West Wet Whit Wick Wil Win Wood Wool Wor Wy Yar Yel""".split()
-FINISHES = """ ard bank beck berg berry born borough bottom bourne bridge brook burn bury by cliff combe court croft dale den don ed ell er ers ett ey ferry field
-ford gate gill ham hart haven head hill hirst holm house hurst ing ingham ington kins land lane law leigh ley lin ling lock low man marsh mer mere mond
-more mouth nell ock pole pool port ridge rick sall set shaw side smith son stead stein stock stone stow ter thorpe thwaite ton tree try vale wald ward
-water way well wick win wood worth yard""".split()
-WORK = """bag bake ball band barge bark basket bath bed bell belt bill boat bone book boot box brand bread brick bridge brush cab cake candle car card cart cash
-chain chair chart cheese cider cloth coal coat coin comb cork cow crane cream dance deal ditch dock dog door drum dye egg fan farm fence field file film
-fire fish flag flax floor flour flower forge fruit fur gate glove gold grain guard guide gun hair harness hay herb hide hook horn horse house ice inn
-instrument iron jam jewel knife ladder lamp land law lead leather lens light lime linen lute map meat milk mole net news oil organ paper pearl pie pig
-pipe plant plough post print rail rat road rope sail salt school seed shell ship shoe silk silver sign slate soap song spice stage steel story sugar tea
-tent thread tile toll tooth toy trap tree truck tutor type wagon wall water wax weigh wheel wine wood wool yarn""".split()
+TABLES = table(__file__)
+
+STEMS = list(TABLES["STEMS"])
+ENDS = list(TABLES["ENDS"])
+BEGINS = list(TABLES["BEGINS"])
+FINISHES = list(TABLES["FINISHES"])
+WORK = list(TABLES["WORK"])
 DOES = """ ist er or ier man woman smith wright maker seller keeper monger dealer hand master worker cutter grower carrier driver fitter painter teller
 tender dresser binder picker boy clerk breaker""".split()
 

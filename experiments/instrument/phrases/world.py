@@ -1,16 +1,18 @@
 """Stories that teach the closed world: statements of it, and questions that only the reader's weights can answer."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 import random
 
 from sp.evals.story import Question, Story
+from sp.evals.text.tables import table
 from sp.evals.text.told import capital, tell
 from sp.evals.text.world import RELATIONS
 
 from .common import AFTER, BEFORE
 from .expand import frames
+
+TABLES = table(__file__)
 
 STATED = {
     "landmark": frames(
@@ -48,24 +50,7 @@ STATED = {
         60, 4,
     ),
 }  # fmt: skip
-ASKED = {
-    "landmark": (
-        "[Which|What] city [has|is home to|is known for|holds|boasts] {thing}?", "[Where|In which city] is {thing}?",
-        "[Name|Tell me|Give] the city of {thing}.", "{thing}: [which|what] city?", "City of {thing}?",
-    ),
-    "tool": (
-        "[Which|What] craft [needs|uses|calls for] {thing}?", "[What|Which craft] is {thing} [for|used for|made for]?",
-        "[Name|Tell me|Give] the [craft|use|purpose] of {thing}.", "{thing}: [which|what] craft?", "Craft of {thing}?",
-    ),
-    "dish": (
-        "[Which|What] country [eats|cooks|is known for|has given us] {thing}?", "[Where|In which country] is {thing} [eaten|cooked|at home]?",
-        "[Name|Tell me|Give] the country of {thing}.", "{thing}: [which|what] country?", "Country of {thing}?",
-    ),
-    "firm": (
-        "[Which|What] trade is {thing} in?", "What does {thing} [sell|deal in|trade in|earn money with]?",
-        "[Name|Tell me|Give] the [trade|goods|business] of {thing}.", "{thing}: [which|what] trade?", "Trade of {thing}?",
-    ),
-}  # fmt: skip
+ASKED = TABLES["ASKED"]
 QUESTIONS = {name: frames(patterns, 40, at) for at, (name, patterns) in enumerate(ASKED.items())}
 TOLD = 0.5
 """Share of the things asked for whose kind the story tells; the others can only be known."""

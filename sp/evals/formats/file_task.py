@@ -31,7 +31,6 @@ class FileTask(Task):
 
     Parameters
     ----------
-    path : str
     max_new_tokens : int
         Longest answer; 0 takes the format's, which has room for the longest of the answers.
 

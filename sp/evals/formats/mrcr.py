@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp.chat import Turn
-from sp.errors import ConfigError
+from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example
 from sp.evals.formats.file_task import register_format
 from sp.evals.formats.record_task import RecordTask
@@ -88,3 +88,34 @@ def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
     if turns[-1].role != "user":
         raise ConfigError(f"{where} ends with the {turns[-1].role}; the last message asks, so it is the user's")
     return tuple(turns)
+
+
+MARK = 12
+"""Characters of an answer before what is to be copied."""
+REQUEST = "\n\nUser:"
+
+
+@register_format("mrcr_v2", "queries", "answer")
+@dataclass(frozen=True)
+class MrcrV2File(MrcrFile):
+    """Records of ``queries`` and ``answer``; what the last user says is the question, all before it the document."""
+
+    def read(self, record: Record, index: int) -> Example:
+        """See `RecordTask.read`."""
+        document, mark, question = record.text("queries").strip().rpartition(REQUEST)
+        if not document.strip() or not question.strip():
+            raise PromptError(f"{record.where}: queries must end with a turn that begins with a line of User:")
+        answer = record.text("answer").strip()
+        if len(answer) <= MARK:
+            raise ConfigError(f"{record.where}: answer must have a random string of {MARK} characters, and go on")
+        wanted = copy_of(record, answer[:MARK])
+        return Example(
+            id=f"{self.title}-{index}",
+            task=self.title,
+            document=document,
+            question=f"{mark.strip()}{question}",
+            answer_prefix="",
+            answers=(answer[:MARK], wanted),
+            needles=(wanted,) if document.count(wanted) == 1 else (),
+            match="mrcr_v2",
+        )

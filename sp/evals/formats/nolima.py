@@ -50,7 +50,6 @@ class NolimaFile(FileTask):
         Where the needle stands, from 0 to 1; drawn at random if left out.
     questions : str
         The kind of question, such as ``onehop``; all kinds if left out.
-    max_new_tokens : int
     """
 
     haystack: str = ""

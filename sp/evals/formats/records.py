@@ -74,10 +74,6 @@ def shown(value: object) -> str:
 class Records:
     """The records of a file by index.
 
-    Parameters
-    ----------
-    path : Path
-
     Raises
     ------
     ConfigError

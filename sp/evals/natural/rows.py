@@ -45,7 +45,6 @@ class Work:
 
     Parameters
     ----------
-    pipeline : Pipeline
     cells : sequence of RunOptions
         Cells of one scorer share its pass over the prompt, whatever they keep.
     answers : bool
@@ -110,8 +109,6 @@ class Reading:
 
     Parameters
     ----------
-    work : Work
-    question : Question
     prompt : TokenisedPrompt
         Of the question's example.
     """

@@ -63,7 +63,6 @@ class Verdict:
         Worst of the ranks of its places.
     scored_chunks : int
         Chunks that the selector ranked.
-    places : tuple of Place
     """
 
     whole: bool
@@ -98,7 +97,6 @@ def judge(selection: Selection, evidence: Sequence[Sequence[Bools]], budget: int
 
     Parameters
     ----------
-    selection : Selection
     evidence : sequence of sequences of bool (n,)
         Tokens of each place, see `masks`.
     budget : int

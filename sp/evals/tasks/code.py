@@ -16,7 +16,10 @@ from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
 from sp.evals.text.blind import CODE_CONSTANTS, CODE_QUESTIONS
 from sp.evals.text.filler import Sentence
+from sp.evals.text.tables import table
 from sp.evals.text.words import ADJECTIVES, NOUNS, VERBS
+
+TABLES = table(__file__)
 
 FURTHER = 15
 """Questions of a story besides the first."""
@@ -48,7 +51,6 @@ class CodePhrases:
         Words of functions' names and of constants'.
     others : tuple of str
         Words in place of objects and things in what stands around the story.
-    locals : tuple of str
     indent : str
         In front of every line of a body.
     asks, asks_constant, asks_uses, asks_calls : tuple of str
@@ -100,65 +102,14 @@ class CodePhrases:
 
 
 HELD_OUT = CodePhrases(
-    functions=(
-        "def {name}({arg})\n{body}  return {value}\nend",
-        "func {name}({arg} int) int {{\n{body}  return {value}\n}}",
-        "fn {name}({arg}: u32) -> u32 {{\n{body}  return {value};\n}}",
-        "fun {name}({arg}: Int): Int {{\n{body}  return {value}\n}}",
-        "public static int {name}(int {arg}) {{\n{body}  return {value};\n}}",
-        "method {name}({arg}) do\n{body}  return {value}\nend",
-        "define {name} with {arg}\n{body}  return {value}\ndone",
-    ),
-    constants=(
-        "const {name} = {value}", "{name} := {value}", "public final int {name} = {value};",
-        "val {name}: Int = {value}",
-        "static {name}: u32 = {value};", "#define {name} ({value})", "constant {name} is {value}", "{name} <- {value}",
-    ),
-    statements=(
-        "{a} := {b} + {n}", "{a} *= {n}", "var {a} = {b} - {n}", "puts {a} if {b} > {n}", "{a} = {b} % {n}",
-        "log.Println({a}, {n})", "int {a} = {n};", "{a} = max({b}, {n})",
-    ),
-    remarks=(
-        "// {a} before {b}", "# see also {a} and {b}", "package {a}", "require '{a}/{b}'", "using {a}.{b};",
-        "/* {b}: {a} */",
-        "-- section {a}", "module {a}",
-    ),
-    calls=("{name}()", "{name}(0)", "self.{name}()"),
-    function_names=("{a}{B}", "{a}_{b}", "{A}{B}"),
-    constant_names=("{AA}_{BB}", "k{A}{B}", "{A}_{B}"),
+    **TABLES["held_out"],
     verbs=tuple(VERBS),
     objects=tuple(NOUNS[0::3]),
     qualities=tuple(ADJECTIVES),
     things=tuple(NOUNS[1::3]),
     others=tuple(NOUNS[2::3]),
-    locals=("acc", "cnt", "left", "right", "lo", "hi", "w", "h", "p", "q"),
     indent="  ",
-    asks=(
-        "Which number does one get by calling {name}?",
-        "Someone runs {name}. What number comes out?",
-        "{name} is called. Give the number it yields.",
-        "Work out the number that {name} yields.",
-        "If {name} runs, which number results?",
-    ),
-    asks_constant=(
-        "Which number is {name} set to?",
-        "Give the number behind {name}.",
-        "What number does {name} stand for?",
-        "Look up {name} and give its number.",
-    ),
-    asks_uses=(
-        "Which constant does {name} depend on?",
-        "Name the constant that {name} hands out.",
-        "On which constant does {name} rely?",
-        "{name} hands out a constant. Name it.",
-    ),
-    asks_calls=(
-        "Which function does {name} depend on?",
-        "Name the function that {name} calls.",
-        "On which function does {name} rely?",
-        "{name} calls another function. Name it.",
-    ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

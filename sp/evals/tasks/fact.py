@@ -28,7 +28,6 @@ class FactForm:
 
     Parameters
     ----------
-    name : str
     frames : tuple of str
         Passages that make up one fact, with the slots {key}, {value} and {alias}.
     filler : str
@@ -49,7 +48,6 @@ class FactPhrases:
 
     Parameters
     ----------
-    forms : tuple of FactForm
     questions, reversed : tuple of str
         With {key}, answer the value; with {value}, answer the key.
     adjectives, nouns : tuple of str

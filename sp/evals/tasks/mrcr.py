@@ -14,7 +14,51 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.pieces import FRESH, HELD_OUT, MrcrPhrases
+from sp.evals.text.tables import table
+from sp.evals.text.words import NAMES, SURNAMES, SYLLABLES
+
+TABLES = table(__file__)
+
+
+@dataclass(frozen=True)
+class MrcrPhrases:
+    """Words and frames of pieces.
+
+    Parameters
+    ----------
+    kinds, topics, people, times : tuple of str
+        Kinds begin with a consonant.
+    headers : tuple of str
+        Frames with {kind} and {topic}, and {who} and {when} if they like.
+    closings : tuple of str
+        Frames with {code}.
+    asks, asks_only, asks_final : tuple of str
+        Frames with {nth}, {kind} and {topic}; with {kind} and {topic}; and without any, for the last piece of all.
+    prose : tuple of tuples of str
+        Beginnings, middles and ends of the sentences of a body.
+    syllables : tuple of str
+        What codes are made of, where they are no numbers.
+    """
+
+    kinds: tuple[str, ...]
+    topics: tuple[str, ...]
+    people: tuple[str, ...]
+    times: tuple[str, ...]
+    headers: tuple[str, ...]
+    closings: tuple[str, ...]
+    asks: tuple[str, ...]
+    asks_only: tuple[str, ...]
+    asks_final: tuple[str, ...]
+    prose: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    syllables: tuple[str, ...]
+
+
+HELD_OUT = MrcrPhrases(**TABLES["held_out"], people=tuple(NAMES), syllables=tuple(SYLLABLES))
+
+FRESH = MrcrPhrases(**TABLES["fresh"], people=tuple(SURNAMES), syllables=tuple(SYLLABLES))
+"""A second set, written later and without sight of what was trained: no part up to 15 can have been trained towards it.
+Who wrote the later parts had seen it; a filter keeps its frames out of them."""
+
 
 ALIKE = 4
 """Pieces of the kind and topic that are asked for, in a story that has room for them."""
@@ -112,10 +156,7 @@ def draw_pairs(rng: random.Random, phrases: MrcrPhrases, facts: int) -> tuple[li
     labels: list[Pair] = []
     while len(labels) < facts - alike:
         near = rng.random()
-        other = (
-            kind if near < 0.4 else rng.choice(kinds),
-            topic if 0.4 <= near < 0.8 else rng.choice(topics),
-        )
+        other = (kind if near < 0.4 else rng.choice(kinds), topic if 0.4 <= near < 0.8 else rng.choice(topics))
         labels += [other] * rng.choice((1, 1, 2, 3))
     del labels[facts - alike :]
     rng.shuffle(labels)

@@ -17,8 +17,11 @@ from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
 from sp.evals.text.blind import SESSION_FACTS, SESSION_LINKS, SESSION_QUESTIONS
 from sp.evals.text.filler import Sentence, grammar_sentence
+from sp.evals.text.tables import table
 from sp.evals.text.told import people, tell
 from sp.evals.text.words import NAMES, SURNAMES, TOWNS
+
+TABLES = table(__file__)
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -89,83 +92,8 @@ Lavenham Marlpool Nunthorpe Otterden Penwortham Queniborough Ravenglass Swaffham
 Yoxford""".split()  # noqa: SIM905
 
 HELD_OUT = SessionPhrases(
-    headers=("Session of {day}", "--- {day} ---", "Chat, {day}", "[{day}]"),
-    links=(
-        "my {kin} is called {name}",
-        "I had lunch with {name}, my {kin}",
-        "{name} is my {kin}, in case you wondered",
-        "I may have told you that my {kin} goes by the name of {name}",
-        "let me introduce {name}: my {kin}",
-        "the name of my {kin} happens to be {name}",
-    ),
-    facts={
-        "number": (
-            "I rang {name} on {value}",
-            "{name} answers calls to {value}",
-            "{value} is where you reach {name}",
-            "{name} gave me {value} for calls",
-            "on {value} one gets through to {name}",
-            "I dial {value} for {name}",
-        ),
-        "town": (
-            "{name} moved to {value}",
-            "{name} has settled down in {value}",
-            "{value} became home to {name}",
-            "in {value} {name} has taken a flat",
-            "{name} found a cottage in {value}",
-            "{name} unpacked the boxes in {value}",
-        ),
-        "trade": (
-            "{name} was hired as a {value}",
-            "{name} earns a living as a {value}",
-            "as a {value}, {name} gets up early",
-            "they took on {name} as a {value}",
-            "{name} trained to become a {value}",
-            "a {value} is what {name} became",
-        ),
-    },
-    asked={
-        "number": (
-            "What is the phone number of {whom}?",
-            "Which number belongs to {whom}?",
-            "Give the telephone number of {whom}.",
-            "How can {whom} be phoned?",
-        ),
-        "town": (
-            "Where does {whom} live?",
-            "In which town is {whom} at home?",
-            "Name the place of residence of {whom}.",
-            "Which town does {whom} call home?",
-        ),
-        "trade": (
-            "What is the job of {whom}?",
-            "Which profession does {whom} have?",
-            "Name the occupation of {whom}.",
-            "What work does {whom} do?",
-        ),
-        "day": (
-            "On what date was {whom} talked about, and not just introduced?",
-            "Which date brought news about {whom}, not merely the name?",
-            "Give the date of the news about {whom}, leaving introductions aside.",
-            "When was {whom} talked about without being introduced?",
-        ),
-    },
-    linked=(
-        "What is the name of {whom}?",
-        "Who is {whom}?",
-        "Give the full name of {whom}.",
-        "Which name does {whom} have?",
-    ),
-    by_day=(
-        "Who was talked about on {day}?",
-        "Which name fell on {day}?",
-        "Whom did they discuss on {day}?",
-        "Name the person of {day}.",
-    ),
-    whom=("the {kin} of {speaker}", "{speaker}'s {kin}"),
+    **TABLES["held_out"],
     values={"town": (*TOWNS, *VILLAGES), "trade": tuple(TRADES)},
-    before=("", "", "guess what: ", "oh, and ", "as I was saying, ", "speaking of it, ", "for what it is worth, "),
-    after=("", "", ", believe it or not", ", by the way", " after all", " for a change", ", as luck would have it"),
     first=tuple(NAMES),
     last=tuple(SURNAMES),
     talk=grammar_sentence,

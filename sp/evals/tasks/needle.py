@@ -58,7 +58,6 @@ class Needle(Task):
         Further needles with other keys.
     near : bool
         Every other distractor shares half of its key with the first key.
-    seed : int
 
     Examples
     --------

@@ -16,9 +16,12 @@ from typing import ClassVar
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
 from sp.evals.text.blind import NOLIMA_FACTS, NOLIMA_QUESTIONS
+from sp.evals.text.tables import table
 from sp.evals.text.told import capital, people, tell
 from sp.evals.text.words import NAMES, SURNAMES
 from sp.evals.text.world import RELATIONS
+
+TABLES = table(__file__)
 
 ASIDES = 4
 """Questions of each easier sort that a story has at most."""
@@ -55,104 +58,7 @@ class NolimaPhrases:
     last: Sequence[str]
 
 
-HELD_OUT = NolimaPhrases(
-    facts={
-        "landmark": (
-            "{who} lives beside {thing}",
-            "the front door of {who} is across from {thing}",
-            "from the balcony {who} sees the roof of {thing}",
-            "{who} sells flowers in the shadow of {thing}",
-            "behind {thing} stands the cottage of {who}",
-            "{who} feeds the pigeons around {thing}",
-        ),
-        "tool": (
-            "{who} owns {thing}",
-            "{thing} hangs on a nail above the bench of {who}",
-            "on the table of {who} lies {thing}",
-            "{who} wraps {thing} in an oily cloth",
-            "{thing} is the best thing that {who} keeps",
-            "{who} inherited {thing} from an aunt",
-        ),
-        "dish": (
-            "{who} makes {thing} on Sundays",
-            "the kitchen of {who} smells of {thing}",
-            "a bowl of {thing} stands before {who}",
-            "{who} grew up on {thing}",
-            "{thing} simmers on the stove of {who}",
-            "{who} never leaves any {thing} on the plate",
-        ),
-        "firm": (
-            "{who} keeps the books of {thing}",
-            "{thing} pays {who} by the week",
-            "{who} has signed with {thing}",
-            "the badge of {who} says {thing}",
-            "{thing} promoted {who}",
-            "{who} drives a van of {thing}",
-        ),
-    },
-    asked={
-        "landmark": (
-            "Who has been to {kind}?",
-            "Which person could show a visitor {kind}?",
-            "Name somebody who is familiar with {kind}.",
-            "Whom would you ask about travelling to {kind}?",
-        ),
-        "tool": (
-            "Who could try {kind}?",
-            "Which person could help you with {kind}?",
-            "Name somebody who is ready for {kind}.",
-            "Whom would you ask about {kind}?",
-        ),
-        "dish": (
-            "Who likes what comes out of the kitchens of {kind}?",
-            "Which person could write recipes like those of {kind}?",
-            "Name somebody who is fond of {kind} and its food.",
-            "Whom would you ask about meals like those of {kind}?",
-        ),
-        "firm": (
-            "Who earns money through {kind}?",
-            "Which person could get you cheap {kind}?",
-            "Name somebody who knows buyers for {kind}.",
-            "Whom would you ask about prices for {kind}?",
-        ),
-    },
-    by_thing=(
-        "Who is mentioned together with {thing}?",
-        "Which person does the text link to {thing}?",
-        "{thing}: which name?",
-        "Name the person told of along with {thing}.",
-    ),
-    by_who=(
-        "Which {sort} is mentioned together with {who}?",
-        "What {sort} does the text link to {who}?",
-        "{who}: which {sort}?",
-        "Name the {sort} told of along with {who}.",
-    ),
-    kind_by_who=(
-        "Which {genus} does {who} have to do with?",
-        "What {genus} may be linked to {who}?",
-        "{who}: which {genus}?",
-        "Name the {genus} that fits {who}.",
-    ),
-    known=(
-        "What {genus} does {thing} belong to?",
-        "{thing}: which {genus}?",
-        "Name the {genus} that fits {thing}.",
-        "Which {genus} may be linked to {thing}?",
-    ),
-    before=(
-        "",
-        "",
-        "by all accounts ",
-        "these days ",
-        "as far as anyone remembers, ",
-        "oddly enough, ",
-        "it seems that ",
-    ),
-    after=("", "", " as before", ", or so the twins insist", ", rain or shine", " and makes no secret of it", " again"),
-    first=tuple(NAMES),
-    last=tuple(SURNAMES),
-)
+HELD_OUT = NolimaPhrases(**TABLES["held_out"], first=tuple(NAMES), last=tuple(SURNAMES))
 
 
 @register_task("nolima", suite="unmatched")

@@ -24,7 +24,6 @@ class Niah(Task):
     ----------
     depth : float, optional
         Where the needle that is asked for stands, 0 to 1; anywhere if left out. Of several, the first one.
-    seed : int
     """
 
     depth: float | None = None

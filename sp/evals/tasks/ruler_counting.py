@@ -44,7 +44,6 @@ class CommonWords(Task):
     ----------
     shots : int
         Worked examples before the list, 0 or 1; RULER has one.
-    seed : int
     """
 
     shots: int = 1
@@ -93,7 +92,6 @@ class FrequentWords(Task):
     ----------
     alpha : float
         Above 1; the larger, the easier.
-    seed : int
     """
 
     alpha: float = 2.0

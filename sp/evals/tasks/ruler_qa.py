@@ -41,12 +41,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Questions(Task):
-    """A question over documents of which one or two hold the answer.
-
-    Parameters
-    ----------
-    seed : int
-    """
+    """A question over documents of which one or two hold the answer."""
 
     seed: int = 0
 

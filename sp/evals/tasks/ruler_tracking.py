@@ -38,7 +38,6 @@ class VariableTracking(Task):
         Assignments from one variable to the next.
     shots : int
         Worked examples before the text, 0 or 1; RULER has one.
-    seed : int
     """
 
     hops: int = 4

@@ -14,8 +14,11 @@ from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
 from sp.evals.text.blind import UPDATES_QUESTIONS, UPDATES_STATED
+from sp.evals.text.tables import table
 from sp.evals.text.told import capital, tell
 from sp.evals.text.world import RELATIONS, Relation
+
+TABLES = table(__file__)
 
 UNKNOWN = "unknown"
 """The answer where nothing was told."""
@@ -57,87 +60,7 @@ class UpdatesPhrases:
     after: tuple[str, ...]
 
 
-HELD_OUT = UpdatesPhrases(
-    stated=(
-        "{thing} now stands at {value}",
-        "they put down {value} beside {thing}",
-        "{value} was written next to {thing}",
-        "the board shows {value} beside {thing}",
-        "with {thing} it is {value} from here on",
-        "a clerk noted {value} against {thing}",
-    ),
-    raised=(
-        "{thing} climbed to {value}",
-        "{thing} is up at {value}",
-        "they moved {thing} up to {value}",
-        "{value} is where {thing} has risen",
-        "up to {value} went {thing}",
-        "a clerk put {thing} up to {value}",
-    ),
-    lowered=(
-        "{thing} dropped to {value}",
-        "{thing} is down at {value}",
-        "they moved {thing} down to {value}",
-        "{value} is where {thing} has sunk",
-        "down to {value} went {thing}",
-        "a clerk put {thing} down to {value}",
-    ),
-    by_kind={
-        "landmark": (
-            "the landmark of {kind}",
-            "the building in {kind}",
-            "what tourists visit in {kind}",
-            "{kind}'s sight",
-        ),
-        "tool": (
-            "the tool for {kind}",
-            "what serves for {kind}",
-            "whatever {kind} requires",
-            "the thing used in {kind}",
-        ),
-        "dish": ("the dish of {kind}", "the meal from {kind}", "what cooks in {kind} serve", "{kind}'s food"),
-        "firm": (
-            "the firm that sells {kind}",
-            "the dealer in {kind}",
-            "whoever trades in {kind}",
-            "the {kind} company",
-        ),
-    },
-    last=(
-        "What is the latest figure for {what}?",
-        "Give the current number of {what}.",
-        "Which number holds last for {what}?",
-        "For {what}, what is the most recent count?",
-    ),
-    first=(
-        "What was the earliest figure for {what}?",
-        "Give the original number of {what}.",
-        "Which number held first for {what}?",
-        "For {what}, what was the oldest count?",
-    ),
-    often=(
-        "How many figures did {what} have in all?",
-        "Count the numbers that {what} had.",
-        "How many times was a number told of {what}?",
-        "For {what}, how many numbers are there?",
-    ),
-    whose=(
-        "What has the figure {value}?",
-        "Give the name behind {value}.",
-        "Which name fits the number {value}?",
-        "For {value}, what is the name?",
-    ),
-    before=(
-        "",
-        "",
-        "without much fuss ",
-        "after some talk, ",
-        "as agreed, ",
-        "as a matter of course ",
-        "to keep things short: ",
-    ),
-    after=("", "", " until further notice", ", all told", " once again", ", which caused some talk", " for all to see"),
-)
+HELD_OUT = UpdatesPhrases(**TABLES["held_out"])
 
 
 @register_task("updates", suite="unmatched")

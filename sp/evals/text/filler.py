@@ -14,59 +14,23 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
 
+from sp.evals.text.tables import table
 from sp.evals.text.words import ADJECTIVES, NAMES, NOUNS, SURNAMES, TOWNS, VERBS
+
+TABLES = table(__file__)
 
 Filler = Literal["grammar", "noise", "sample"]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """The filler of RULER's `noise` haystacks (arXiv 2404.06654)."""
 
-PLACES = (
-    "in the cellar", "on the landing", "beside the canal", "at the fair", "under the stairs", "near the old gate",
-    "in the reading room", "on the far shore", "behind the town hall", "in a locked cupboard", "across the yard",
-    "at the end of the lane", "on the top shelf", "by the harbour wall", "in the spare bedroom", "along the ridge",
-)  # fmt: skip
-TIMES = (
-    "on Monday", "last autumn", "before noon", "after the concert", "in the year {year}", "every other week",
-    "for {small} hours", "since {year}", "during the holidays", "at dawn", "as soon as the rain stopped",
-    "{small} days later", "in early May", "when the bells rang", "without any hurry", "twice a month",
-)  # fmt: skip
+PLACES: tuple[str, ...] = TABLES["places"]
+TIMES: tuple[str, ...] = TABLES["times"]
 TOPICS = (
     "archery", "pottery", "chess", "sailing", "baking", "carpentry", "surveying", "calligraphy", "fencing", "juggling",
     "masonry", "botany", "tailoring", "rowing", "bell ringing", "cheese making", "puppetry", "typesetting",
 )  # fmt: skip
-SENTENCES = (
-    "The {adj} {noun} was {verb} {place}.",
-    "{name} {verb} a {adj} {noun} {time}.",
-    "The {noun} from {town} is {adj} and rather {adj2}.",
-    "There is a {noun} {place}, next to a {adj} {noun2}.",
-    "{name} and {name2} met {place} to talk about {topic}.",
-    "In {town} a {adj} {noun} costs {small} coins.",
-    "Every {noun} in {town} was {verb} {time}.",
-    "A {noun} without a {noun2} is of little use in {topic}.",
-    "{name} wrote {small} letters about {topic} and posted none of them.",
-    "The {adj} {noun} weighs as much as {small} {adj2} ones.",
-    "Visitors to {town} often ask for the {adj} {noun}.",
-    "{name} never {verb} the {noun}, although {name2} did {time}.",
-    "They say that {topic} came to {town} in {year}.",
-    "The train from {town} to {town2} takes {small} minutes.",
-    "A {adj} {noun} stood {place} until {name} {verb} it.",
-    "Those who learn {topic} begin with a {adj} {noun}.",
-    "It was {time} that {name} found the {noun} {place}.",
-    "The festival of {town} draws {large} guests in a good year.",
-    "Neither the {noun} nor the {noun2} was {adj} enough for {name}.",
-    "{name} keeps {small} {noun}s {place}, all of them {adj}.",
-    "Some prefer the {adj} {noun}, others the {adj2} {noun2}.",
-    "In {year} the council of {town} bought {large} {noun}s.",
-    "The manual of {topic} has {large} pages and no index.",
-    "When the {noun} was {verb}, nobody in {town} noticed.",
-    "My neighbour {name} thinks that a {noun} should be {adj}.",
-    "The number of {noun}s in {town} grew to {large} {time}.",
-    "{name} lost the {noun2} that belonged to the {adj} {noun}.",
-    "For the lesson in {topic} you need a {noun} and a {adj} {noun2}.",
-    "The secret of a {adj} {noun} is to leave it {place}.",
-    "What {name} wanted was a {adj} {noun}, not a {adj2} one.",
-)
+SENTENCES: tuple[str, ...] = TABLES["sentences"]
 
 
 class Sentence(NamedTuple):

@@ -30,8 +30,6 @@ class Document:
 
     Parameters
     ----------
-    text : str
-    tokens : int
     starts : tuple of int
         Token at which each needle begins.
     """
@@ -70,14 +68,12 @@ def haystack(
     ----------
     sentences : iterable of Sentence
         Filler, as long as is asked for.
-    needles : sequence of str
     depths : sequence of float
         Of each needle, from 0 to 1; it lies within half of `JITTER` and a sentence of it.
     room : int
         Tokens of the document.
     count : callable
         Tokens of a text.
-    rng : random.Random
     header : str
         Text before the filler; ends with a line feed where it is to stand alone.
 

@@ -6,13 +6,58 @@ The first of each list is RULER's (arXiv 2404.06654); the rest is our own.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sp.errors import ConfigError
-from sp.evals.text.ngrams import shared_ngrams
 from sp.evals.text.words import NOUNS, pseudo_word, uuid
+
+WORD = re.compile(r"[^\W_]+")
+KEY = "\0"
+"""Stands for the whole key, so that a run may hold it but its parts are no words of their own."""
+
+
+def words(text: str, key: str) -> list[str]:
+    """Lower-case words of a text, every occurrence of the key one symbol.
+
+    Examples
+    --------
+    >>> words("The code for Red-Fox, now.", "red-fox")
+    ['the', 'code', 'for', '\\x00', 'now']
+    """
+    pieces = re.split(re.escape(key.lower()), text.lower()) if key else [text.lower()]
+    found: list[str] = []
+    for number, piece in enumerate(pieces):
+        found += [KEY] if number else []
+        found += WORD.findall(piece)
+    return found
+
+
+def shared_ngrams(question: str, needle: str, key: str, n: int) -> set[tuple[str, ...]]:
+    """Runs of `n` words that stand in both texts, the key counting as one word; the key alone is no such run.
+
+    Parameters
+    ----------
+    key : str
+        What both have to name.
+    n : int
+        At least 1. Texts that share no run of n words share no longer one.
+
+    Examples
+    --------
+    >>> sorted(shared_ngrams("What is the code for red-fox?", "The code for red-fox is 7.", "red-fox", 3))
+    [('code', 'for', '\\x00'), ('the', 'code', 'for')]
+    >>> shared_ngrams("Which digits go with red-fox?", "The code for red-fox is 7.", "red-fox", 1)
+    set()
+    """
+    asked, said = (
+        {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
+        for found in (words(question, key), words(needle, key))
+    )
+    return (asked & said) - {(KEY,)}
+
 
 ValueType = Literal["number", "word", "uuid"]
 

@@ -46,13 +46,8 @@ class Relation:
         What its kinds are.
     article : str
         What stands before a thing that is named, with a space; may be empty.
-    kinds : tuple of str
     of : dict of str to str
         Kind of every thing.
-
-    Attributes
-    ----------
-    things : tuple of str
     """
 
     name: str

@@ -46,8 +46,6 @@ def draw_plan(rng: random.Random, turns: int, last: str = "") -> Plan:
 
     Parameters
     ----------
-    rng : random.Random
-    turns : int
     last : str
         Kind of the last question; any if empty.
 

@@ -23,7 +23,6 @@ class Tool:
 
     Parameters
     ----------
-    name, description : str
     argument : str
         The one argument.
     threads : tuple of str
@@ -56,11 +55,7 @@ class Tool:
     schema: dict[str, Any] = field(init=False, repr=False, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        parameters = {
-            "type": "object",
-            "properties": {self.argument: {"type": "string"}},
-            "required": [self.argument],
-        }
+        parameters = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
         told = {"name": self.name, "description": self.description, "parameters": parameters}
         object.__setattr__(self, "schema", {"type": "function", "function": told})
 

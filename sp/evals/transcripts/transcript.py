@@ -42,7 +42,6 @@ class Asked:
         What is asked about, a name of `KINDS`; and of which facts, a name of `THREADS`.
     message : int
         The user's message that asks; the next one holds the right answer.
-    question : str
     answers : tuple of str
         What a right answer holds, all of it.
     evidence : tuple of Place
@@ -78,7 +77,6 @@ class Transcript:
 
     Parameters
     ----------
-    id : str
     messages : tuple of Message
         With the right answer at the end of every turn.
     tools : tuple of Message
@@ -108,7 +106,6 @@ class Transcript:
 
         Parameters
         ----------
-        asked : Asked
         layout : {"chat", "plain"}
             With ``plain`` one message of the user, its last paragraph the question.
         """

@@ -13,8 +13,7 @@ from sp.evals.known_rows import Key
 from sp.evals.known_rows import known_rows as rows_of_file
 from sp.evals.run import Row, cell_columns
 from sp.evals.transcripts.transcript import Transcript
-from sp.evals.turns.session import TOKENS, Progress, Session
-from sp.evals.turns.ways import WAYS
+from sp.evals.turns.ways import TOKENS, WAYS, Progress, Session
 from sp.scoring.base import ModelFreeScorer
 from sp.session import Pipeline, RunOptions
 
@@ -74,11 +73,8 @@ class Work:
 
     Parameters
     ----------
-    pipeline : Pipeline
-    rounds : list of Round
     layout : {"chat", "plain"}
         See `Turns`.
-    thinking : Thinking
     """
 
     pipeline: Pipeline

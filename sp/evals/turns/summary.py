@@ -12,8 +12,7 @@ from sp.evals.run import Row
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import mean, middle
 from sp.evals.transcripts.plan import KINDS
-from sp.evals.turns.session import TOKENS
-from sp.evals.turns.ways import WAYS
+from sp.evals.turns.ways import TOKENS, WAYS
 
 Line = dict[str, Any]
 

@@ -27,83 +27,49 @@ CAUSAL_CONV1D = KernelSpec(
     source="causal_conv1d.cu",
     entry="causal_conv1d",
     args=(
-        "const u16* x",
-        "const f32* weight",
-        "const f32* history",
-        "f16* q",
-        "f16* k",
-        "f16* v",
-        "i32 tokens",
-        "i32 key_heads",
-        "i32 value_heads",
-        "f32 eps",
+        "const u16* x", "const f32* weight", "const f32* history", "f16* q", "f16* k", "f16* v", "i32 tokens",
+        "i32 key_heads", "i32 value_heads", "f32 eps",
     ),
     threads=256,
     variants=tuple({"HEAD_DIM": dim, "RUN": CONV_RUN} for dim in (128, 64)),
-)
+)  # fmt: skip
 
 DELTA_CHUNK = KernelSpec(
     source="delta_chunk.cu",
     entry="delta_chunk",
     args=(
-        "const f16* q",
-        "const f16* k",
-        "const f32* alpha",
-        "const f32* beta",
-        "const f32* a",
-        "const f32* dt_bias",
-        "f16* T",
-        "f16* P",
-        "f32* decay",
-        "const u16* x",
-        "f32* history",
-        "i32 tokens",
-        "i32 key_heads",
+        "const f16* q", "const f16* k", "const f32* alpha", "const f32* beta", "const f32* a", "const f32* dt_bias",
+        "f16* T", "f16* P", "f32* decay", "const u16* x", "f32* history", "i32 tokens", "i32 key_heads",
     ),
     threads=256,
     variants=({"HEAD_DIM": 128, "REPEAT": 3}, {"HEAD_DIM": 64, "REPEAT": 2}),
     smem=chunk_smem,
-)
+)  # fmt: skip
 
 DELTA_SCAN = KernelSpec(
     source="delta_scan.cu",
     entry="delta_scan",
     args=(
-        "const f16* q",
-        "const f16* k",
-        "f16* values",
-        "const f16* T",
-        "const f16* P",
-        "const f32* decay",
-        "f32* state",
-        "i32 tokens",
-        "i32 key_heads",
-        "i32 value_heads",
+        "const f16* q", "const f16* k", "f16* values", "const f16* T", "const f16* P", "const f32* decay", "f32* state",
+        "i32 tokens", "i32 key_heads", "i32 value_heads",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=tuple({"HEAD_DIM": dim, "WARPS": 4, "WIDE": wide} for dim in (128, 64) for wide in (1, 0)),
     smem=scan_smem,
-)
+)  # fmt: skip
 
 DELTA_SCAN_SM90 = KernelSpec(
     source="delta_scan_sm90.cu",
     entry="delta_scan_sm90",
     args=(
-        "map keys",
-        "map queries",
-        "map value_map",
-        "map solver_map",
-        "map within_map",
-        "const f32* decay",
-        "f32* state",
-        "i32 tokens",
-        "i32 key_heads",
+        "map keys", "map queries", "map value_map", "map solver_map", "map within_map", "const f32* decay",
+        "f32* state", "i32 tokens", "i32 key_heads",
     ),
     threads=160,
     variants=({"STAGES": 3},),
     arches="90a",
     smem=lambda defines: 2 * 8192 + int(defines["STAGES"]) * (7 * 8192 + 512 + 16),
-)
+)  # fmt: skip
 
 GATED_NORM = KernelSpec(
     source="gated_norm.cu",
@@ -117,25 +83,11 @@ DELTA_RECURRENT = KernelSpec(
     source="delta_recurrent.cu",
     entry="delta_recurrent",
     args=(
-        "const u16* x",
-        "const u16* z",
-        "const f32* alpha",
-        "const f32* beta",
-        "const f32* taps",
-        "const f32* a",
-        "const f32* dt_bias",
-        "const f32* norm",
-        "f32* history",
-        "f32* state",
-        "u16* y",
-        "u32* arrivals",
-        "i32 tokens",
-        "i32 rows",
-        "i32 key_heads",
-        "i32 value_heads",
-        "f32 eps",
+        "const u16* x", "const u16* z", "const f32* alpha", "const f32* beta", "const f32* taps", "const f32* a",
+        "const f32* dt_bias", "const f32* norm", "f32* history", "f32* state", "u16* y", "u32* arrivals", "i32 tokens",
+        "i32 rows", "i32 key_heads", "i32 value_heads", "f32 eps",
     ),
     threads=lambda defines: 4 * int(defines["HEAD_DIM"]),
     variants=({"HEAD_DIM": 128, "TOKENS": MOST_TOKENS}, {"HEAD_DIM": 64, "TOKENS": MOST_TOKENS}),
     pdl=True,
-)
+)  # fmt: skip

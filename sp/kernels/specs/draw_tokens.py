@@ -8,15 +8,10 @@ DRAW_TOKENS = KernelSpec(
     source="draw_tokens.cu",
     entry="draw_tokens",
     args=(
-        "const f32* logits",
-        "const f32*? less",
-        "const u64* numbers",
-        "i32* tokens",
-        "i32 vocab",
-        "f32 temperature",
+        "const f32* logits", "const f32*? less", "const u64* numbers", "i32* tokens", "i32 vocab", "f32 temperature",
     ),
     threads=512,
-)
+)  # fmt: skip
 
 TOKEN_SHARES = KernelSpec(
     source="draw_tokens.cu",

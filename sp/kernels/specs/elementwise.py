@@ -14,10 +14,7 @@ RMS_NORM = KernelSpec(
 )
 
 SWIGLU = KernelSpec(
-    source="swiglu.cu",
-    entry="swiglu",
-    args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"),
-    threads=256,
+    source="swiglu.cu", entry="swiglu", args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"), threads=256
 )
 
 BIAS_THREADS = 128

@@ -28,17 +28,11 @@ SORT_SLOTS = KernelSpec(
     source="sort_slots.cu",
     entry="sort_slots",
     args=(
-        "const i32* experts",
-        "i32* places",
-        "i32* tiles",
-        "u32* made",
-        "i32 slots",
-        "i32 count",
-        "i32 block",
+        "const i32* experts", "i32* places", "i32* tiles", "u32* made", "i32 slots", "i32 count", "i32 block",
         "i32 widest",
     ),
     threads=1024,
-)
+)  # fmt: skip
 
 SCATTER_ROWS = KernelSpec(
     source="expert_rows.cu",
@@ -51,18 +45,11 @@ COMBINE_ROWS = KernelSpec(
     source="expert_rows.cu",
     entry="combine_rows",
     args=(
-        "const u16* y",
-        "const i32* places",
-        "const f32* weights",
-        "const u16*? h",
-        "const f32*? mix",
-        "const u16*? shared",
-        "f32* x",
-        "i32 used",
-        "i32 cols8",
+        "const u16* y", "const i32* places", "const f32* weights", "const u16*? h", "const f32*? mix",
+        "const u16*? shared", "f32* x", "i32 used", "i32 cols8",
     ),
     threads=128,
-)
+)  # fmt: skip
 
 STRIP_WARPS = 8
 STRIP_DEPTH = 2
@@ -87,44 +74,25 @@ EXPERT_GATED = KernelSpec(
     source="expert_gated.cu",
     entry="expert_gated",
     args=(
-        "const u16* h",
-        "const i32* experts",
-        "const u8* gate",
-        "const u8* up",
-        "u16* mid",
-        "i32 used",
-        "i32 supers",
-        "u32 held",
-        "u32 pitch",
-        "u32 first",
-        "u32 second",
+        "const u16* h", "const i32* experts", "const u8* gate", "const u8* up", "u16* mid", "i32 used", "i32 supers",
+        "u32 held", "u32 pitch", "u32 first", "u32 second",
     ),
     threads=32 * STRIP_WARPS,
     variants=_STRIPS,
     smem=partial(_strip_smem, 2),
     pdl=True,
-)
+)  # fmt: skip
 
 EXPERT_DOWN = KernelSpec(
     source="expert_down.cu",
     entry="expert_down",
     args=(
-        "const u16* mid",
-        "const i32* experts",
-        "const f32* weights",
-        "const u8* down",
-        "const u16*? h",
-        "const f32*? mix",
-        "const u16*? shared_y",
-        "f32* x",
-        "i32 used",
-        "i32 supers",
-        "u32 held",
-        "u32 pitch",
+        "const u16* mid", "const i32* experts", "const f32* weights", "const u8* down", "const u16*? h",
+        "const f32*? mix", "const u16*? shared_y", "f32* x", "i32 used", "i32 supers", "u32 held", "u32 pitch",
         "i32 wide",
     ),
     threads=32 * STRIP_WARPS,
     variants=_STRIPS,
     smem=partial(_strip_smem, 1),
     pdl=True,
-)
+)  # fmt: skip

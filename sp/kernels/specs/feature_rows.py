@@ -20,14 +20,9 @@ PICK_FEATURES = KernelSpec(
     source="feature_rows.cu",
     entry="pick_features",
     args=(
-        "const u16* features",
-        "const i64* positions",
-        "const i32* path",
-        "const i32* kept",
-        "u16* y",
-        "i64* y_positions",
-        "i32 width",
+        "const u16* features", "const i64* positions", "const i32* path", "const i32* kept", "u16* y",
+        "i64* y_positions", "i32 width",
     ),
     threads=THREADS,
     pdl=True,
-)
+)  # fmt: skip

@@ -53,35 +53,15 @@ BLOCK_MEANS = KernelSpec(
     args=("const u8* pages", "const i32* table", "f16* means", "i32 tokens", "i32 kv_heads"),
     threads=MEAN_THREADS,
     variants=(
-        {"HEAD_DIM": 128, "Q4": 0},
-        {"HEAD_DIM": 256, "Q4": 0},
-        {"HEAD_DIM": 256, "Q4": 1},
-        {"HEAD_DIM": 64, "Q4": 0},
+        {"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 64, "Q4": 0},
     ),
-)
+)  # fmt: skip
 
 SELECT_ARGUMENTS = (
-    "const f16* q",
-    "const f16* means",
-    "i32* counts",
-    "i32* indices",
-    "i32 n",
-    "i32 tokens",
-    "i32 heads",
-    "i32 kv_heads",
-    "i32 together",
-    "i32 width",
-    "i32 sink",
-    "i32 window",
-    "i32 last_n",
-    "i32 least",
-    "i32 late",
-    "i32 unforced",
-    "f32 alpha",
-    "f32 share",
-    "f32 scale",
-    "i32 most_blocks",
-)
+    "const f16* q", "const f16* means", "i32* counts", "i32* indices", "i32 n", "i32 tokens", "i32 heads",
+    "i32 kv_heads", "i32 together", "i32 width", "i32 sink", "i32 window", "i32 last_n", "i32 least", "i32 late",
+    "i32 unforced", "f32 alpha", "f32 share", "f32 scale", "i32 most_blocks",
+)  # fmt: skip
 
 BLOCK_SELECT = KernelSpec(
     source="block_select.cu",
@@ -106,21 +86,10 @@ MEAN_CORRECTION = KernelSpec(
     source="mean_correction.cu",
     entry="mean_correction",
     args=(
-        "const f16* q",
-        "const f16* mean_k",
-        "const f16* mean_v",
-        "const i32* counts",
-        "const i32* indices",
-        "const f32* lse",
-        "u16* out",
-        "i32 n",
-        "i32 tokens",
-        "i32 heads",
-        "i32 kv_heads",
-        "i32 width",
-        "f32 scale",
+        "const f16* q", "const f16* mean_k", "const f16* mean_v", "const i32* counts", "const i32* indices",
+        "const f32* lse", "u16* out", "i32 n", "i32 tokens", "i32 heads", "i32 kv_heads", "i32 width", "f32 scale",
     ),
     threads=128,
     variants=(variant(64, 1), variant(128, 1), variant(256, 1)),
     smem=correction_smem,
-)
+)  # fmt: skip

@@ -23,18 +23,12 @@ TOP_LOGPROBS = KernelSpec(
     source="top_logprobs.cu",
     entry="top_logprobs",
     args=(
-        "const f32* logits",
-        "u64* candidates",
-        "f32* sums",
-        "u32* arrivals",
-        "i32* tokens",
-        "f32* log_probs",
-        "i32 vocab",
-        "i32 k",
+        "const f32* logits", "u64* candidates", "f32* sums", "u32* arrivals", "i32* tokens", "f32* log_probs",
+        "i32 vocab", "i32 k",
     ),
     threads=256,
     pdl=True,
-)
+)  # fmt: skip
 
 SAMPLE_BINS = KernelSpec(
     source="sample.cu",
@@ -47,20 +41,9 @@ SAMPLE_TOKEN = KernelSpec(
     source="sample.cu",
     entry="sample_token",
     args=(
-        "const f32* logits",
-        "const i32* best",
-        "const u64* bins",
-        "u64* candidates",
-        "u64* slices",
-        "u32* counters",
-        "const i64* seed",
-        "i64* step",
-        "i32* token",
-        "i32 vocab",
-        "f32 temperature",
-        "i32 top_k",
-        "f32 top_p",
+        "const f32* logits", "const i32* best", "const u64* bins", "u64* candidates", "u64* slices", "u32* counters",
+        "const i64* seed", "i64* step", "i32* token", "i32 vocab", "f32 temperature", "i32 top_k", "f32 top_p",
     ),
     threads=1024,
     smem=8 * CAPACITY,
-)
+)  # fmt: skip

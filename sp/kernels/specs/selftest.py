@@ -23,16 +23,9 @@ HOPPER = KernelSpec(
     source="selftest_sm90.cu",
     entry="selftest_hopper",
     args=(
-        "map a_map",
-        "map b_map",
-        "map copy_map",
-        "const u8* bytes",
-        "u8* bytes_copy",
-        "f32* y",
-        "i32 row",
-        "i32 tiles",
+        "map a_map", "map b_map", "map copy_map", "const u8* bytes", "u8* bytes_copy", "f32* y", "i32 row", "i32 tiles",
     ),
     threads=256,
     arches="90a",
     smem=2 * (64 + 8) * 128 + 1024 + 1024,
-)
+)  # fmt: skip

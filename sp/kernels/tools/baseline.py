@@ -21,7 +21,6 @@ class Baseline(NamedTuple):
 
     Attributes
     ----------
-    rows : dict of str to Resources
     compiled : dict of str to str
         By the same names a hash of what was compiled, of those that nothing was wrong with.
     """

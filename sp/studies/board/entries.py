@@ -36,7 +36,6 @@ class Entry:
         Length asked for.
     keep : float or None
         Keep ratio; None for the full prefill.
-    kind : {"full", "scorer", "oracle", "control"}
     trained : str
         What the scorer's weights never saw; empty where it has none.
     weights : str
@@ -84,7 +83,6 @@ class Board:
 
     Parameters
     ----------
-    entries : tuple of Entry
     pairs : dict
         What is told of each pair besides its name: what its drafter was trained for, if anything.
     facts : dict
@@ -112,7 +110,6 @@ class Told:
 
     Parameters
     ----------
-    row : dict
     models : mapping
         File, SHA-256 and so on by role.
     files : mapping

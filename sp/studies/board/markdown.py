@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sp.studies.board.entries import Board, Entry, Interval
 from sp.studies.board.matrix import Line, Matrix, commands, compared, matrices
-from sp.studies.tables.report_tables import markdown
+from sp.studies.tables.lookup import markdown
 
 INTRODUCTION = (
     "Right answers in per cent, with Wilson's 95 % interval. Differences are in points, on the same examples, with "
@@ -46,7 +46,6 @@ def as_markdown(board: Board, reference: str = "") -> str:
 
     Parameters
     ----------
-    board : Board
     reference : str
         Scorer that all others are also held against, as its entries call it; empty for none.
     """

@@ -18,8 +18,6 @@ class Line:
 
     Parameters
     ----------
-    scorer, trained : str
-    kind : {"full", "scorer", "oracle", "control"}
     entries : dict of str to Entry
         By task.
     """

@@ -111,7 +111,6 @@ def weights_of(row: Row, files: Mapping[str, str]) -> str:
 
     Parameters
     ----------
-    row : dict
     files : mapping
         SHA-256 by path of the files that scorers of the run name.
     """

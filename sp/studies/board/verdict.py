@@ -74,9 +74,6 @@ class Verdict:
 
     Parameters
     ----------
-    task : str
-    tokens : int
-    keep : float
     entries : dict of str to Entry
         By scorer, `FULL` for the full prefill; those that were not run are missing.
     """
@@ -144,28 +141,20 @@ def plan_runs(
 
     Parameters
     ----------
-    tasks : sequence of Task
     lengths : iterable of int
         Tokens of the prompts.
     n : int
         Examples of every task and length.
     keep : float
         Keep ratio.
-    pair : Pair
-    selector : Selector
     seed : int
         Of scorers that draw random numbers.
     per_run : int
         Examples that are done, or not, together.
-    device : {"auto", "cpu", "cuda"}
     """
     selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
     chosen = Located({key: Located(value, "--selector") for key, value in selecting.items()}, "--selector")
-    settings = {
-        "selector": chosen,
-        "keep_ratio": Located(keep, "--keep-ratio"),
-        "seed": Located(seed, "--seed"),
-    }
+    settings = {"selector": chosen, "keep_ratio": Located(keep, "--keep-ratio"), "seed": Located(seed, "--seed")}
     named = [{"scorer": Located(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
     cells = tuple(make_cell(each, Located({}, "--keep-ratio")) for each in named)
     pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])

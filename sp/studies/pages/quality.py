@@ -11,8 +11,7 @@ from sp.evals.trained_for import note_of_records
 from sp.studies.figures import save_png
 from sp.studies.plots.forest_plot import forest_figure
 from sp.studies.plots.needle_map import needle_figure
-from sp.studies.plots.pareto import pareto_figure
-from sp.studies.plots.stage_bars import stage_figure
+from sp.studies.plots.pareto import pareto_figure, stage_figure
 from sp.studies.style import tokens_label
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.store import Results, Row

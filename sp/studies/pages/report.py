@@ -19,8 +19,8 @@ from sp.studies.pages.study_page import Section, study_page
 from sp.studies.plots.conversation_map import DPI, conversation_figure, read_turns
 from sp.studies.plots.importance_map import SavedRun, importance_map
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
+from sp.studies.tables.lookup import markdown
 from sp.studies.tables.record_fields import newest_checked
-from sp.studies.tables.report_tables import markdown
 from sp.studies.written import staged
 from sp.trace import write_atomic
 

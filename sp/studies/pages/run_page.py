@@ -30,7 +30,6 @@ def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, An
 
     Parameters
     ----------
-    result : RunResult
     report : mapping
         What `sp run --json` says of it.
     told : mapping

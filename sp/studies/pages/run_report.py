@@ -98,11 +98,7 @@ def stage_table(result: RunResult) -> Table:
     for label, answer in passes:
         for row in stage_rows(answer):
             table.add_row(
-                label,
-                row["name"],
-                f"{row['seconds']:.3f}",
-                f"{row['tokens']:,}",
-                f"{100 * row['share']:.1f} %",
+                label, row["name"], f"{row['seconds']:.3f}", f"{row['tokens']:,}", f"{100 * row['share']:.1f} %"
             )
         table.add_row(label, "[b]first token after[/b]", f"[b]{answer.ttft_s:.3f}[/b]", "", "", end_section=True)
     return table

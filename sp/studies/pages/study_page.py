@@ -37,8 +37,6 @@ class Section:
 
     Parameters
     ----------
-    title : str
-    rows : sequence of Row
     note : str
         What the drafter was trained for, if it is known.
     """
@@ -55,8 +53,6 @@ def study_page(
 
     Parameters
     ----------
-    title : str
-    sections : sequence of Section
     told : sequence of (name, value)
         Where the rows come from.
     times : bool

@@ -16,8 +16,8 @@ from sp.kernels.machine import machine_slug
 from sp.studies.figures import INK, save_png
 from sp.studies.style import COLOURS, MARKERS, apart, plain_log, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding
+from sp.studies.tables.lookup import Record
 
-Record = Mapping[str, Any]
 NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
 
 

@@ -39,12 +39,10 @@ class Point:
     ----------
     family : str
         The bench it was recorded by.
-    path : str
     intensity : float
         Operations for each byte that must be moved; 0 for a copy, which is not drawn but shows the bandwidth.
     tflops, gb_s : float
         Rates by the median time.
-    gpu : str
     config : mapping
         What was measured.
     """

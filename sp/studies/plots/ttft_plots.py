@@ -14,8 +14,8 @@ from sp.errors import ConfigError
 from sp.scoring.reading import attending
 from sp.session.measured import maths_told, target_alone
 from sp.studies.figures import INK, save_png
+from sp.studies.tables.lookup import GIB, Record
 
-Record = Mapping[str, Any]
 COLOURS = {
     "tokenise": "#adb5bd",
     "tokenise for drafter": "#868e96",
@@ -31,7 +31,6 @@ MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
 LONG = 2.5
 """A full prefill longer than so many times the longest other bar gives those a panel of their own, enlarged."""
-GIB = float(1 << 30)
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:

@@ -34,7 +34,6 @@ class Group:
 
     Parameters
     ----------
-    rows : sequence of Row
     baseline : sequence of Row
         The full prefill's row of the same example, one for one; empty where none was run.
     oracles : sequence of (Row, Row)

@@ -56,8 +56,6 @@ class Plan:
 
     Parameters
     ----------
-    sweep : Sweep
-    device : {"cpu", "cuda"}
     facts : dict
         Of each pair.
     jobs : tuple of Job
@@ -106,7 +104,6 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
 
     Parameters
     ----------
-    sweep : Sweep
     only : str, optional
         Pattern of the labels of runs.
     shard : tuple of int, optional
@@ -214,7 +211,6 @@ def carry_out(
 
     Parameters
     ----------
-    plan : Plan
     progress : callable, optional
         Called with the run and 1 after every row, where runs are carried out in this process.
     pool : Pool, optional

@@ -29,7 +29,6 @@ class Estimate:
 
     Parameters
     ----------
-    seconds_per_flop, seconds_per_answer : float
     source : str
         What it rests on, for the message.
     """
@@ -43,10 +42,7 @@ class Estimate:
         return self.seconds_per_flop * work.flop + self.seconds_per_answer * work.answers
 
 
-TYPICAL = {
-    "cpu": Estimate(1e-11, 0.1, "a laptop"),
-    "cuda": Estimate(2e-15, 0.03, "an H200"),
-}
+TYPICAL = {"cpu": Estimate(1e-11, 0.1, "a laptop"), "cuda": Estimate(2e-15, 0.03, "an H200")}
 """To weigh runs against each other, small against large, before anything is measured; not to tell a time by."""
 
 

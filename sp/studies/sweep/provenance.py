@@ -35,7 +35,6 @@ class PairFacts:
 
     Parameters
     ----------
-    target, drafter : ModelConfig
     models : dict
         By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), `rope` where a
         scaling of RoPE was asked for, `math` where it is not bf16, and `trained_for` where the drafter's file tells it.

@@ -23,7 +23,6 @@ class Cell:
 
     Parameters
     ----------
-    options : RunOptions
     config : dict
         Every option in force, plain, as it enters the hash of a run.
     """
@@ -38,7 +37,6 @@ class TaskSpec:
 
     Parameters
     ----------
-    task : Task
     name : str
         Name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``.
     config : dict

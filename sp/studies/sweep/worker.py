@@ -32,7 +32,6 @@ class Worker:
 
     Parameters
     ----------
-    device : {"auto", "cpu", "cuda"}
     progress : callable, optional
         Called with the run and 1 after every row.
     plugins : sequence of Plugin
@@ -40,10 +39,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        device: Where = "auto",
-        progress: Callable[[Run, int], None] | None = None,
-        plugins: Sequence[Plugin] = (),
+        self, device: Where = "auto", progress: Callable[[Run, int], None] | None = None, plugins: Sequence[Plugin] = ()
     ) -> None:
         for plugin in plugins:
             plugin.load()

@@ -9,9 +9,8 @@ from typing import Any
 from sp.bench.decode import REAL
 from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
-from sp.studies.tables.lookup import age
+from sp.studies.tables.lookup import Record, age, markdown
 
-Record = Mapping[str, Any]
 TableParts = tuple[str, list[str], list[list[str]], int]
 """Title, heads, cells, and how many columns are text."""
 
@@ -73,9 +72,7 @@ def decoding(records: Sequence[Record]) -> str:
     """
     parts = []
     for title, heads, cells, left in decode_tables(records, SHOWN):
-        rule = ["---"] * left + ["---:"] * (len(heads) - left)
-        lines = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
-        parts.append(f"{title}\n\n{lines}")
+        parts.append(f"{title}\n\n{markdown(heads, cells, left)}")
     return "\n\n".join(parts) or NOTHING
 
 

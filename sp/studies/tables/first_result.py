@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from sp.kernels.machine import machine_slug
 from sp.session.measured import cards_of, maths_of
 from sp.studies.sweep.cells import is_control
-from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
-from sp.studies.tables.lookup import age
-from sp.studies.tables.report_tables import markdown
-
-Record = Mapping[str, Any]
+from sp.studies.tables.headline import KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
+from sp.studies.tables.lookup import GIB, Record, age, markdown
 
 
 def first_result(records: Iterable[Record]) -> str:

@@ -21,13 +21,11 @@ from sp.session.measured import (
     target_alone,
 )
 from sp.studies.sweep.cells import is_control
-from sp.studies.tables.lookup import age
+from sp.studies.tables.lookup import GIB, Record, age, markdown
 
-Record = Mapping[str, Any]
 KEEP = 0.05
 SHORTEST = 32768
 NOTHING = "No times to first token are recorded yet; `sp bench ttft --record results` makes them."
-GIB = float(1 << 30)
 
 
 def headline(records: Iterable[Record]) -> str:
@@ -77,11 +75,9 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
     shown = [r for r in records if r["config"]["keep_ratio"] in (KEEP, 1.0) and r["metrics"].get("ttft_s")]
     if not shown:
         return ""
-    lines = [
-        "| prompt tokens | what | memory limit | first token after (s) | first request (s) | against llama.cpp "
-        "| against our full prefill | peak memory (GiB) |",
-        "|---:|---|---|---:|---:|---:|---:|---:|",
-    ]
+    heads = ["prompt tokens", "what", "memory limit", "first token after (s)", "first request (s)"]
+    heads += ["against llama.cpp", "against our full prefill", "peak memory (GiB)"]
+    lines = []
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
         peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=row_order)
         full = full_by_math(here)
@@ -95,8 +91,9 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
         for what, limit, own, seconds, first, peak, when in rows:
             gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, own)]
             cells = [f"{tokens:,}", what, limit, f"{show_seconds(seconds)}{when}", show_seconds(first), *gains]
-            lines.append(f"| {' | '.join([*cells, f'{peak / GIB:.1f}' if peak else ''])} |")
-    return "\n".join([*lines, "", _notes(shown)])
+            lines.append([*cells, f"{peak / GIB:.1f}" if peak else ""])
+    table = markdown(heads, lines, 3).replace("|---|", "|---:|", 1)  # the length, first, is a number
+    return f"{table}\n\n{_notes(shown)}"
 
 
 def _tokens(record: Record) -> int:

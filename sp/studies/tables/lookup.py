@@ -1,18 +1,19 @@
-"""Records looked up by benchmark and configuration, and rows of Markdown made of them."""
+"""Records looked up by benchmark and configuration, and the Markdown of all tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sp.errors import ConfigError
 
 Record = Mapping[str, Any]
+GIB = float(1 << 30)
 LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
 """Paths of records that time a library in place of kernels of ours."""
 MARK = "†"
 OLD = "older_kernels"
-"""Key of a record whose kernels have changed since, see `sp.studies.tables.age`."""
+"""Key of a record whose kernels have changed since, see `sp.studies.tables.page`."""
 
 
 def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:
@@ -76,15 +77,27 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A Markdown table, its first `left` columns text and the others numbers.
 
     Examples
     --------
-    >>> print(markdown_rows(["a", "b"], [["x", "1"]]))
+    >>> print(markdown(["a", "b"], [["x", "1"]]))
     | a | b |
     |---|---:|
     | x | 1 |
     """
     rule = "|" + "|".join(["---"] * left + ["---:"] * (len(heads) - left)) + "|"
     return "\n".join([f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A number in a form; nothing for None."""
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def grouped(row: Record, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Milliseconds of a flat row's stages, added up by group, and of those that no group names."""
+    stages = {name.removesuffix(" (ms)"): value for name, value in row.items() if name.endswith(" (ms)")}
+    sums = [sum(stages.pop(stage, 0.0) for stage in group) for group in groups.values()]
+    return [f"{value:.1f}" if value else "" for value in (*sums, sum(stages.values()))]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sp.bench.llama_cpp import best_peer
 from sp.studies.tables.first_result import first_result
-from sp.studies.tables.lookup import Record, age, find, markdown_rows, metric, percent
+from sp.studies.tables.lookup import Record, age, find, markdown, metric, percent
 from sp.studies.tables.speed_table import MODEL, OURS, PORTABLE, PROMPTS, best_decoding, of_peer, peers_of
 
 SHAPE, FILE = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b (synthetic)"
@@ -59,7 +59,7 @@ def mixtures(records: Sequence[Record]) -> str:
         add(f"{name}: decode (tok/s)", find(records, "decode", **OURS | which | empty), ".1f")
     rows = [row for row in rows if row[1]]
     heads = ["work", "sp", "imbalance", "sp, the file", "llama.cpp, the file", "its best setting"]
-    return markdown_rows(heads, rows) if rows else NO_MIXTURES
+    return markdown(heads, rows) if rows else NO_MIXTURES
 
 
 def mixture_result(records: Iterable[Record]) -> str:
@@ -101,4 +101,4 @@ def experts(records: Sequence[Record]) -> str:
                 ]
             )
     heads = ["product", "imbalance", "ms", "TFLOP/s", "dense TFLOP/s", "share"]
-    return markdown_rows(heads, rows) if rows else NO_EXPERTS
+    return markdown(heads, rows) if rows else NO_EXPERTS

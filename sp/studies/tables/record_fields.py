@@ -28,12 +28,7 @@ TTFT: Mapping[str, Wanted] = {
     "process": ATOM.optional,
 }
 PAIR: Mapping[str, Wanted] = {"model": TEXT, "draft": TEXT, "context": whole(), "kv": TEXT, "path": TEXT}
-DECODE_CONFIG: Mapping[str, Wanted] = {
-    **PAIR,
-    "method": TEXT,
-    "budget": whole(),
-    "mode": TEXT,
-}
+DECODE_CONFIG: Mapping[str, Wanted] = {**PAIR, "method": TEXT, "budget": whole(), "mode": TEXT}
 LENGTHS = ("acceptance_length", "acceptance_low", "acceptance_high")
 DECODE: Mapping[str, Wanted] = {
     **dict.fromkeys((*LENGTHS, "tok_s", "tok_s_low", "tok_s_high", "speedup", "pass_ms", "greedy_tok_s"), number(0)),

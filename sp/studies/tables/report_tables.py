@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import Any
 
 from sp.studies.style import tokens_label
 from sp.studies.sweep.cells import FULL, Group, Table
+from sp.studies.tables.lookup import markdown, number
 
 Key = tuple[Any, ...]
 
@@ -19,21 +20,6 @@ CSV_COLUMNS = (
     "kept_tokens", "drafter_density", "acceptance_length", "ttft_s", "full_ttft_s", "speedup", "decode_s",
 )  # fmt: skip
 TIMES = ("ttft_s", "full_ttft_s", "speedup", "decode_s")
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, first column to the left, the others to the right.
-
-    Examples
-    --------
-    >>> print(markdown(["a", "b"], [["x", "1"]]))
-    | a | b |
-    |---|---:|
-    | x | 1 |
-    """
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return text.replace("| --- |", "|---|").replace(" ---: |", "---:|")
 
 
 def share(group: Group) -> str:
@@ -159,11 +145,6 @@ def cells_csv(table: Table, times: bool = True) -> str:
         line |= {name: group.mean(name) for name in means}
         writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
     return out.getvalue()
-
-
-def number(value: float | None, form: str) -> str:
-    """A number in a form; nothing for None."""
-    return "" if value is None else format(value, form)
 
 
 def percent(value: float | None) -> str:

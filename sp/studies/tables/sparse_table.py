@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.studies.tables.lookup import Record, age, find, markdown_rows, metric, percent
+from sp.studies.tables.lookup import Record, age, find, markdown, metric, percent
 from sp.studies.tables.speed_table import ATTENTION, OURS
 
 TOKENS = 131072
@@ -45,7 +45,7 @@ def sparse_layers(records: Sequence[Record]) -> str:
     if not rows:
         return NO_LAYERS
     heads = ["one layer, 128K tokens", "blocks read", "sm_90a (ms)", "portable (ms)", "TFLOP/s on blocks read"]
-    return "\n\n".join([markdown_rows(heads, rows), *_dense(records)])
+    return "\n\n".join([markdown(heads, rows), *_dense(records)])
 
 
 def drafters(records: Sequence[Record]) -> str:
@@ -67,7 +67,7 @@ def drafters(records: Sequence[Record]) -> str:
     if not rows:
         return NO_DRAFTERS
     heads = ["work", "blocks read", "seconds", "limit (s)", "peak memory (GB)"]
-    return "\n\n".join([markdown_rows(heads, rows), *_target(records)])
+    return "\n\n".join([markdown(heads, rows), *_target(records)])
 
 
 def _dense(records: Sequence[Record]) -> list[str]:

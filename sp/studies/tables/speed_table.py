@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sp.bench.llama_cpp import ENGINE, best_peer
-from sp.studies.tables.lookup import LIBRARIES, Record, find, markdown_rows, metric
+from sp.studies.tables.lookup import LIBRARIES, Record, find, markdown, metric
 
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
@@ -57,7 +57,7 @@ def whole_models(records: Sequence[Record]) -> str:
     rows = [row for row in rows if row[1]]
     if not rows:
         return NO_SPEED
-    table = markdown_rows(["work", "sp", "llama.cpp", "its best setting"], rows)
+    table = markdown(["work", "sp", "llama.cpp", "its best setting"], rows)
     short = find(records, "prefill", **OURS, prompt_tokens=PROMPTS[0], path="sm_90a")
     return f"{table}\n\n{_spread(short)}" if short else table
 
@@ -84,7 +84,7 @@ def kernels(records: Sequence[Record]) -> str:
         told = ", ".join(f"{_tflops(r)} ({name})" for r, name in zip(others, ATTENTION.values(), strict=True) if r)
         rows.append([f"dense causal attention, d {head_dim}, {heads} heads, 32K", _tflops(own), "", told])
     rows = [row for row in rows if row[1]]
-    return markdown_rows(["kernel (TFLOP/s)", "sm_90a", "portable", "library"], rows) if rows else NO_KERNELS
+    return markdown(["kernel (TFLOP/s)", "sm_90a", "portable", "library"], rows) if rows else NO_KERNELS
 
 
 def peers_of(records: Sequence[Record], model: Mapping[str, object]) -> list[Record]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from sp.scoring.reading import attending
 from sp.session.measured import cards_of, maths_told
+from sp.studies.tables.lookup import GIB, Record, grouped, number
 
-Record = Mapping[str, Any]
-GIB = float(1 << 30)
 GROUPS = {
     "tokenise": ("tokenise", "tokenise for drafter"),
     "score": ("score",),
@@ -78,23 +77,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "" if full else f"{row['scorer']} {sparse}".rstrip(),
         row.get("vram") or "",
         f"{row['prompt_tokens']:,}",
-        _number(row.get("kept_tokens"), ",d"),
-        _number(row.get("density"), ".1%"),
-        row.get("error") or _number(row["ttft_s"], ".3f"),
-        _number(row["speedup"], ".2f", "x") if not full else "",
-        *_grouped(row),
-        _number(row.get("cold_ttft_s"), ".2f"),
-        _number((row.get("peak_bytes") or 0) / GIB, ".2f"),
-        _number(row.get("decode_tok_s"), ".1f"),
+        number(row.get("kept_tokens"), ",d"),
+        number(row.get("density"), ".1%"),
+        row.get("error") or number(row["ttft_s"], ".3f"),
+        number(row["speedup"], ".2f", "x") if not full else "",
+        *grouped(row, GROUPS),
+        number(row.get("cold_ttft_s"), ".2f"),
+        number((row.get("peak_bytes") or 0) / GIB, ".2f"),
+        number(row.get("decode_tok_s"), ".1f"),
         str(row["runs"]),
     ]
-
-
-def _grouped(row: Mapping[str, Any]) -> list[str]:
-    stages = {name.removesuffix(" (ms)"): value for name, value in row.items() if name.endswith(" (ms)")}
-    sums = [sum(stages.pop(stage, 0.0) for stage in group) for group in GROUPS.values()]
-    return [f"{value:.1f}" if value else "" for value in (*sums, sum(stages.values()))]
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"

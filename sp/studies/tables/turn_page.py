@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sp.kernels.machine import machine_slug
 from sp.scoring.reading import attending
 from sp.session.device_memory import parse_bytes
 from sp.session.measured import maths_of, maths_told
-from sp.studies.tables.lookup import age
-from sp.studies.tables.report_tables import markdown
-from sp.studies.tables.turn_table import GIB, TURN_STAGES
+from sp.studies.tables.lookup import GIB, Record, age, markdown
+from sp.studies.tables.turn_table import TURN_STAGES
 
-Record = Mapping[str, Any]
 NOTHING = "No turns are recorded yet; `sp bench turn --record results` makes them."
 HEADS = (
     "what is remembered", "memory limit", "p50 (s)", "p95 (s)", "host (ms)", "draft, score (ms)", "prefill (ms)",

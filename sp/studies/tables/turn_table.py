@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp.session.measured import maths_told
+from sp.studies.tables.lookup import GIB, Record, grouped, number
 
-Record = Mapping[str, Any]
-GIB = float(1 << 30)
 TURN_STAGES = {
     "tokenise": ("render", "tokenise", "tokenise for drafter"),
     "draft": ("draft",),
@@ -63,25 +62,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         row["vram"] or "",
         f"{row['prompt_tokens']:,}",
         f"{row['new_tokens']:,}",
-        row["error"] or _number(row["ttft_p50_s"], ".3f"),
-        _number(row["ttft_p95_s"], ".3f"),
-        _number(row.get("start_ttft_s"), ".2f"),
-        *_grouped(row),
-        *(_number(row[f"{name}_tokens"], ",d") for name in USAGE),
-        *(_number(_gib(row.get(name)), ".2f") for name in ("peak_bytes", "host_bytes")),
+        row["error"] or number(row["ttft_p50_s"], ".3f"),
+        number(row["ttft_p95_s"], ".3f"),
+        number(row.get("start_ttft_s"), ".2f"),
+        *grouped(row, TURN_STAGES),
+        *(number(row[f"{name}_tokens"], ",d") for name in USAGE),
+        *(number(row[n] / GIB if row.get(n) is not None else None, ".2f") for n in ("peak_bytes", "host_bytes")),
         str(row["turns"]),
     ]
-
-
-def _grouped(row: Mapping[str, Any]) -> list[str]:
-    stages = {name.removesuffix(" (ms)"): value for name, value in row.items() if name.endswith(" (ms)")}
-    sums = [sum(stages.pop(stage, 0.0) for stage in group) for group in TURN_STAGES.values()]
-    return [f"{value:.1f}" if value else "" for value in (*sums, sum(stages.values()))]
-
-
-def _gib(nbytes: int | None) -> float | None:
-    return None if nbytes is None else nbytes / GIB
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:{form}}"

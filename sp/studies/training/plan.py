@@ -58,12 +58,10 @@ class TrainPlan:
         By name with the options that were set; those left out among them.
     leave_out : tuple of str
         Tasks that are judged by and not learnt from.
-    lengths : tuple of int
     n, held_out : int
         Examples of each task and length to learn from, and further ones to judge by.
     seed : int
         Of tasks that name none, and of the fit.
-    labels : Labels
     drafter, target : Path, optional
         As in a sweep's pairs. Of the target only tokens and chat template matter, unless the labels read it.
     """

@@ -29,7 +29,6 @@ class Readers:
 
     Parameters
     ----------
-    drafter : Loaded
     tokenizer, template
         Of the target, by which prompts are measured and rendered.
     target : Loaded, optional
@@ -64,7 +63,6 @@ class Lesson:
         Its name in the plan.
     tokens : int
         Length that was asked for.
-    drafted : TokenisedPrompt
     """
 
     task: str

@@ -13,16 +13,37 @@ from typing import Any
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.evals.run import label
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.attention.head_map import model_key
 from sp.scoring.trained.weights_file import ScorerFile
 from sp.selection import SELECTORS, SelectionRequest
-from sp.studies.training.metrics import auc
 from sp.studies.training.plan import TrainPlan, build_trained, without
 from sp.studies.training.prompts import Lesson, Readers, labels_of, lessons, request_of
+
+
+def auc(scores: Floats, labels: Bools) -> float:
+    """Chance that a labelled token scores above another one, ties counting half; NaN without one of either.
+
+    The statistic of Mann and Whitney over the product of both numbers.
+
+    Examples
+    --------
+    >>> auc(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
+    0.875
+    """
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    below = np.cumsum(counts) - counts
+    ranks = below + (counts + 1) / 2
+    positive = int(labels.sum())
+    negative = len(labels) - positive
+    if not (positive and negative):
+        return float("nan")
+    total = float(ranks[place][labels].sum())
+    return (total - positive * (positive + 1) / 2) / (positive * negative)
+
 
 KEEP = 0.05
 BESIDE = ("tail", {"queries": 24})
@@ -40,8 +61,6 @@ class Trainer:
 
     Parameters
     ----------
-    readers : Readers
-    plan : TrainPlan
     progress : callable
         Called with the steps done since the last call, of `steps` in all.
     samples : dict of str to list

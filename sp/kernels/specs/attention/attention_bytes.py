@@ -26,29 +26,15 @@ ATTENTION_BYTES = KernelSpec(
     source="attention_bytes.cu",
     entry="attention_bytes",
     args=(
-        "map q_map",
-        "map k_map",
-        "map v_map",
-        "const f32* key_scales",
-        "const f32* value_peaks",
-        "const i32*? counts",
-        "const i32*? indices",
-        "u16* out",
-        "i32* next_tile",
-        "i32 tokens",
-        "i32 n",
-        "i32 heads",
-        "i32 group",
-        "i32 section",
-        "i32 early",
-        "i32 width",
-        "f32 scale",
+        "map q_map", "map k_map", "map v_map", "const f32* key_scales", "const f32* value_peaks", "const i32*? counts",
+        "const i32*? indices", "u16* out", "i32* next_tile", "i32 tokens", "i32 n", "i32 heads", "i32 group",
+        "i32 section", "i32 early", "i32 width", "f32 scale",
     ),
     threads=384,
     variants=({"STAGES": STAGES},),
     arches="90a",
     smem=smem,
-)
+)  # fmt: skip
 
 PAGES = ({"Q4": 0}, {"Q4": 1})
 
@@ -56,17 +42,12 @@ KEY_CENTRE = KernelSpec(
     source="kv_bytes.cu",
     entry="key_centre",
     args=(
-        "const u8* pages",
-        "const i32* table",
-        "f32* centre",
-        "i32 sampled",
-        "i32 step",
-        "i32 kv_heads",
+        "const u8* pages", "const i32* table", "f32* centre", "i32 sampled", "i32 step", "i32 kv_heads",
     ),
     threads=1024,
     variants=PAGES,
     arches="90a",
-)
+)  # fmt: skip
 
 VALUE_PEAKS = KernelSpec(
     source="kv_bytes.cu",
@@ -81,18 +62,10 @@ KV_BYTES = KernelSpec(
     source="kv_bytes.cu",
     entry="kv_bytes",
     args=(
-        "const u8* k_pages",
-        "const u8* v_pages",
-        "const i32* table",
-        "const f32* centre",
-        "const f32* peaks",
-        "u8* k_codes",
-        "f32* key_scales",
-        "u8* v_codes",
-        "i32 tokens",
-        "i32 kv_heads",
+        "const u8* k_pages", "const u8* v_pages", "const i32* table", "const f32* centre", "const f32* peaks",
+        "u8* k_codes", "f32* key_scales", "u8* v_codes", "i32 tokens", "i32 kv_heads",
     ),
     threads=256,
     variants=PAGES,
     arches="90a",
-)
+)  # fmt: skip

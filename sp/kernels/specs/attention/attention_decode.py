@@ -53,19 +53,8 @@ ATTENTION_DECODE = KernelSpec(
     source="attention_decode.cu",
     entry="attention_decode",
     args=(
-        "const f16* q",
-        "const u8* k_pages",
-        "const u8* v_pages",
-        "const i32* table",
-        "const i32*? tokens",
-        "i32 more",
-        "const u16*? wide",
-        "u16* out",
-        "f32* partial",
-        "u32* counters",
-        "i32 n",
-        "i32 heads",
-        "i32 kv_heads",
+        "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "const i32*? tokens", "i32 more",
+        "const u16*? wide", "u16* out", "f32* partial", "u32* counters", "i32 n", "i32 heads", "i32 kv_heads",
         "f32 scale",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
@@ -80,4 +69,4 @@ ATTENTION_DECODE = KernelSpec(
     ),
     smem=_shared_bytes,
     pdl=True,
-)
+)  # fmt: skip

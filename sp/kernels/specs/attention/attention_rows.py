@@ -15,47 +15,21 @@ HEAD_NORM_ROPE = KernelSpec(
     source="head_norm_rope.cu",
     entry="head_norm_rope",
     args=(
-        "const u16* x",
-        "const f32*? weight",
-        "const i64* positions",
-        "const i64* turns",
-        "f16* y",
-        "i64 rows",
-        "i32 heads",
-        "i32 stride",
-        "i32 half",
-        "f32 eps",
-        "f32 magnitude",
+        "const u16* x", "const f32*? weight", "const i64* positions", "const i64* turns", "f16* y", "i64 rows",
+        "i32 heads", "i32 stride", "i32 half", "f32 eps", "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 256},
-        {"HEAD_DIM": 128},
-        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
-        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0},
-        {"HEAD_DIM": 64, "NORM": 0},
+        {"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0}, {"HEAD_DIM": 64, "NORM": 0},
     ),
-)
+)  # fmt: skip
 
 HEADS_ARGS = (
-    "const u16*? q",
-    "const u16* k",
-    "const u16* v",
-    "const f32*? q_weight",
-    "const f32*? k_weight",
-    "const i64* positions",
-    "const i64* turns",
-    "f16*? q_out",
-    "u8* k_pages",
-    "u8* v_pages",
-    "const i32* table",
-    "const i32*? start",
-    "i32 offset",
-    "i32 tokens",
-    "i32 heads",
-    "i32 kv_heads",
-    "i32 stride",
-)
+    "const u16*? q", "const u16* k", "const u16* v", "const f32*? q_weight", "const f32*? k_weight",
+    "const i64* positions", "const i64* turns", "f16*? q_out", "u8* k_pages", "u8* v_pages", "const i32* table",
+    "const i32*? start", "i32 offset", "i32 tokens", "i32 heads", "i32 kv_heads", "i32 stride",
+)  # fmt: skip
 
 ATTENTION_HEADS = KernelSpec(
     source="head_norm_rope.cu",
@@ -66,8 +40,7 @@ ATTENTION_HEADS = KernelSpec(
         {**variant, "ROWS": rows}
         for rows in (1, HEADS_A_WARP)
         for variant in (
-            {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1},
-            {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
+            {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
             {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
             {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
             {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
@@ -75,7 +48,7 @@ ATTENTION_HEADS = KernelSpec(
         )
     ),
     pdl=True,
-)
+)  # fmt: skip
 
 PROMPT_HEADS = KernelSpec(
     source="prompt_heads.cu",
@@ -83,13 +56,11 @@ PROMPT_HEADS = KernelSpec(
     args=(*HEADS_ARGS, "f32 eps", "f32 magnitude"),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 128},
-        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
-        {"HEAD_DIM": 128, "NORM": 0},
+        {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0}, {"HEAD_DIM": 128, "NORM": 0},
         {"HEAD_DIM": 64, "NORM": 0},
     ),
     pdl=True,
-)
+)  # fmt: skip
 
 KV_APPEND = KernelSpec(
     source="kv_pages.cu",
@@ -105,13 +76,11 @@ KV_APPEND = KernelSpec(
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64},
-        {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
-        {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 64, "Q4": 0, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
+        {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0}, {"HEAD_DIM": 64, "Q4": 0, "BF16": 0, "ROTATE": 0},
         {"HEAD_DIM": 64, "Q4": 1, "BF16": 1, "ROTATE": 64},
     ),
-)
+)  # fmt: skip
 
 KV_GATHER = KernelSpec(
     source="kv_pages.cu",
@@ -119,12 +88,9 @@ KV_GATHER = KernelSpec(
     args=("const u8* pages", "const i32* table", "f16* out", "i64 rows", "i64 tokens", "i32 kv_heads"),
     threads=GATHER_THREADS,
     variants=(
-        {"HEAD_DIM": 256, "Q4": 1},
-        {"HEAD_DIM": 128, "Q4": 1},
-        {"HEAD_DIM": 128, "Q4": 0},
-        {"HEAD_DIM": 64, "Q4": 1},
+        {"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 64, "Q4": 1},
     ),
-)
+)  # fmt: skip
 
 GATE_OUTPUT = KernelSpec(
     source="gate_output.cu",
@@ -132,11 +98,10 @@ GATE_OUTPUT = KernelSpec(
     args=("const u16* out", "const u16*? wide", "u16* y", "i64 rows"),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1},
-        {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1},
+        {"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1}, {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1},
         {"HEAD_DIM": 64, "GATED": 0, "UNROTATE": 1},
     ),
-)
+)  # fmt: skip
 
 ROTATE_ROWS = KernelSpec(
     source="gate_output.cu",
@@ -152,16 +117,9 @@ KV_COMMIT = KernelSpec(
     source="kv_commit.cu",
     entry="kv_commit",
     args=(
-        "u32* k_pages",
-        "u32* v_pages",
-        "const i32* tables",
-        "i32 blocks",
-        "const i32* total",
-        "i32 offset",
-        "const i32* path",
-        "const i32* kept",
-        "i32 words",
+        "u32* k_pages", "u32* v_pages", "const i32* tables", "i32 blocks", "const i32* total", "i32 offset",
+        "const i32* path", "const i32* kept", "i32 words",
     ),
     threads=MOVE_THREADS,
     pdl=True,
-)
+)  # fmt: skip

@@ -44,21 +44,9 @@ ATTENTION_SPLIT = KernelSpec(
     source="attention_split.cu",
     entry="attention_split",
     args=(
-        "const f16* q",
-        "const u8* k_pages",
-        "const u8* v_pages",
-        "const i32* table",
-        "i32 blocks",
-        "const i32*? tokens_at",
-        "i32 tokens",
-        "const u64*? seen",
-        "i32 window",
-        "f16* partial",
-        "f32* states",
-        "i32 n",
-        "i32 heads",
-        "i32 kv_heads",
-        "f32 scale",
+        "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "i32 blocks",
+        "const i32*? tokens_at", "i32 tokens", "const u64*? seen", "i32 window", "f16* partial", "f32* states", "i32 n",
+        "i32 heads", "i32 kv_heads", "f32 scale",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
@@ -70,32 +58,20 @@ ATTENTION_SPLIT = KernelSpec(
     ),
     smem=_shared_bytes,
     pdl=True,
-)
+)  # fmt: skip
 
 ATTENTION_COMBINE = KernelSpec(
     source="attention_combine.cu",
     entry="attention_combine",
     args=(
-        "const f16* partial",
-        "const f32* states",
-        "const u16*? wide",
-        "u16*? out",
-        "u8*? tiles",
-        "i32 held",
-        "const i32*? tokens_at",
-        "i32 tokens",
-        "i32 window",
-        "i32 splits",
-        "i32 rows",
-        "i32 n",
-        "i32 heads",
+        "const f16* partial", "const f32* states", "const u16*? wide", "u16*? out", "u8*? tiles", "i32 held",
+        "const i32*? tokens_at", "i32 tokens", "i32 window", "i32 splits", "i32 rows", "i32 n", "i32 heads",
         "i32 kv_heads",
     ),
     threads=32 * COMBINE_WARPS,
     variants=(
-        {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1},
-        {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
+        {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
         {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1},
     ),
     pdl=True,
-)
+)  # fmt: skip

@@ -16,22 +16,12 @@ IMPORTANCE_SCORES = KernelSpec(
     source="importance.cu",
     entry="importance_scores",
     args=(
-        "const f16* q",
-        "const u8* k_pages",
-        "const i32* table",
-        "f32* scores",
-        "f32* parts",
-        "i32 n",
-        "i32 tokens",
-        "i32 before",
-        "i32 heads",
-        "i32 kv_heads",
-        "i32 pitch",
-        "f32 scale",
+        "const f16* q", "const u8* k_pages", "const i32* table", "f32* scores", "f32* parts", "i32 n", "i32 tokens",
+        "i32 before", "i32 heads", "i32 kv_heads", "i32 pitch", "f32 scale",
     ),
     threads=128,
     variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 64}),
-)
+)  # fmt: skip
 
 IMPORTANCE_NORMS = KernelSpec(
     source="importance.cu",
@@ -45,35 +35,23 @@ IMPORTANCE_FOLD = KernelSpec(
     source="importance_fold.cu",
     entry="importance_fold",
     args=(
-        "const f32* scores",
-        "const f32* norms",
-        "f32* running",
-        "i32 n",
-        "i32 tokens",
-        "i32 heads",
-        "i32 pitch",
+        "const f32* scores", "const f32* norms", "f32* running", "i32 n", "i32 tokens", "i32 heads", "i32 pitch",
         "i32 first",
     ),
     threads=FOLD_THREADS,
     variants=(_SHIPPED, _POOLED_LAST, _SHIPPED | {"QUERIES_FIRST": 1, "POOL_AT": 2}),
-)
+)  # fmt: skip
 
 IMPORTANCE_HEAT = KernelSpec(
     source="importance_fold.cu",
     entry="importance_heat",
     args=(
-        "const f32* scores",
-        "const f32* norms",
-        "f32* by_layer",
-        "f32*? by_head",
-        "i32 n",
-        "i32 tokens",
-        "i32 heads",
+        "const f32* scores", "const f32* norms", "f32* by_layer", "f32*? by_head", "i32 n", "i32 tokens", "i32 heads",
         "i32 pitch",
     ),
     threads=FOLD_THREADS,
     variants=(_SHIPPED,),
-)
+)  # fmt: skip
 
 UNROTATE = KernelSpec(
     source="unrotate.cu",
@@ -81,10 +59,7 @@ UNROTATE = KernelSpec(
     args=("f16* x", "const i64* positions", "const i64* turns", "i64 rows", "i32 heads", "i32 half", "f32 magnitude"),
     threads=32 * HEAD_WARPS,
     variants=(
-        {"HEAD_DIM": 128},
-        {"HEAD_DIM": 256},
-        {"HEAD_DIM": 128, "INTERLEAVED": 1},
-        {"HEAD_DIM": 64},
+        {"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 128, "INTERLEAVED": 1}, {"HEAD_DIM": 64},
         {"HEAD_DIM": 64, "INTERLEAVED": 1},
     ),
-)
+)  # fmt: skip

@@ -43,25 +43,9 @@ GEMM_BYTES_SM90 = KernelSpec(
     source="gemm_bytes_sm90.cu",
     entry="gemm_bytes_sm90",
     args=(
-        "map x_map",
-        "map w_map",
-        "map xl_map",
-        "map wl_map",
-        "map y_map",
-        "map y1_map",
-        "map y2_map",
-        "const f32* x_scales",
-        "const f32* w_scales",
-        "const u32* loud_count",
-        "u32 token_blocks",
-        "u32 out_blocks",
-        "u32 row_tiles",
-        "u32 second",
-        "u32 end0",
-        "u32 end1",
-        "u32 groups",
-        "u32 x_stride",
-        "u32 w_stride",
+        "map x_map", "map w_map", "map xl_map", "map wl_map", "map y_map", "map y1_map", "map y2_map",
+        "const f32* x_scales", "const f32* w_scales", "const u32* loud_count", "u32 token_blocks", "u32 out_blocks",
+        "u32 row_tiles", "u32 second", "u32 end0", "u32 end1", "u32 groups", "u32 x_stride", "u32 w_stride",
         "u32*? peaks",
     ),
     threads=384,
@@ -71,21 +55,16 @@ GEMM_BYTES_SM90 = KernelSpec(
     arches="90a",
     smem=smem,
     pdl=True,
-)
+)  # fmt: skip
 
 PORTABLE_BLOCK = 128
 """Tokens and rows of w of a block of the portable kernel."""
 PORTABLE_STAGES = 3
 """Tiles of 32 KiB in its ring: what 99 KiB of a multiprocessor of sm_86 hold."""
 PORTABLE_ARGS = (
-    "const u8* x",
-    "const u8* w",
-    "const u16* xl",
-    "const u16* wl",
-    "const f32* x_scales",
-    "const f32* w_scales",
+    "const u8* x", "const u8* w", "const u16* xl", "const u16* wl", "const f32* x_scales", "const f32* w_scales",
     "const u32* loud_count",
-)
+)  # fmt: skip
 PORTABLE_SIZES = ("i32 tokens", "i32 rows", "i32 second", "i32 k", "i32 x_stride", "i32 w_stride")
 
 
@@ -116,22 +95,12 @@ ROUND_WEIGHT = KernelSpec(
     source="round_weight.cu",
     entry="round_weight",
     args=(
-        "const u8* low",
-        "const u8*? high",
-        "const u8*? plane_scales",
-        "const u8*? deltas",
-        "u8* codes",
-        "f32* scales",
-        "u16*? loud",
-        "const u32*? count",
-        "const u32*? channels",
-        "const u16*? mask",
-        "i32 k_tiles",
-        "i32 stride",
+        "const u8* low", "const u8*? high", "const u8*? plane_scales", "const u8*? deltas", "u8* codes", "f32* scales",
+        "u16*? loud", "const u32*? count", "const u32*? channels", "const u16*? mask", "i32 k_tiles", "i32 stride",
     ),
     threads=128,
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
-)
+)  # fmt: skip
 
 LOUD_PARTS = 16
 """Parts of the loud channels that blocks take one at a time, for a row tile."""
@@ -143,18 +112,12 @@ LOUD_WEIGHT = KernelSpec(
     entry="loud_weight",
     args=(
         *(f"const u8*? {plane}{i}" for i in range(MOST_OUTS) for plane in ("low", "high", "scales", "deltas")),
-        "u16* loud",
-        "const u32* count",
-        "const u32* channels",
-        "i32 k_tiles",
-        "u32 row_tiles",
-        "u32 end0",
-        "u32 end1",
+        "u16* loud", "const u32* count", "const u32* channels", "i32 k_tiles", "u32 row_tiles", "u32 end0", "u32 end1",
     ),
     threads=128,
     variants=tuple({"FORMAT": fmt.ggml_type} for fmt in kernel_formats()),
     pdl=True,
-)
+)  # fmt: skip
 
 WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)
 """Inputs of the products of the shapes that are shipped."""
@@ -163,39 +126,24 @@ ROUND_INPUTS = KernelSpec(
     source="round_inputs.cu",
     entry="round_inputs",
     args=(
-        "const u16* x",
-        "u8* codes",
-        "f32* scales",
-        "u16* loud",
-        "const u32* count",
-        "const u32* channels",
-        "const u16* mask",
-        "i32 tokens",
-        "i32 stride",
-        "i32 late",
+        "const u16* x", "u8* codes", "f32* scales", "u16* loud", "const u32* count", "const u32* channels",
+        "const u16* mask", "i32 tokens", "i32 stride", "i32 late",
     ),
     threads=256,
     variants=tuple({"COLS": width, "KIND": INT8} for width in WIDTHS),
     pdl=True,
-)
+)  # fmt: skip
 
 LOUD_INPUTS = KernelSpec(
     source="loud_inputs.cu",
     entry="loud_inputs",
     args=(
-        "const u16* x",
-        "u32* peaks",
-        "u32* done",
-        "u32* count",
-        "u32* channels",
-        "u16* mask",
-        "i32 tokens",
-        "i32 each",
+        "const u16* x", "u32* peaks", "u32* done", "u32* count", "u32* channels", "u16* mask", "i32 tokens", "i32 each",
     ),
     threads=1024,
     variants=tuple({"COLS": width} for width in WIDTHS),
     pdl=True,
-)
+)  # fmt: skip
 
 LOUD_CHANNELS = KernelSpec(
     source="loud_channels.cu",

@@ -71,17 +71,8 @@ GEMM_SM90 = KernelSpec(
     source="gemm_sm90.cu",
     entry="gemm_sm90",
     args=(
-        "map x_map",
-        "map y_map",
-        "const u8* weight",
-        "const u8*? second",
-        "u32 token_blocks",
-        "u32 out_blocks",
-        "u32 row_tiles",
-        "u32 k_tiles",
-        "u32 streamed",
-        "f32*? partials",
-        "u32*? flags",
+        "map x_map", "map y_map", "const u8* weight", "const u8*? second", "u32 token_blocks", "u32 out_blocks",
+        "u32 row_tiles", "u32 k_tiles", "u32 streamed", "f32*? partials", "u32*? flags",
     ),
     threads=384,
     variants=tuple(
@@ -92,7 +83,7 @@ GEMM_SM90 = KernelSpec(
     ),
     arches="90a",
     smem=smem,
-)
+)  # fmt: skip
 
 GEMM_SM90_BESIDE = KernelSpec(
     source="gemm_sm90.cu",

@@ -105,13 +105,7 @@ GEMV = KernelSpec(
     source="gemv.cu",
     entry="gemv",
     args=(
-        "const u16*? x",
-        "const f32*? wide",
-        "const f32*? norm",
-        "f32 eps",
-        "i32 tokens",
-        "i32 count",
-        *WEIGHT_ARGS,
+        "const u16*? x", "const f32*? wide", "const f32*? norm", "f32 eps", "i32 tokens", "i32 count", *WEIGHT_ARGS,
     ),
     threads=lambda defines: 32 * warps(defines),
     variants=(
@@ -137,4 +131,4 @@ GEMV = KernelSpec(
     ),
     smem=smem,
     pdl=True,
-)
+)  # fmt: skip

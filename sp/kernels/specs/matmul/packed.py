@@ -12,36 +12,23 @@ PACK = KernelSpec(
     source="pack.cu",
     entry="pack_rows",
     args=(
-        "const u8* rows",
-        "u8* low",
-        "u8*? high",
-        "u8*? scales",
-        "u8*? deltas",
-        "i32 first_tile",
-        "i32 count",
+        "const u8* rows", "u8* low", "u8*? high", "u8*? scales", "u8*? deltas", "i32 first_tile", "i32 count",
         "i32 k_tiles",
     ),
     threads=128,
     variants=tuple({"FORMAT": kind} for kind in KINDS),
-)
+)  # fmt: skip
 
 UNPACK = KernelSpec(
     source="unpack.cu",
     entry="unpack_tiles",
     args=(
-        "const u8* low",
-        "const u8*? high",
-        "const u8*? scales",
-        "const u8*? deltas",
-        "const u32*? words",
-        "f32*? values",
-        "u16*? rounded",
-        "i32 rows",
-        "i32 k_tiles",
+        "const u8* low", "const u8*? high", "const u8*? scales", "const u8*? deltas", "const u32*? words",
+        "f32*? values", "u16*? rounded", "i32 rows", "i32 k_tiles",
     ),
     threads=128,
     variants=tuple({"FORMAT": kind, "ROUNDED": rounded} for kind in KINDS for rounded in (0, 1)),
-)
+)  # fmt: skip
 
 EXPAND_SCALES = KernelSpec(
     source="expand_scales.cu",

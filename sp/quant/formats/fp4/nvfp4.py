@@ -48,14 +48,6 @@ def _spread(out: Bytes, std: float) -> None:
 
 
 NVFP4 = register_format(
-    BlockFormat(
-        "NVFP4",
-        40,
-        64,
-        36,
-        no_encoder("NVFP4"),
-        slab_decoder("NVFP4", 64, 36, _decode_blocks),
-        spread=_spread,
-    )
+    BlockFormat("NVFP4", 40, 64, 36, no_encoder("NVFP4"), slab_decoder("NVFP4", 64, 36, _decode_blocks), spread=_spread)
 )
 """64 values in 36 bytes."""

@@ -45,13 +45,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ1_M = register_format(
     BlockFormat(
-        "IQ1_M",
-        29,
-        256,
-        56,
-        no_encoder("IQ1_M"),
-        slab_decoder("IQ1_M", 256, 56, _decode_blocks),
-        spread=_spread,
+        "IQ1_M", 29, 256, 56, no_encoder("IQ1_M"), slab_decoder("IQ1_M", 256, 56, _decode_blocks), spread=_spread
     )
 )
 """256 values in 56 bytes."""

@@ -60,13 +60,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ1_S = register_format(
     BlockFormat(
-        "IQ1_S",
-        19,
-        256,
-        50,
-        no_encoder("IQ1_S"),
-        slab_decoder("IQ1_S", 256, 50, _decode_blocks),
-        spread=_spread,
+        "IQ1_S", 19, 256, 50, no_encoder("IQ1_S"), slab_decoder("IQ1_S", 256, 50, _decode_blocks), spread=_spread
     )
 )
 """256 values in 50 bytes."""

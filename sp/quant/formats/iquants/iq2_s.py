@@ -37,13 +37,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ2_S = register_format(
     BlockFormat(
-        "IQ2_S",
-        22,
-        256,
-        82,
-        no_encoder("IQ2_S"),
-        slab_decoder("IQ2_S", 256, 82, _decode_blocks),
-        spread=_spread,
+        "IQ2_S", 22, 256, 82, no_encoder("IQ2_S"), slab_decoder("IQ2_S", 256, 82, _decode_blocks), spread=_spread
     )
 )
 """256 values in 82 bytes."""

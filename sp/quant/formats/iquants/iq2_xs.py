@@ -12,14 +12,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import scale_groups
-from sp.quant.formats.iquants.grids import (
-    HALVES_RMS,
-    SIGNS_OF_7,
-    grid,
-    grid_rms,
-    nibbles_in_turn,
-    signed_vectors,
-)
+from sp.quant.formats.iquants.grids import HALVES_RMS, SIGNS_OF_7, grid, grid_rms, nibbles_in_turn, signed_vectors
 from sp.quant.registry import register_format
 from sp.quant.spread import SPREAD, put_scale
 
@@ -41,13 +34,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ2_XS = register_format(
     BlockFormat(
-        "IQ2_XS",
-        17,
-        256,
-        74,
-        no_encoder("IQ2_XS"),
-        slab_decoder("IQ2_XS", 256, 74, _decode_blocks),
-        spread=_spread,
+        "IQ2_XS", 17, 256, 74, no_encoder("IQ2_XS"), slab_decoder("IQ2_XS", 256, 74, _decode_blocks), spread=_spread
     )
 )
 """256 values in 74 bytes."""

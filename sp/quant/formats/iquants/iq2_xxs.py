@@ -35,13 +35,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ2_XXS = register_format(
     BlockFormat(
-        "IQ2_XXS",
-        16,
-        256,
-        66,
-        no_encoder("IQ2_XXS"),
-        slab_decoder("IQ2_XXS", 256, 66, _decode_blocks),
-        spread=_spread,
+        "IQ2_XXS", 16, 256, 66, no_encoder("IQ2_XXS"), slab_decoder("IQ2_XXS", 256, 66, _decode_blocks), spread=_spread
     )
 )
 """256 values in 66 bytes."""

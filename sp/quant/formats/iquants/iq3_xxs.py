@@ -33,13 +33,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 IQ3_XXS = register_format(
     BlockFormat(
-        "IQ3_XXS",
-        18,
-        256,
-        98,
-        no_encoder("IQ3_XXS"),
-        slab_decoder("IQ3_XXS", 256, 98, _decode_blocks),
-        spread=_spread,
+        "IQ3_XXS", 18, 256, 98, no_encoder("IQ3_XXS"), slab_decoder("IQ3_XXS", 256, 98, _decode_blocks), spread=_spread
     )
 )
 """256 values in 98 bytes."""

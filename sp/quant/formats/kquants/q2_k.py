@@ -42,14 +42,6 @@ def _spread(out: Bytes, std: float) -> None:
 
 
 Q2_K = register_format(
-    BlockFormat(
-        "Q2_K",
-        10,
-        256,
-        84,
-        no_encoder("Q2_K"),
-        slab_decoder("Q2_K", 256, 84, _decode_blocks),
-        spread=_spread,
-    )
+    BlockFormat("Q2_K", 10, 256, 84, no_encoder("Q2_K"), slab_decoder("Q2_K", 256, 84, _decode_blocks), spread=_spread)
 )
 """256 values in 84 bytes."""

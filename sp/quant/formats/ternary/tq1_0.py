@@ -43,13 +43,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 TQ1_0 = register_format(
     BlockFormat(
-        "TQ1_0",
-        34,
-        256,
-        54,
-        no_encoder("TQ1_0"),
-        slab_decoder("TQ1_0", 256, 54, _decode_blocks),
-        spread=_spread,
+        "TQ1_0", 34, 256, 54, no_encoder("TQ1_0"), slab_decoder("TQ1_0", 256, 54, _decode_blocks), spread=_spread
     )
 )
 """256 values in 54 bytes."""

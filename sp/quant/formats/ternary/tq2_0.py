@@ -32,13 +32,7 @@ def _spread(out: Bytes, std: float) -> None:
 
 TQ2_0 = register_format(
     BlockFormat(
-        "TQ2_0",
-        35,
-        256,
-        66,
-        no_encoder("TQ2_0"),
-        slab_decoder("TQ2_0", 256, 66, _decode_blocks),
-        spread=_spread,
+        "TQ2_0", 35, 256, 66, no_encoder("TQ2_0"), slab_decoder("TQ2_0", 256, 66, _decode_blocks), spread=_spread
     )
 )
 """256 values in 66 bytes."""
