@@ -1,4 +1,4 @@
-"""The answer to what the target reads: prefill up to the first token, and the others as they are asked for."""
+"""The answer to what the target reads, on one GPU or on several: prefill up to the first token, and the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether compression pays for a prompt, and why not when it does not."""
+"""Whether compression pays for a prompt, and whether it fits the window and the memory: before anything is read."""
 
 from __future__ import annotations
 

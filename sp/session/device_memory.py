@@ -1,4 +1,4 @@
-"""CuPy's memory pool under a budget: its limit, and all that is free of it in one piece."""
+"""Memory of a device: sizes as people write them, the pool under a budget, and who came and went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of one run, checked once, before anything is loaded."""
+"""The options of a run and of a conversation, checked once, before anything is loaded."""
 
 from __future__ import annotations
 

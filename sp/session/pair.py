@@ -1,4 +1,4 @@
-"""A target and its drafter: which one where none is named, and both loaded, under one budget or on several cards."""
+"""A target and its drafter: which one where none is named, and how several cards share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of a run: opened, put under one budget, given what was measured of them and a draft."""
+"""Pipeline: a target and its drafter, opened under one budget, and what is done with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a turn the target reads: of new text by the selector, and of what was left out before by the same."""
+"""What of a transcript comes back for a question: which sentences, and where the target reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run found, and how it tells of its progress."""
+"""What a run and a turn found, what it cost, and how they tell of their progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def silent(what: str, total: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`.
+    """One pass of the target over a prompt; `densities` and `passes` as in `Begun`.
 
     `reasoning` is what the model thought before, by the marks of its chat template; it is no part of the `text`.
     """

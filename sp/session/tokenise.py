@@ -1,4 +1,4 @@
-"""PromptTokens: the tokens of a prompt, of which only the text behind an earlier prompt's is encoded."""
+"""Tokens of a prompt: encoded beside other work, and of prompts that go on from earlier ones only what is new."""
 
 from __future__ import annotations
 
