@@ -44,6 +44,8 @@ NOT_NAMED = "the best drafter that is here, as none was named"
 class Pipeline:
     """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
 
+    `run` does it all; `tokenise`, `score`, `select` and `read` are for whoever shares one scoring between selections.
+
     Parameters
     ----------
     target : Loaded
@@ -57,6 +59,13 @@ class Pipeline:
         Tokenises for the target while the device scores.
     cards : Cards, optional
         Where the drafter reads together with its like.
+
+    Examples
+    --------
+    >>> pair = Pipeline(load(embedded("target")), load(embedded("drafter")))  # doctest: +SKIP
+    >>> prompt = Prompt.from_document(document, question, pair.target.template)  # doctest: +SKIP
+    >>> pair.run(prompt, RunOptions(keep_ratio=0.1)).answer.text  # doctest: +SKIP
+    '8301947.'
     """
 
     target: Loaded
