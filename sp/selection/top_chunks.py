@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sp.arrays import Ints
+from sp.prompt.sentences import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import Constrained, check_least
-from sp.selection.units import best_first, chunk_bounds, unit_means
+from sp.selection.units import best_first, unit_means
 
 CHUNK = 32
 """Tokens, where neither an option nor a scorer says."""

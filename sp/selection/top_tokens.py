@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sp.prompt.sentences import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import Constrained
-from sp.selection.units import best_first, chunk_bounds
+from sp.selection.units import best_first
 
 
 @register_selector("top_tokens")
