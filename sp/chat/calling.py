@@ -24,12 +24,7 @@ class Said(NamedTuple):
 class Calling:
     """What a model may call, and how it writes that.
 
-    Parameters
-    ----------
-    single : bool
-        The answer ends with its first call.
-    opening : str
-        What the prompt has begun of a call already.
+    `single`: the answer ends with its first call; `opening`: what the prompt has begun of a call already.
     """
 
     style: CallStyle
@@ -43,15 +38,9 @@ class CallSplitter:
 
     White space before and behind a call is dropped. What begins like a call and is none is text, to the letter.
 
-    Parameters
-    ----------
-    calling : Calling or None
-        None takes everything for text.
+    `calling`: None takes everything for text.
 
-    Attributes
-    ----------
-    done : bool
-        No more is wanted, as `Calling.single` has it.
+    `done`: no more is wanted, as `Calling.single` has it.
 
     Examples
     --------

@@ -19,16 +19,9 @@ Tools = Sequence[Mapping[str, Any]]
 class CallStyle:
     """A way to write calls.
 
-    Parameters
-    ----------
-    sign : str
-        A regular expression that is found in the templates of models that write so.
-    begin, end : str
-        What stands round a call; both empty where a call is the whole answer.
-    read : callable
-        From the text between, and the tools, the calls in it; None if it is none.
-    opening : callable
-        How a call begins: of a tool by its name, or of any (None).
+    `sign`: A regular expression that is found in the templates of models that write so; `begin`, `end`: what stands
+    round a call; both empty where a call is the whole answer; `read`: from the text between, and the tools, the calls
+    in it; None if it is none; `opening`: how a call begins: of a tool by its name, or of any (None).
     """
 
     name: str

@@ -31,12 +31,7 @@ Field = tuple[int, str]
 class HiddenMessageError(PromptError):
     """A template does not show a message, or not so that it can be found.
 
-    Parameters
-    ----------
-    index : int
-        The message.
-    calls : bool
-        What it does not show are the calls of tools.
+    `index`: the message; `calls`: what it does not show are the calls of tools.
     """
 
     def __init__(self, index: int, calls: bool = False) -> None:
@@ -190,12 +185,8 @@ def render_located(
 ) -> Located:
     """Render a conversation and find its messages.
 
-    Parameters
-    ----------
-    variables : mapping
-        What else the template is told; the schemas of tools as `tools`.
-    is_markup : callable
-        Whether a string spells a special token of the model. What a message has of such is never taken for markup.
+    `variables`: what else the template is told; the schemas of tools as `tools`. `is_markup`: whether a string spells a
+    special token of the model. What a message has of such is never taken for markup.
 
     Raises
     ------

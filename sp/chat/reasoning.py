@@ -21,14 +21,8 @@ class Split(NamedTuple):
 class Thinks:
     """How a reply is to be read.
 
-    Parameters
-    ----------
-    marks : Marks
-        Of its thinking.
-    opened : bool
-        The prompt has opened them already.
-    written : bool
-        The prompt ends with marks, open or closed.
+    `marks`: of its thinking; `opened`: the prompt has opened them already; `written`: the prompt ends with marks, open
+    or closed.
     """
 
     marks: Marks
@@ -42,10 +36,7 @@ class Splitter:
     White space round both parts is dropped, and held back until it is known to lie inside one. A reply that begins
     with no mark is all answer, to the letter.
 
-    Parameters
-    ----------
-    thinks : Thinks or None
-        None for a model that marks no thinking.
+    `thinks`: None for a model that marks no thinking.
 
     Examples
     --------

@@ -18,16 +18,8 @@ def tool_places(
 ) -> tuple[tuple[int, int], ...]:
     """Where a rendered text tells of tools: what it has more than without them, and names one of them.
 
-    Parameters
-    ----------
-    text : str
-        Rendered with the tools.
-    said : sequence of (int, int)
-        Characters of it that messages say, ascending.
-    messages : list of dict
-        As the template took them.
-    variables : mapping
-        What else it was told; the schemas under `tools`.
+    `text`: rendered with the tools; `said`, sequence of (int, int): characters of it that messages say, ascending;
+    `messages`: as the template took them; `variables`: what else it was told; the schemas under `tools`.
 
     Returns
     -------

@@ -16,14 +16,9 @@ SegmentKind = Literal["system", "tools", "user", "assistant", "tool"]
 class Segment:
     """Bytes `[start, end)` of a prompt that one message says, or one part of it.
 
-    Parameters
-    ----------
-    kind : {"system", "tools", "user", "assistant", "tool"}
-        `tools` are the schemas of tools; a role that is no kind counts as `system`, which is kept whole.
-    index : int
-        The message; -1 for `tools`.
-    quoted : bool
-        The template wrote the message as the inside of a JSON string.
+    `kind`, one of "system", "tools", "user", "assistant", "tool": `tools` are the schemas of tools; a role that is no
+    kind counts as `system`, which is kept whole; `index`: the message; -1 for `tools`; `quoted`: the template wrote the
+    message as the inside of a JSON string.
     """
 
     kind: SegmentKind
@@ -36,10 +31,7 @@ class Segment:
 def segments_of(found: Located, turns: Sequence[Turn]) -> tuple[Segment, ...]:
     """What messages say of a rendered text, in its order; see `Located.regions` for where one ends.
 
-    Parameters
-    ----------
-    turns : sequence of Turn
-        The messages it was rendered from.
+    `turns`: the messages it was rendered from.
 
     Examples
     --------

@@ -22,12 +22,8 @@ EFFORT = "reasoning_effort"
 class Thinking:
     """What is asked of a model's thinking.
 
-    Parameters
-    ----------
-    mode : {"auto", "on", "off"}
-        As the template has it by itself, with, or without.
-    effort : str, optional
-        ``low``, ``medium``, ``high`` or another word the template knows; ``none`` is ``off`` where it knows no words.
+    `mode`, one of "auto", "on", "off": as the template has it by itself, with, or without; `effort`: ``low``,
+    ``medium``, ``high`` or another word the template knows; ``none`` is ``off`` where it knows no words.
 
     Raises
     ------
@@ -74,10 +70,7 @@ class Thinking:
     def reply(self, template: ChatTemplate, generation_prompt: str) -> tuple[str, Thinks | None]:
         """How the reply begins.
 
-        Parameters
-        ----------
-        generation_prompt : str
-            What the template wrote behind the last message.
+        `generation_prompt`: what the template wrote behind the last message.
 
         Returns
         -------

@@ -28,12 +28,8 @@ class Call:
 class Turn:
     """A message: who says it, what, and what was thought before.
 
-    Parameters
-    ----------
-    calls : tuple of Call
-        Of an assistant's turn, behind the content.
-    call_id, name : str
-        Of a tool's turn: the call that it answers, and the tool.
+    `calls`: of an assistant's turn, behind the content; `call_id`, `name`: of a tool's turn: the call that it answers,
+    and the tool.
     """
 
     role: str
@@ -68,12 +64,7 @@ FORMS = (Form(), Form(as_text=True, none=True))
 def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[str, Any]:
     """A turn as the template takes it.
 
-    Parameters
-    ----------
-    marks : Marks or None
-        How the template marks thinking.
-    form : Form
-        How it takes calls.
+    `marks`: how the template marks thinking; `form`: how it takes calls.
 
     Examples
     --------

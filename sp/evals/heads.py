@@ -30,10 +30,8 @@ from sp.scoring.attention.lookahead import LookaheadScorer
 class Copied:
     """One prompt.
 
-    Attributes
-    ----------
-    share : dict of int to float64 (heads,)
-        By attention layer: share of the value's tokens that a head pointed at as they were generated.
+    `share`, dict of int to float64 (heads,): by attention layer: share of the value's tokens that a head pointed at as
+    they were generated.
     """
 
     generated: tuple[int, ...]
@@ -46,14 +44,8 @@ def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
     A head copies token j of the value when j has the largest weight of all prompt tokens for the query that predicts
     the next token, and that token is the one at j.
 
-    Parameters
-    ----------
-    request : ScoreRequest
-        Prompt and model.
-    value : bool (n,)
-        Tokens of the prompt that the answer consists of.
-    new_tokens : int
-        Longest answer.
+    `request`: prompt and model; `value`, bool (n,): Tokens of the prompt that the answer consists of; `new_tokens`:
+    longest answer.
     """
     ahead = LookaheadScorer(queries=new_tokens + 1).look_ahead(request)
     steps, share = len(ahead.generated), {}
@@ -75,14 +67,8 @@ def measure_heads(
 ) -> HeadMap:
     """Mean of `copied` over the prompts that the model answers right.
 
-    Parameters
-    ----------
-    model, tokenizer, template
-        What is measured, with its chat template.
-    examples : iterable of Example
-        With one answer each, which stands in one of the needles; the others may lead there.
-    progress : callable, optional
-        Called with 1 after every example.
+    `model`, `tokenizer`, `template`: what is measured, with its chat template; `examples`: with one answer each, which
+    stands in one of the needles; the others may lead there; `progress`: called with 1 after every example.
 
     Raises
     ------

@@ -25,14 +25,8 @@ def known_rows(
 
     Rows of other commands, and of other models, are passed over.
 
-    Parameters
-    ----------
-    models : mapping
-        What the column ``models`` of the rows must be.
-    names, optional : sequence of str
-        Columns of which a key is made: that a row must have, and that it may have.
-    key_of : callable
-        What tells a row from others.
+    `models`: what the column ``models`` of the rows must be; `names`, `optional`: columns of which a key is made: that
+    a row must have, and that it may have; `key_of`: what tells a row from others.
 
     Raises
     ------

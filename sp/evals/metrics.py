@@ -30,12 +30,8 @@ def score_answer(text: str, answers: Sequence[str], match: Match) -> float:
 class Evidence:
     """Where in a prompt its evidence stands.
 
-    Parameters
-    ----------
-    needles : tuple of boolean arrays (n,)
-        Tokens of each needle.
-    values : boolean array (n,)
-        Tokens of the answers inside the needles; of whole needles where an answer is in none.
+    `needles`, tuple of boolean arrays (n,): Tokens of each needle; `values`, boolean array (n,): Tokens of the answers
+    inside the needles; of whole needles where an answer is in none.
     """
 
     needles: tuple[Bools, ...]

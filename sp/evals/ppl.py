@@ -38,12 +38,7 @@ RESULTS = ("nll", "perplexity", "kl", "agreement", "kept_tokens", "realised_keep
 class Passage:
     """A text and what follows it.
 
-    Parameters
-    ----------
-    context, continuation : str
-        They meet in front of white space.
-    tokens : int
-        Length of the context that was asked for.
+    `context`, `continuation`: they meet in front of white space; `tokens`: length of the context that was asked for.
     """
 
     id: str

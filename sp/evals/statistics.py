@@ -45,10 +45,7 @@ def paired_difference(
     Where all pairs differ by the same amount, resampling cannot tell anything and the interval is that one point;
     the Wilson interval of the share says how much n examples can prove.
 
-    Parameters
-    ----------
-    scores, baseline : sequence of float
-        Of the same examples, in the same order.
+    `scores`, `baseline`: of the same examples, in the same order.
 
     Returns
     -------

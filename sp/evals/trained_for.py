@@ -66,10 +66,7 @@ def note_of_file(drafter: Path) -> str:
 def note_of_records(drafters: Iterable[Mapping[str, Any]]) -> str:
     """The same of rankings by drafters as records of sweeps describe them; where there is none, the note says so.
 
-    Parameters
-    ----------
-    drafters : iterable of mapping
-        ``sha256`` and, where the file said it, ``trained_for``: a note of `note_of_file`.
+    `drafters`: ``sha256`` and, where the file said it, ``trained_for``: a note of `note_of_file`.
 
     Examples
     --------

@@ -22,10 +22,7 @@ def flatten(source: str) -> str:
     ``#line`` directives keep file names and line numbers in compiler messages and profiles. An include must not stand
     inside ``#if``: only its first appearance counts. Includes in angle brackets are left to the compiler.
 
-    Parameters
-    ----------
-    source : str
-        File name, e.g. ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies.
+    `source`: file name, e.g. ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies.
 
     Returns
     -------

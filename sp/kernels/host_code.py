@@ -26,14 +26,8 @@ FACTS = ("date", "gpu", "kernel_hash")
 class Module(NamedTuple):
     """One file.
 
-    Attributes
-    ----------
-    imports : frozenset of Path
-        Of `ROOMS` and `RUNTIME`, at any depth of the file.
-    strings : frozenset of str
-        Names and texts that stand in it.
-    digest : bytes
-        Of what it does when run, and of the tables it reads.
+    `imports`: of `ROOMS` and `RUNTIME`, at any depth of the file; `strings`: names and texts that stand in it;
+    `digest`: of what it does when run, and of the tables it reads.
     """
 
     imports: frozenset[Path]
@@ -60,10 +54,7 @@ def host_modules(source: str, package: Path = PACKAGE) -> tuple[Path, ...]:
     (which launch it), whatever all these import, at any remove, and in the rooms of the launching ones the files that
     import them, at any remove, or that launch nothing: they choose between kernels and prepare what is launched.
 
-    Parameters
-    ----------
-    source : str
-        File name, e.g. ``"gemv.cu"``; one that nothing names has no host code.
+    `source`: file name, e.g. ``"gemv.cu"``; one that nothing names has no host code.
 
     Examples
     --------

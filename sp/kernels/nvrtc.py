@@ -60,16 +60,8 @@ def compile_options(defines: Mapping[str, Define], arch: str) -> tuple[str, ...]
 def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> Compiled:
     """Compile a flattened source.
 
-    Parameters
-    ----------
-    text : str
-        From `sp.kernels.flatten.flatten`.
-    name : str
-        File name for messages.
-    options : tuple of str
-        From `compile_options`.
-    report : bool
-        Ask ptxas for registers, spills and shared memory in the log.
+    `text`: from `sp.kernels.flatten.flatten`; `name`: file name for messages; `options`: from `compile_options`;
+    `report`: ask ptxas for registers, spills and shared memory in the log.
 
     Raises
     ------

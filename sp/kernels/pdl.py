@@ -40,18 +40,8 @@ class _Config(ctypes.Structure):
 def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
     """Start `function`, a loaded kernel, on the current stream.
 
-    Parameters
-    ----------
-    function : Kernel
-        See `sp.kernels.repeats`.
-    grid : tuple of int
-        Up to three.
-    block : int
-        Threads.
-    arguments : tuple
-        Device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them.
-    shared : int
-        Dynamic shared memory in bytes.
+    `function`: see `sp.kernels.repeats`; `grid`: up to three; `block`: threads; `arguments`: device arrays, NumPy
+    scalars and tensor maps, as `sp.kernels.signature` leaves them; `shared`: dynamic shared memory in bytes.
     """
     _values, pointers = packed(arguments)  # the first is what the second points to
     attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))

@@ -97,20 +97,11 @@ class Zeros(NamedTuple):
 class Recording:
     """What is done on the device inside of `going_on`, by one thread on one stream.
 
-    Parameters
-    ----------
-    scratch : Scratch
-        Where arrays lie that are made meanwhile. It may be lent to other recordings whose repeats go to the same
-        stream, and to nothing else before the last repeat is done.
+    `scratch`: where arrays lie that are made meanwhile. It may be lent to other recordings whose repeats go to the same
+    stream, and to nothing else before the last repeat is done.
 
-    Attributes
-    ----------
-    made : list of Launch and Zeros
-        In their order. Arrays from outside are held.
-    foreign : str
-        What else CuPy was asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen.
-    cupy : module
-        CuPy itself.
+    `made`: in their order. Arrays from outside are held. `foreign`: what else CuPy was asked for, which is not
+    recorded; empty if nothing was. Methods of arrays are not seen. `cupy`: CuPy itself.
     """
 
     def __init__(self, scratch: Scratch) -> None:
@@ -162,11 +153,8 @@ class Recording:
 def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
     """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies.
 
-    Parameters
-    ----------
-    arguments : sequence
-        Device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read where they
-        are; they and the values must stay until the launch was given to the driver.
+    `arguments`: device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read
+    where they are; they and the values must stay until the launch was given to the driver.
     """
     values, pointers = (ctypes.c_uint64 * len(arguments))(), (ctypes.c_void_p * len(arguments))()
     here = ctypes.addressof(values)
@@ -211,12 +199,7 @@ class _SeenCuPy:
 class Repeat:
     """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`.
 
-    Parameters
-    ----------
-    made
-        See `Recording`.
-    exchanged : sequence of Span
-        Kernels may be given any part of them.
+    `made`: see `Recording`; `exchanged`: kernels may be given any part of them.
     """
 
     def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:

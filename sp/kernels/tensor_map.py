@@ -96,12 +96,7 @@ def mapped(value: Any) -> int | None:
 def map_at(found: np.ndarray, address: int) -> np.ndarray:
     """The same map of a tensor that lies elsewhere.
 
-    Parameters
-    ----------
-    found : numpy.ndarray
-        Of `tensor_map`.
-    address : int
-        On the device; as aligned as before.
+    `found`: of `tensor_map`; `address`: on the device; as aligned as before.
     """
     assert found.dtype.metadata is not None
     return _encode(address, *found.dtype.metadata["made"][1:])

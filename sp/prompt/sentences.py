@@ -60,3 +60,14 @@ def cut_long(bounds: Ints, longest: int) -> Ints:
     part = np.arange(parts.sum()) - np.repeat(first, parts)
     starts = np.repeat(bounds[:-1], parts) + part * np.repeat(lengths, parts) // np.repeat(parts, parts)
     return np.append(starts, bounds[-1])
+
+
+def chunk_bounds(tokens: int, size: int) -> Ints:
+    """Bounds of chunks of `size` tokens; the last may be shorter.
+
+    Examples
+    --------
+    >>> chunk_bounds(5, 2).tolist()
+    [0, 2, 4, 5]
+    """
+    return np.append(np.arange(0, tokens, size), tokens)

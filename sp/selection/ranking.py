@@ -362,17 +362,6 @@ def together(steps: Doubles, characters: Ints | None) -> Doubles:
     return np.asarray(least[characters], np.float64)
 
 
-def chunk_bounds(tokens: int, size: int) -> Ints:
-    """Bounds of chunks of `size` tokens; the last may be shorter.
-
-    Examples
-    --------
-    >>> chunk_bounds(5, 2).tolist()
-    [0, 2, 4, 5]
-    """
-    return np.append(np.arange(0, tokens, size), tokens)
-
-
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
     """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sp.arrays import Ints
+from sp.prompt.sentences import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.ranking import Constrained, best_first, check_least, chunk_bounds, unit_means
+from sp.selection.ranking import Constrained, best_first, check_least, unit_means
 
 CHUNK = 32
 """Tokens, where neither an option nor a scorer says."""

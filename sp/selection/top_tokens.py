@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sp.prompt.sentences import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.ranking import Constrained, best_first, chunk_bounds
+from sp.selection.ranking import Constrained, best_first
 
 
 @register_selector("top_tokens")

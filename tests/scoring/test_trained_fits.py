@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from sp.prompt.sentences import chunk_bounds
 from sp.scoring.trained.choice import Choice, Choices, fit_choice
 from sp.scoring.trained.cross_head import Seen, fit_head, loss_and_gradient, start_params, unit_rows
-from sp.scoring.trained.units import Pool, chunk_units, unit_of_token
+from sp.scoring.trained.units import Pool, unit_of_token
 from sp.studies.training.train import auc
 
 HEADS = 12
@@ -91,7 +92,7 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
 def seen(seed: int, width: int = 6, tokens: int = 11) -> Seen:
     """A prompt in float64 whose last unit is shorter."""
     rng = np.random.default_rng(seed)
-    bounds = chunk_units(tokens, 4)
+    bounds = chunk_bounds(tokens, 4)
     shares = np.array([0.25, 0, 0.75])
     asking, document = (unit_rows(rng.standard_normal((n, width))) for n in (3, tokens))
     return Seen(asking, document, Pool.of(bounds, document), unit_of_token(bounds), shares)
@@ -131,7 +132,7 @@ def test_a_head_learns_what_belongs_together() -> None:
             document, asking = rng.standard_normal((40, 16)), rng.standard_normal((2, 16))
             place = rng.integers(10)
             document[place * 4 + 1] = asking[0] @ turn
-            bounds, shares = chunk_units(40, 4), np.eye(10)[place]
+            bounds, shares = chunk_bounds(40, 4), np.eye(10)[place]
             rows = unit_rows(document).astype(np.float32)
             made.append(
                 Seen(unit_rows(asking).astype(np.float32), rows, Pool.of(bounds, rows), unit_of_token(bounds), shares)

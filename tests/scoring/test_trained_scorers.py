@@ -18,11 +18,12 @@ from sp.errors import ConfigError
 from sp.evals import TASKS
 from sp.evals.run import counter
 from sp.models import Model, load_model
+from sp.prompt.sentences import chunk_bounds
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.head_map import model_key
 from sp.scoring.trained.attention_features import Asking, attention_features, feature_count, with_neighbours
 from sp.scoring.trained.base import TrainedScorer
-from sp.scoring.trained.units import Pool, chunk_units, line_units
+from sp.scoring.trained.units import Pool, line_units
 from sp.scoring.trained.weights_file import EMBEDDED_SCORER, SCHEMA, ScorerFile
 from sp.session.load import embedded, load
 from sp.session.request import score_request
@@ -98,7 +99,7 @@ def test_features_are_those_of_the_weights(drafter) -> None:
     request = ScoreRequest(drafter, task.ids, np.arange(203), asked, asked)
     asking = Asking.of(request, 3)
     assert (asking.start, asking.rows, asking.question, asking.tail) == (198, 5, slice(0, 5), slice(2, 5))
-    bounds = chunk_units(203, 20)
+    bounds = chunk_bounds(203, 20)
     got, _ = attention_features(request, TailScorer(queries=5), asking, bounds, "post")
     rows: list[np.ndarray] = []
     TailScorer(queries=5).read(request, lambda layer, q, keys: rows.append(attention_rows(q, keys).copy()))
@@ -145,7 +146,7 @@ def test_lines_score_alike_within_a_line(drafter, tmp_path) -> None:
 @pytest.mark.parametrize("size", [1, 7, 32, 500])
 def test_units_tile_and_pools_pool(size: int) -> None:
     rng = np.random.default_rng(size)
-    values, bounds = rng.random((3, 130)).astype(np.float32), chunk_units(130, size)
+    values, bounds = rng.random((3, 130)).astype(np.float32), chunk_bounds(130, size)
     pool = Pool.of(bounds, values)
     parts = [values[:, a:b] for a, b in pairwise(bounds)]
     np.testing.assert_allclose(pool.means(values), np.stack([p.mean(axis=1) for p in parts], 1), rtol=1e-5)

@@ -24,14 +24,7 @@ LARGEST = 1 << 26
 class Archive:
     """A wheel or a source distribution.
 
-    Parameters
-    ----------
-    name : str
-        Of its file.
-    requirement : str
-        Package and version, as in ``"click==8.5.1"``.
-    size : int
-        Bytes of the download.
+    `name`: of its file; `requirement`: package and version, as in ``"click==8.5.1"``; `size`: bytes of the download.
     """
 
     name: str
@@ -67,18 +60,9 @@ MANIFEST = Path(__file__).with_name("documents.json")
 class Document:
     """A file of an archive, line ends made ``\\n``, from its beginning to a line's end.
 
-    Parameters
-    ----------
-    kind : str
-        manual, specification, legal, narrative, code, changelog or table.
-    member : str
-        Path inside the archive; of a source distribution inside the package's folder.
-    sha256 : str
-        Of the document, in UTF-8.
-    size : int
-        Bytes of the document.
-    limit : int
-        Cut behind the last line that ends within so many bytes; 0 for nowhere.
+    `kind`: manual, specification, legal, narrative, code, changelog or table; `member`: path inside the archive; of a
+    source distribution inside the package's folder; `sha256`: of the document, in UTF-8; `size`: bytes of the document;
+    `limit`: cut behind the last line that ends within so many bytes; 0 for nowhere.
     """
 
     name: str
@@ -141,10 +125,7 @@ def missing_documents(names: Iterable[str]) -> list[Document]:
 def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambda done: None) -> None:
     """Build documents into the cache, each in one piece; every archive is downloaded once and not kept.
 
-    Parameters
-    ----------
-    progress : callable
-        Called with bytes that came since the last call; they add up to the sizes of the archives.
+    `progress`: called with bytes that came since the last call; they add up to the sizes of the archives.
 
     Raises
     ------

@@ -33,16 +33,9 @@ Places = tuple[tuple[int, int], ...]
 class Question:
     """A question with known evidence.
 
-    Parameters
-    ----------
-    evidence : tuple of Places
-        The evidence, and what else would answer the question: one of them must be kept whole.
-    document, text : str
-        Name of the document, and all of it.
-    text_kind, kind : str
-        Of the document (manual, code, ...) and of the question (why, how many, ...).
-    match : str
-        How the answer is judged: a name of `sp.evals.matches.MATCHES`.
+    `evidence`: the evidence, and what else would answer the question: one of them must be kept whole; `document`,
+    `text`: name of the document, and all of it; `text_kind`, `kind`: of the document (manual, code, ...) and of the
+    question (why, how many, ...); `match`: how the answer is judged: a name of `sp.evals.matches.MATCHES`.
     """
 
     id: str
@@ -142,10 +135,7 @@ def read_questions(path: Path, text: Callable[[str], str], kind: Callable[[str],
     like ``alternatives`` (a list of such lists), ``quotes`` (what stands at the places of ``evidence``), ``id``,
     ``kind`` and ``match``.
 
-    Parameters
-    ----------
-    text, kind : callable
-        Text and kind of a document by its name.
+    `text`, `kind`: text and kind of a document by its name.
 
     Raises
     ------

@@ -43,14 +43,8 @@ def key_of(row: Mapping[str, Any]) -> Key:
 class Work:
     """What is measured.
 
-    Parameters
-    ----------
-    cells : sequence of RunOptions
-        Cells of one scorer share its pass over the prompt, whatever they keep.
-    answers : bool
-        Let the target answer in every cell, and once in full.
-    thinking : Thinking
-        What the target is asked of thinking.
+    `cells`: cells of one scorer share its pass over the prompt, whatever they keep; `answers`: let the target answer in
+    every cell, and once in full; `thinking`: what the target is asked of thinking.
     """
 
     pipeline: Pipeline

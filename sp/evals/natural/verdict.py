@@ -25,19 +25,9 @@ REASONS = (RANK, CUT, BUDGET, PLACE)
 class Place:
     """What became of one place.
 
-    Parameters
-    ----------
-    kept : float
-        Share of its tokens.
-    chunks : int
-        Over which it is spread.
-    rank : float or None
-        Of its best chunk among all, 1 for the highest; those of equal scores share the mean of their ranks. None
-        where no chunk of it has a score.
-    lowest_rank : float or None
-        Likewise of its worst chunk.
-    reason : str or None
-        Why it is not whole.
+    `kept`: share of its tokens. `chunks`: over which it is spread. `rank`: of its best chunk among all, 1 for the
+    highest; those of equal scores share the mean of their ranks. None where no chunk of it has a score. `lowest_rank`:
+    likewise of its worst chunk. `reason`: why it is not whole.
     """
 
     kept: float
@@ -51,18 +41,9 @@ class Place:
 class Verdict:
     """What became of the evidence.
 
-    Parameters
-    ----------
-    whole : bool
-        Whether every token of every place was kept.
-    reason : str or None
-        One of `REASONS` if it is not.
-    recall : float
-        Share of its tokens that were kept.
-    rank : float or None
-        Worst of the ranks of its places.
-    scored_chunks : int
-        Chunks that the selector ranked.
+    `whole`: whether every token of every place was kept; `reason`: one of `REASONS` if it is not; `recall`: share of
+    its tokens that were kept; `rank`: worst of the ranks of its places; `scored_chunks`: chunks that the selector
+    ranked.
     """
 
     whole: bool
@@ -95,12 +76,8 @@ def _mask(prompt: TokenisedPrompt, base: int, places: Places, number: int) -> Bo
 def judge(selection: Selection, evidence: Sequence[Sequence[Bools]], budget: int) -> Verdict:
     """What became of that evidence of several of which most was kept.
 
-    Parameters
-    ----------
-    evidence : sequence of sequences of bool (n,)
-        Tokens of each place, see `masks`.
-    budget : int
-        Tokens that could be kept in all.
+    `evidence`, sequence of sequences of bool (n,): Tokens of each place, see `masks`; `budget`: Tokens that could be
+    kept in all.
 
     Examples
     --------

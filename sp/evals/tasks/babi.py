@@ -102,16 +102,9 @@ EDGE = 8
 class World:
     """Who stands where, who holds what, and which sentence said so.
 
-    Parameters
-    ----------
-    passages : list of str
-        What happened, in order.
-    moves : dict
-        Of every person: passage and place of every move, in order.
-    last : dict
-        Of every thing: the passage that told of it last, its holder or whoever put it down, and whether it is held.
-    told : dict
-        Of every thing: all passages that mention it.
+    `passages`: what happened, in order; `moves`: of every person: passage and place of every move, in order; `last`: of
+    every thing: the passage that told of it last, its holder or whoever put it down, and whether it is held; `told`: of
+    every thing: all passages that mention it.
     """
 
     passages: list[str]

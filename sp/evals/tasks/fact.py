@@ -26,14 +26,8 @@ RUNS = 4, 24
 class FactForm:
     """How a fact is written.
 
-    Parameters
-    ----------
-    frames : tuple of str
-        Passages that make up one fact, with the slots {key}, {value} and {alias}.
-    filler : str
-        Kind of text around it: a key of the phrases' `fillers`.
-    styles : tuple of str
-        Of keys; see `sp.evals.text.keys.key_of`.
+    `frames`: passages that make up one fact, with the slots {key}, {value} and {alias}; `filler`: kind of text around
+    it: a key of the phrases' `fillers`; `styles`: of keys; see `sp.evals.text.keys.key_of`.
     """
 
     name: str
@@ -46,18 +40,9 @@ class FactForm:
 class FactPhrases:
     """Forms and questions.
 
-    Parameters
-    ----------
-    questions, reversed : tuple of str
-        With {key}, answer the value; with {value}, answer the key.
-    adjectives, nouns : tuple of str
-        What keys are made of.
-    values : tuple of str
-        Kinds of values: "number" of up to 7 digits, or "word".
-    invent : callable
-        A new word, for values and aliases.
-    fillers : mapping of str to callable
-        Kinds of text, each a stream of sentences without end from a generator.
+    `questions`, `reversed`: with {key}, answer the value; with {value}, answer the key; `adjectives`, `nouns`: what
+    keys are made of; `values`: kinds of values: "number" of up to 7 digits, or "word"; `invent`: A new word, for values
+    and aliases; `fillers`: kinds of text, each a stream of sentences without end from a generator.
     """
 
     forms: tuple[FactForm, ...]

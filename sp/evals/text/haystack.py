@@ -28,10 +28,7 @@ ATTEMPTS = 48
 class Document:
     """A text with its needles.
 
-    Parameters
-    ----------
-    starts : tuple of int
-        Token at which each needle begins.
+    `starts`: Token at which each needle begins.
     """
 
     text: str
@@ -64,18 +61,9 @@ def haystack(
 ) -> Document:
     """Fill `room` tokens with sentences and put the needles between them.
 
-    Parameters
-    ----------
-    sentences : iterable of Sentence
-        Filler, as long as is asked for.
-    depths : sequence of float
-        Of each needle, from 0 to 1; it lies within half of `JITTER` and a sentence of it.
-    room : int
-        Tokens of the document.
-    count : callable
-        Tokens of a text.
-    header : str
-        Text before the filler; ends with a line feed where it is to stand alone.
+    `sentences`: filler, as long as is asked for; `depths`: of each needle, from 0 to 1; it lies within half of `JITTER`
+    and a sentence of it; `room`: Tokens of the document; `count`: Tokens of a text; `header`: text before the filler;
+    ends with a line feed where it is to stand alone.
 
     Raises
     ------

@@ -38,12 +38,7 @@ def words(text: str, key: str) -> list[str]:
 def shared_ngrams(question: str, needle: str, key: str, n: int) -> set[tuple[str, ...]]:
     """Runs of `n` words that stand in both texts, the key counting as one word; the key alone is no such run.
 
-    Parameters
-    ----------
-    key : str
-        What both have to name.
-    n : int
-        At least 1. Texts that share no run of n words share no longer one.
+    `key`: what both have to name. `n`: at least 1. Texts that share no run of n words share no longer one.
 
     Examples
     --------

@@ -38,16 +38,8 @@ HOUSES = ("Brothers", "Works", "Partners", "Company", "Sons")
 class Relation:
     """Things of one sort, each of one kind.
 
-    Parameters
-    ----------
-    name : str
-        The sort: what a thing of it is.
-    genus : str
-        What its kinds are.
-    article : str
-        What stands before a thing that is named, with a space; may be empty.
-    of : dict of str to str
-        Kind of every thing.
+    `name`: the sort: what a thing of it is; `genus`: what its kinds are; `article`: what stands before a thing that is
+    named, with a space; may be empty; `of`: kind of every thing.
     """
 
     name: str

@@ -44,10 +44,7 @@ class Plan:
 def draw_plan(rng: random.Random, turns: int, last: str = "") -> Plan:
     """A plan in which every tool is called and every kind is asked about equally often, as far as that can be.
 
-    Parameters
-    ----------
-    last : str
-        Kind of the last question; any if empty.
+    `last`: kind of the last question; any if empty.
 
     Raises
     ------

@@ -40,14 +40,8 @@ THREADS: Registry[Thread] = Registry("thread")
 class Told:
     """What a thread says.
 
-    Parameters
-    ----------
-    passages : dict of int to list of str
-        By turn, those of its result in the order they stand there.
-    questions : dict of Slot to Question
-        Answers as of the turn of the slot; evidence verbatim in the passages of the slot's results.
-    stale : dict of Slot to tuple of str
-        Answers that were right before.
+    `passages`: by turn, those of its result in the order they stand there; `questions`: answers as of the turn of the
+    slot; evidence verbatim in the passages of the slot's results; `stale`: answers that were right before.
     """
 
     passages: dict[int, list[str]]
@@ -73,14 +67,8 @@ class Thread(ABC):
     def tell(self, rng: random.Random, room: Mapping[int, int], slots: Sequence[Slot], tools: Sequence[str]) -> Told:
         """Passages for results, and a question for each slot; nothing that is asked of is told twice.
 
-        Parameters
-        ----------
-        room : mapping of int to int
-            About how many passages a result takes, by turn, ascending; what is asked for is always told.
-        slots : sequence of Slot
-            Questions of this thread.
-        tools : sequence of str
-            The tool of every turn.
+        `room`: about how many passages a result takes, by turn, ascending; what is asked for is always told; `slots`:
+        questions of this thread; `tools`: the tool of every turn.
         """
 
     @abstractmethod

@@ -75,16 +75,8 @@ class Asked:
 class Transcript:
     """A conversation of an agent with its tools.
 
-    Parameters
-    ----------
-    messages : tuple of Message
-        With the right answer at the end of every turn.
-    tools : tuple of Message
-        Schemas, as ``tools`` of a chat API.
-    asked : tuple of Asked
-        One a turn.
-    tokens : int
-        Length that was asked for.
+    `messages`: with the right answer at the end of every turn; `tools`: schemas, as ``tools`` of a chat API; `asked`:
+    one a turn; `tokens`: length that was asked for.
     """
 
     id: str
@@ -104,10 +96,7 @@ class Transcript:
     def shown(self, asked: Asked, layout: str = "chat") -> list[dict[str, str]]:
         """What a model is shown to answer a question: messages of role and content.
 
-        Parameters
-        ----------
-        layout : {"chat", "plain"}
-            With ``plain`` one message of the user, its last paragraph the question.
+        `layout`, one of "chat", "plain": with ``plain`` one message of the user, its last paragraph the question.
         """
         messages = in_words(self.until(asked), self.tools)
         if layout == "chat":

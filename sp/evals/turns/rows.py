@@ -71,10 +71,7 @@ def is_control(options: RunOptions) -> bool:
 class Work:
     """What is measured.
 
-    Parameters
-    ----------
-    layout : {"chat", "plain"}
-        See `Turns`.
+    `layout`, one of "chat", "plain": see `Turns`.
     """
 
     pipeline: Pipeline

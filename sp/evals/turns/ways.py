@@ -33,12 +33,7 @@ Progress = Callable[[int], None]
 class Session:
     """A transcript that is gone through.
 
-    Parameters
-    ----------
-    examples : tuple of Example
-        One a turn, in order.
-    progress : callable
-        Called with 1 after every row.
+    `examples`: one a turn, in order; `progress`: called with 1 after every row.
     """
 
     pipeline: Pipeline
@@ -109,12 +104,7 @@ def with_prefix_cache(session: Session, options: RunOptions) -> Iterator[Row]:
 class HeldPrompt:
     """A target's cache with the prompt it has read last.
 
-    Parameters
-    ----------
-    tokens : int
-        Of the longest prompt and its answer.
-    options : RunOptions
-        Say how keys and values are stored.
+    `tokens`: of the longest prompt and its answer; `options`: say how keys and values are stored.
     """
 
     def __init__(self, pipeline: Pipeline, tokens: int, options: RunOptions) -> None:

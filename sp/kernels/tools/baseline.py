@@ -19,10 +19,7 @@ Rows = dict[str, Resources]
 class Baseline(NamedTuple):
     """What a file records for one compiler.
 
-    Attributes
-    ----------
-    compiled : dict of str to str
-        By the same names a hash of what was compiled, of those that nothing was wrong with.
+    `compiled`: by the same names a hash of what was compiled, of those that nothing was wrong with.
     """
 
     rows: Rows

@@ -43,16 +43,8 @@ class Job:
 class Report:
     """Outcome of a check.
 
-    Attributes
-    ----------
-    rows, dynamic : dict
-        Needs and dynamic shared bytes by row name.
-    problems, remarks : list of str
-        What fails it, and what does not.
-    compiled : dict of str to str
-        Hashes of what has no problem, for a baseline.
-    jobs : int
-        Compilations that were made.
+    `rows`, `dynamic`: needs and dynamic shared bytes by row name; `problems`, `remarks`: what fails it, and what does
+    not; `compiled`: hashes of what has no problem, for a baseline; `jobs`: compilations that were made.
     """
 
     rows: Rows

@@ -13,13 +13,14 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import Model, stream_by_layer
 from sp.ops.array_module import array_module, on_host
+from sp.prompt.sentences import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import densities
 from sp.scoring.trained.attention_features import Asking
 from sp.scoring.trained.base import Progress, TrainedScorer, unit_shares
 from sp.scoring.trained.cross_head import Seen, attended, fit_head, start_params, unit_rows
-from sp.scoring.trained.units import Pool, chunk_units, unit_of_token
+from sp.scoring.trained.units import Pool, unit_of_token
 
 MOST_RANK = 256
 
@@ -98,7 +99,7 @@ class CrossAttentionScorer(TrainedScorer):
         """See `TrainedScorer`; hidden states stay where the model is, in float16."""
         asking_rows, document, _, _ = self.hidden(request, options)
         n, xp = len(document), array_module(document)
-        bounds = chunk_units(n, options.chunk_size)
+        bounds = chunk_bounds(n, options.chunk_size)
         shares = unit_shares(labels[:n], bounds, Asking(n, 1, slice(0, 1), slice(0, 1)))
         if shares is None:
             return None
@@ -136,7 +137,7 @@ class CrossAttentionScorer(TrainedScorer):
         xp = array_module(document)
         placed = {name: xp.asarray(value) for name, value in weights.items()}
         _, _, probabilities, gates = attended(placed, asking_rows, unit_rows(document))
-        bounds = chunk_units(len(document), options.chunk_size)
+        bounds = chunk_bounds(len(document), options.chunk_size)
         mass = Pool.of(bounds, document).sums((gates @ probabilities)[None])[0]
         scores = np.zeros(len(request.ids), np.float32)
         scores[: len(document)] = on_host(mass)[unit_of_token(bounds)]

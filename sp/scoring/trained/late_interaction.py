@@ -12,14 +12,13 @@ from sp.arrays import Floats, Ints
 from sp.models import Cache, ModelConfig
 from sp.models.config import first_layers
 from sp.ops.attention.reduction import chunk_means
-from sp.prompt.sentences import sentence_bounds
+from sp.prompt.sentences import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.calibrated import LAST_QUERIES
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import ReadingScorer, densities
 from sp.scoring.trained.scoring_head import ScoringHead, head_for
 from sp.scoring.trained.space import Space
-from sp.scoring.trained.units import chunk_units
 
 LONGEST = 64
 """Tokens of a sentence, at most, that is compared as one."""
@@ -119,7 +118,7 @@ class LateInteractionScorer(ReadingScorer):
 def units_of(request: ScoreRequest, tokens: int) -> Ints:
     """Bounds (units + 1,) of sentences in the first so many tokens; of chunks where the text is not known."""
     if request.spans is None:
-        return chunk_units(tokens, FINENESS)
+        return chunk_bounds(tokens, FINENESS)
     return sentence_bounds(request.text, request.spans[:tokens], LONGEST)
 
 

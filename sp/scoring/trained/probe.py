@@ -11,6 +11,7 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import LayerAttention, Model, ModelConfig
 from sp.ops.array_module import array_module
+from sp.prompt.sentences import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
 from sp.scoring.attention.tail import TailScorer
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
@@ -25,7 +26,6 @@ from sp.scoring.trained.attention_features import (
 )
 from sp.scoring.trained.base import Progress, TrainedScorer, spread_over, unit_shares
 from sp.scoring.trained.choice import Choice, fit_choice
-from sp.scoring.trained.units import chunk_units
 
 MOST_NEIGHBOURS = 4
 
@@ -85,7 +85,7 @@ class ProbeScorer(TrainedScorer):
 
     def units(self, request: ScoreRequest, options: Any) -> Ints:
         """Bounds of what is judged as one."""
-        return chunk_units(len(request.ids), options.chunk_size)
+        return chunk_bounds(len(request.ids), options.chunk_size)
 
     def features(self, request: ScoreRequest, options: Any) -> tuple[Floats, Ints, Asking, LayerAttention]:
         """Features (units, f) without neighbours', bounds (units + 1,), who asks, and what attended."""

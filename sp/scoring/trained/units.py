@@ -14,17 +14,6 @@ from sp.scoring.base import ScoreRequest
 NEWLINE = 10
 
 
-def chunk_units(tokens: int, size: int) -> Ints:
-    """Bounds (units + 1,) of chunks of `size` tokens; the last may be shorter.
-
-    Examples
-    --------
-    >>> chunk_units(5, 2).tolist()
-    [0, 2, 4, 5]
-    """
-    return np.append(np.arange(0, tokens, size), tokens)
-
-
 def line_units(request: ScoreRequest, longest: int) -> Ints:
     """Bounds (units + 1,) in tokens of the lines of a prompt, its blank lines joined to those before them.
 

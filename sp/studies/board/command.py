@@ -44,18 +44,9 @@ def bracketed(label: str) -> str | None:
 def command_of(row: Row, tasks: Sequence[str], n: int, models: Mapping[str, Mapping[str, Any]], sweep: str = "") -> str:
     """A line for the shell: `sp eval tasks` with what the row names, or the sweep where that has no words for it.
 
-    Parameters
-    ----------
-    row : dict
-        Any row of the group.
-    tasks : sequence of str
-        Labels of the tasks, which have one length.
-    n : int
-        Examples of each.
-    models : mapping
-        What the record says of the models by role: `file`, `sha256`, and `rope` where one was asked for.
-    sweep : str
-        Name of the sweep the row is from; empty for none.
+    `row`: any row of the group; `tasks`: labels of the tasks, which have one length; `n`: examples of each; `models`:
+    what the record says of the models by role: `file`, `sha256`, and `rope` where one was asked for; `sweep`: name of
+    the sweep the row is from; empty for none.
 
     Returns
     -------

@@ -81,16 +81,9 @@ class Entry:
 class Board:
     """All entries, in the order they are shown, and where they come from.
 
-    Parameters
-    ----------
-    pairs : dict
-        What is told of each pair besides its name: what its drafter was trained for, if anything.
-    facts : dict
-        Machines, commits, dates and so on of the records.
-    models : dict
-        By pair, what the records say of the models by role.
-    sweeps : dict
-        By pair, the name of a sweep its rows are from.
+    `pairs`: what is told of each pair besides its name: what its drafter was trained for, if anything; `facts`:
+    machines, commits, dates and so on of the records; `models`: by pair, what the records say of the models by role;
+    `sweeps`: by pair, the name of a sweep its rows are from.
     """
 
     entries: tuple[Entry, ...]
@@ -108,16 +101,9 @@ class Board:
 class Told:
     """A row with what its record knows besides.
 
-    Parameters
-    ----------
-    models : mapping
-        File, SHA-256 and so on by role.
-    files : mapping
-        SHA-256 by path of the files that its run's scorers name.
-    sweep : str
-        Name of the sweep it is from; empty for none.
-    origin : str
-        File it is from, which tells pairs apart whose models are not known.
+    `models`: file, SHA-256 and so on by role; `files`: SHA-256 by path of the files that its run's scorers name;
+    `sweep`: name of the sweep it is from; empty for none; `origin`: file it is from, which tells pairs apart whose
+    models are not known.
     """
 
     row: Row

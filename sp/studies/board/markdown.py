@@ -44,10 +44,7 @@ def points(found: Interval | None) -> str:
 def as_markdown(board: Board, reference: str = "") -> str:
     """The whole page.
 
-    Parameters
-    ----------
-    reference : str
-        Scorer that all others are also held against, as its entries call it; empty for none.
+    `reference`: scorer that all others are also held against, as its entries call it; empty for none.
     """
     parts = ["# Leaderboard", INTRODUCTION]
     if board.facts:

@@ -16,10 +16,7 @@ from sp.studies.sweep.cells import strategy_order
 class Line:
     """One scorer, with its entry of each task it was run on.
 
-    Parameters
-    ----------
-    entries : dict of str to Entry
-        By task.
+    `entries`: by task.
     """
 
     scorer: str

@@ -109,10 +109,7 @@ def trained_of(row: Row) -> str:
 def weights_of(row: Row, files: Mapping[str, str]) -> str:
     """First digits of the SHA-256 of a scorer's weights; empty where it has none, or its record does not say.
 
-    Parameters
-    ----------
-    files : mapping
-        SHA-256 by path of the files that scorers of the run name.
+    `files`: SHA-256 by path of the files that scorers of the run name.
     """
     found = WEIGHTS.search(str(row["scorer"]))
     if found is None:

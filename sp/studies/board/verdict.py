@@ -30,14 +30,8 @@ NEEDED, ALLOWED, ABOVE_CHANCE = 0.9, 0.1, 0.05
 class Bar:
     """What one way of reading must reach, or must not exceed.
 
-    Parameters
-    ----------
-    scorer : str
-        Name of the scorer; `FULL` for the full prefill.
-    bound : float
-        Share of right answers.
-    least : bool
-        Whether the bound is the least, and not the most.
+    `scorer`: name of the scorer; `FULL` for the full prefill; `bound`: share of right answers; `least`: whether the
+    bound is the least, and not the most.
     """
 
     scorer: str
@@ -72,10 +66,7 @@ def bars(keep: float) -> tuple[Bar, ...]:
 class Verdict:
     """What a task and length came to.
 
-    Parameters
-    ----------
-    entries : dict of str to Entry
-        By scorer, `FULL` for the full prefill; those that were not run are missing.
+    `entries`: by scorer, `FULL` for the full prefill; those that were not run are missing.
     """
 
     task: str
@@ -139,18 +130,8 @@ def plan_runs(
 ) -> Sweep:
     """The sweep that measures what verdicts rest on: the full prefill, and each bar's scorer at one keep ratio.
 
-    Parameters
-    ----------
-    lengths : iterable of int
-        Tokens of the prompts.
-    n : int
-        Examples of every task and length.
-    keep : float
-        Keep ratio.
-    seed : int
-        Of scorers that draw random numbers.
-    per_run : int
-        Examples that are done, or not, together.
+    `lengths`: Tokens of the prompts; `n`: examples of every task and length; `keep`: keep ratio; `seed`: of scorers
+    that draw random numbers; `per_run`: examples that are done, or not, together.
     """
     selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
     chosen = Located({key: Located(value, "--selector") for key, value in selecting.items()}, "--selector")

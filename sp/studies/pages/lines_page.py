@@ -20,22 +20,9 @@ Summary = Mapping[str, Any]
 class View:
     """What of a summary is drawn and listed.
 
-    Parameters
-    ----------
-    value, low, high : str
-        Columns of what is drawn, and of its interval.
-    times : float
-        What they are drawn times.
-    title : str
-        Of the scale.
-    pattern : str
-        How a value is written.
-    columns : mapping
-        Heads of the table, and the columns under them.
-    name : callable
-        What a summary's line is called.
-    ends : (float, float), optional
-        Of the scale; else zero is its middle.
+    `value`, `low`, `high`: columns of what is drawn, and of its interval; `times`: what they are drawn times; `title`:
+    of the scale; `pattern`: how a value is written; `columns`: heads of the table, and the columns under them; `name`:
+    what a summary's line is called; `ends`, (float, float), optional: of the scale; else zero is its middle.
     """
 
     value: str

@@ -15,12 +15,8 @@ from sp.trace import write_atomic
 def write_pages(paths: Sequence[Path], pages: Iterable[Path]) -> list[Path]:
     """Put what the records below `paths` say between the marks of `pages`, see `sp.studies.tables.page`.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-        Records of `sp bench`, or folders of them.
-    pages : iterable of Path
-        Markdown pages; of a folder those in it, at any depth, that have a mark.
+    `paths`: records of `sp bench`, or folders of them; `pages`: Markdown pages; of a folder those in it, at any depth,
+    that have a mark.
 
     Returns
     -------

@@ -31,18 +31,8 @@ SHARED = "Times are left out: the runs shared their devices."
 class Sources:
     """What the paths given hold.
 
-    Parameters
-    ----------
-    results : list of Path
-        Files of `sp sweep`.
-    evals : list of Path
-        Files of `sp eval --out`.
-    records : list of Path
-        Files of `sp bench`.
-    runs : list of Path
-        Folders of `sp run`.
-    talks : list of Path
-        Files of `sp chat --out`.
+    `results`: files of `sp sweep`; `evals`: files of `sp eval --out`; `records`: files of `sp bench`; `runs`: folders
+    of `sp run`; `talks`: files of `sp chat --out`.
     """
 
     results: list[Path] = field(default_factory=list)

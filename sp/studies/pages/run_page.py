@@ -28,14 +28,8 @@ STYLE = """
 def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, Any], why: str) -> str:
     """The page; everything in it that anybody else wrote is escaped.
 
-    Parameters
-    ----------
-    report : mapping
-        What `sp run --json` says of it.
-    told : mapping
-        What its trace says: ``question``, ``options``, ``target``, ``drafter``, ``draft``, ``sp``.
-    why : str
-        Why compression was active, or was not.
+    `report`: what `sp run --json` says of it; `told`: what its trace says: ``question``, ``options``, ``target``,
+    ``drafter``, ``draft``, ``sp``; `why`: why compression was active, or was not.
     """
     kept = None if result.selection is None else result.selection.kept
     heated = Heated.of(result.prompt, kept, result.scores)

@@ -35,10 +35,7 @@ HOW = (
 class Section:
     """Rows of which every strategy read the same examples.
 
-    Parameters
-    ----------
-    note : str
-        What the drafter was trained for, if it is known.
+    `note`: what the drafter was trained for, if it is known.
     """
 
     title: str
@@ -51,12 +48,8 @@ def study_page(
 ) -> str:
     """The page; all text of rows is escaped.
 
-    Parameters
-    ----------
-    told : sequence of (name, value)
-        Where the rows come from.
-    times : bool
-        Whether seconds are shown: those of runs side by side on one device mean nothing.
+    `told`, sequence of (name, value): where the rows come from; `times`: whether seconds are shown: those of runs side
+    by side on one device mean nothing.
     """
     body = [tag("h1", title), facts(list(told)) if told else "", tag("p", HOW)]
     for section in sections:

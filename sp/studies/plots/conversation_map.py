@@ -48,12 +48,7 @@ def conversation_figure(rows: Sequence[Row], width: float = COLUMN) -> Figure:
     Triangles above a row point at what was brought back. Those below stand at needles: filled where the target had
     all of one before it when it answered.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        As of `turn_row`, in order.
-    width : float
-        Inches.
+    `rows`: as of `turn_row`, in order; `width`: inches.
     """
     if not rows:
         raise ValueError("there is no turn to draw")

@@ -39,12 +39,8 @@ MARKS = {"needle": NEEDLE, "question": QUESTION}
 class SavedRun:
     """A run read back from its folder.
 
-    Parameters
-    ----------
-    facts : dict
-        What `trace.json` says: `spans`, `options`, `stages` and more.
-    arrays : dict
-        Of `trace.safetensors`: `by_layer` (layers, chunks), `by_head` (layers, heads, chunks), `drafter_bytes` ...
+    `facts`: what `trace.json` says: `spans`, `options`, `stages` and more; `arrays`: of `trace.safetensors`: `by_layer`
+    (layers, chunks), `by_head` (layers, heads, chunks), `drafter_bytes` .
     """
 
     facts: Mapping[str, Any]

@@ -35,16 +35,8 @@ class Limits(NamedTuple):
 class Point:
     """One measured kernel.
 
-    Attributes
-    ----------
-    family : str
-        The bench it was recorded by.
-    intensity : float
-        Operations for each byte that must be moved; 0 for a copy, which is not drawn but shows the bandwidth.
-    tflops, gb_s : float
-        Rates by the median time.
-    config : mapping
-        What was measured.
+    `family`: the bench it was recorded by; `intensity`: operations for each byte that must be moved; 0 for a copy,
+    which is not drawn but shows the bandwidth; `tflops`, `gb_s`: rates by the median time; `config`: what was measured.
     """
 
     family: str

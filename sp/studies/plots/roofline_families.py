@@ -76,14 +76,7 @@ def draw_families(found: Sequence[Point], folder: Path) -> list[Path]:
 def family_figure(mine: Sequence[Point], family: str, limits: Limits) -> Figure:
     """The picture of one family.
 
-    Parameters
-    ----------
-    mine : sequence of Point
-        Of that family.
-    family : str
-        A key of `VIEWS`.
-    limits : Limits
-        Of the card as measured, see `roof`.
+    `mine`: of that family; `family`: A key of `VIEWS`; `limits`: of the card as measured, see `roof`.
     """
     computes = any(point.intensity for point in mine)
     figure = Figure(figsize=(6.4, 4.2) if computes else (6.4, 0.9 + 0.34 * len(mine)), layout="constrained")

@@ -33,16 +33,8 @@ class ActorWorker:
 class ActorPool:
     """Workers as Ray actors, one GPU or one CPU each.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Closed with the pool.
-    make_worker : callable
-        Makes the worker in its own process.
-    kind : {"GPU", "CPU"}
-        What an actor holds one of.
-    actors : int, optional
-        How many; as many as the cluster has free if left out.
+    `cluster`: closed with the pool; `make_worker`: makes the worker in its own process; `kind`, one of "GPU", "CPU":
+    what an actor holds one of; `actors`: how many; as many as the cluster has free if left out.
 
     Raises
     ------

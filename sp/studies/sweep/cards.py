@@ -25,12 +25,8 @@ CARD = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 def read_cards(text: str, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Cards such as ``0,1``, as ``CUDA_VISIBLE_DEVICES`` names them; one named twice gets two workers.
 
-    Parameters
-    ----------
-    text : str
-        Numbers, or identifiers such as ``GPU-1b2c...``, with commas between them.
-    environment : mapping
-        Where ``CUDA_VISIBLE_DEVICES`` is set there, numbers count among the cards it names.
+    `text`: numbers, or identifiers such as ``GPU-1b2c...``, with commas between them; `environment`: where
+    ``CUDA_VISIBLE_DEVICES`` is set there, numbers count among the cards it names.
 
     Raises
     ------
@@ -67,12 +63,8 @@ class CardWorker:
 class CardPool:
     """A worker for every card named; one that dies gives its card to the next.
 
-    Parameters
-    ----------
-    cards : sequence of str
-        As ``CUDA_VISIBLE_DEVICES`` names them. On the CPU they only count the workers.
-    make_worker : callable
-        Makes the worker in its own process; must be picklable.
+    `cards`: as ``CUDA_VISIBLE_DEVICES`` names them. On the CPU they only count the workers. `make_worker`: makes the
+    worker in its own process; must be picklable.
     """
 
     cards: Sequence[str]

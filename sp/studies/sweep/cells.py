@@ -32,12 +32,8 @@ DEFAULTS = {
 class Group:
     """Rows of one strategy that are summarised together, each with the full prefill of the same example.
 
-    Parameters
-    ----------
-    baseline : sequence of Row
-        The full prefill's row of the same example, one for one; empty where none was run.
-    oracles : sequence of (Row, Row)
-        Rows that an oracle was run for, each with that of the best one; see `best_oracles`.
+    `baseline`: the full prefill's row of the same example, one for one; empty where none was run; `oracles`, sequence
+    of (Row, Row): rows that an oracle was run for, each with that of the best one; see `best_oracles`.
     """
 
     rows: Sequence[Row]
@@ -100,14 +96,8 @@ class Group:
 class Table:
     """All rows, with what tells strategies apart.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        `strategy` names the way the prompt was read: scorer, selector if more than one was tried, and options.
-    full : mapping
-        The full prefill's row by example.
-    oracles : mapping
-        The best oracle's row by example and keep ratio.
+    `rows`: `strategy` names the way the prompt was read: scorer, selector if more than one was tried, and options;
+    `full`: the full prefill's row by example; `oracles`: the best oracle's row by example and keep ratio.
     """
 
     rows: Sequence[Row]
@@ -185,10 +175,7 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
 def pair_titles(pairs: Iterable[str]) -> dict[str, str]:
     """What tells pairs of models apart: nothing where there is one, else names of files, or paths if names are alike.
 
-    Parameters
-    ----------
-    pairs : iterable of str
-        Paths with a plus between them; empty for the embedded pair.
+    `pairs`: paths with a plus between them; empty for the embedded pair.
 
     Examples
     --------

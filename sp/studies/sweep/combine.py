@@ -27,14 +27,8 @@ Combination = dict[str, Located]
 def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination]:
     """All combinations of a section, in the order they are written.
 
-    Parameters
-    ----------
-    section : Located
-        A part, or a list of parts.
-    keys : iterable of str
-        Names that may be set; one that ends in a dot allows every name that begins with it.
-    what : str
-        What the section sets, for messages (``"cell"``).
+    `section`: A part, or a list of parts; `keys`: names that may be set; one that ends in a dot allows every name that
+    begins with it; `what`: what the section sets, for messages (``"cell"``).
 
     Raises
     ------

@@ -54,20 +54,9 @@ class Job:
 class Plan:
     """What a start of a sweep will do.
 
-    Parameters
-    ----------
-    facts : dict
-        Of each pair.
-    jobs : tuple of Job
-        Runs of this start that `--only` and `--shard` leave.
-    done : frozenset of str
-        Hashes of runs that earlier starts finished.
-    earlier : Results
-        Of earlier starts.
-    shard : tuple of int or None
-        (i, n), counted from 1.
-    file : Path or None
-        Rows go there, and not into the folder of the sweep.
+    `facts`: of each pair; `jobs`: runs of this start that `--only` and `--shard` leave; `done`: hashes of runs that
+    earlier starts finished; `earlier`: of earlier starts; `shard`: (i, n), counted from 1; `file`: rows go there, and
+    not into the folder of the sweep.
     """
 
     sweep: Sweep
@@ -102,14 +91,8 @@ class Plan:
 def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None, file: Path | None = None) -> Plan:
     """Open what the sweep needs, without loading a model, and find out what is done.
 
-    Parameters
-    ----------
-    only : str, optional
-        Pattern of the labels of runs.
-    shard : tuple of int, optional
-        (i, n), counted from 1.
-    file : Path, optional
-        Where rows are and go, in place of the sweep's folder.
+    `only`: pattern of the labels of runs; `shard`: (i, n), counted from 1; `file`: where rows are and go, in place of
+    the sweep's folder.
 
     Raises
     ------
@@ -209,12 +192,8 @@ def carry_out(
 ) -> Iterator[tuple[Job, Outcome]]:
     """Do what is left; every run is on the disk when it is yielded.
 
-    Parameters
-    ----------
-    progress : callable, optional
-        Called with the run and 1 after every row, where runs are carried out in this process.
-    pool : Pool, optional
-        Workers from `open_pool`, closed at the end; this process if left out.
+    `progress`: called with the run and 1 after every row, where runs are carried out in this process; `pool`: workers
+    from `open_pool`, closed at the end; this process if left out.
 
     Raises
     ------

@@ -27,10 +27,7 @@ class Work:
 class Estimate:
     """Seconds of work: a rate for the prefills, and a cost of each answer (decoding, text, launches).
 
-    Parameters
-    ----------
-    source : str
-        What it rests on, for the message.
+    `source`: what it rests on, for the message.
     """
 
     seconds_per_flop: float

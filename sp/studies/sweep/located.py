@@ -20,12 +20,8 @@ T = TypeVar("T")
 class Located:
     """A value and where it was written.
 
-    Parameters
-    ----------
-    value : object
-        A scalar, a list of Located, or a mapping from strings to Located.
-    where : str
-        For messages: ``"quickstart.yaml, line 4"`` or ``"--set full"``.
+    `value`: A scalar, a list of Located, or a mapping from strings to Located; `where`: for messages:
+    ``"quickstart.yaml, line 4"`` or ``"--set full"``.
     """
 
     value: Any

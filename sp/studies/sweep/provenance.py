@@ -33,11 +33,8 @@ EMBEDDED_WEIGHTS = "embedded"
 class PairFacts:
     """Configurations of a pair's models, and what records say of them.
 
-    Parameters
-    ----------
-    models : dict
-        By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), `rope` where a
-        scaling of RoPE was asked for, `math` where it is not bf16, and `trained_for` where the drafter's file tells it.
+    `models`: by role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), `rope` where a
+    scaling of RoPE was asked for, `math` where it is not bf16, and `trained_for` where the drafter's file tells it.
     """
 
     target: ModelConfig
@@ -96,12 +93,7 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
     Weights that are not named are the embedded ones, which another version of the package may have trained anew; they
     stand under `EMBEDDED_WEIGHTS`.
 
-    Parameters
-    ----------
-    config : mapping
-        Of the run.
-    label : str
-        The run's, for the message.
+    `config`: of the run; `label`: the run's, for the message.
 
     Raises
     ------

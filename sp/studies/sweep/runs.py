@@ -21,10 +21,7 @@ from sp.studies.sweep.pairs import Pair
 class Cell:
     """One way to read a prompt.
 
-    Parameters
-    ----------
-    config : dict
-        Every option in force, plain, as it enters the hash of a run.
+    `config`: every option in force, plain, as it enters the hash of a run.
     """
 
     options: RunOptions
@@ -35,14 +32,8 @@ class Cell:
 class TaskSpec:
     """A task with options, by name.
 
-    Parameters
-    ----------
-    name : str
-        Name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``.
-    config : dict
-        Registered name and options, plain.
-    thinking : Thinking
-        What the target is asked of it; part of name and options where it is not off.
+    `name`: name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``. `config`: registered name
+    and options, plain. `thinking`: what the target is asked of it; part of name and options where it is not off.
     """
 
     task: Task
@@ -76,12 +67,7 @@ class Run:
     def config(self, models: Mapping[str, Any], files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Everything that decides what this run finds, the models by content.
 
-        Parameters
-        ----------
-        models : mapping
-            Role to the SHA-256 of its file.
-        files : mapping, optional
-            SHA-256 of the files that scorers name.
+        `models`: role to the SHA-256 of its file; `files`: SHA-256 of the files that scorers name.
         """
         return {
             "models": dict(models),

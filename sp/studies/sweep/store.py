@@ -59,18 +59,9 @@ Row = dict[str, Any]
 class Results:
     """What a set of result files holds.
 
-    Parameters
-    ----------
-    sessions : dict
-        Session lines by id.
-    runs : dict
-        Closing lines of finished runs by hash; of a run that was done twice, the later in reading order.
-    rows : dict
-        Rows of those runs by hash.
-    failed : dict
-        Failure lines of runs that have not finished since.
-    places : dict
-        File and line of each row of a run and of its closing line, by hash.
+    `sessions`: session lines by id; `runs`: closing lines of finished runs by hash; of a run that was done twice, the
+    later in reading order; `rows`: rows of those runs by hash; `failed`: failure lines of runs that have not finished
+    since; `places`: file and line of each row of a run and of its closing line, by hash.
     """
 
     sessions: dict[str, Row] = field(default_factory=dict)
@@ -131,12 +122,7 @@ class Store:
 
     Opening repairs the file: whatever a killed process left after the last finished run is cut off.
 
-    Parameters
-    ----------
-    path : Path
-        Made with its folder if missing.
-    session : mapping
-        What `session_line` returned.
+    `path`: made with its folder if missing; `session`: what `session_line` returned.
 
     Raises
     ------

@@ -30,12 +30,8 @@ COLUMNS = (
 class Worker:
     """Keeps one pair loaded and carries out runs with it.
 
-    Parameters
-    ----------
-    progress : callable, optional
-        Called with the run and 1 after every row.
-    plugins : sequence of Plugin
-        To load first, where the worker has a process of its own.
+    `progress`: called with the run and 1 after every row; `plugins`: to load first, where the worker has a process of
+    its own.
     """
 
     def __init__(

@@ -37,12 +37,7 @@ def of_decoding(records: Sequence[Record]) -> list[Record]:
 def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = None) -> Iterator[TableParts]:
     """The tables that the records fill, pair by pair; real and simulated acceptance never share one.
 
-    Parameters
-    ----------
-    records : sequence of Record
-        Others than `decode` and `verify` are passed over.
-    budgets : sequence of int, optional
-        Rows to show; all if left out.
+    `records`: others than `decode` and `verify` are passed over; `budgets`: rows to show; all if left out.
     """
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in [*of_decoding(records), *(r for r in records if r.get("bench") == "verify")]:

@@ -29,12 +29,8 @@ LONGEST = 1 << 21
 class Labels:
     """Where the truth comes from.
 
-    Parameters
-    ----------
-    scorer : Scorer, optional
-        An oracle, whose best chunks count as evidence; None takes the evidence that examples name.
-    top : float
-        Share of the document's chunks that count.
+    `scorer`: an oracle, whose best chunks count as evidence; None takes the evidence that examples name; `top`: share
+    of the document's chunks that count.
     """
 
     scorer: Scorer | None = None

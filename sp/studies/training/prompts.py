@@ -27,12 +27,8 @@ from sp.studies.training.plan import Labels, TrainPlan
 class Readers:
     """Who reads.
 
-    Parameters
-    ----------
-    tokenizer, template
-        Of the target, by which prompts are measured and rendered.
-    target : Loaded, optional
-        The target itself, where labels come from it.
+    `tokenizer`, `template`: of the target, by which prompts are measured and rendered; `target`: the target itself,
+    where labels come from it.
     """
 
     drafter: Loaded
@@ -57,12 +53,7 @@ class Readers:
 class Lesson:
     """One example in the drafter's vocabulary.
 
-    Parameters
-    ----------
-    task : str
-        Its name in the plan.
-    tokens : int
-        Length that was asked for.
+    `task`: its name in the plan; `tokens`: length that was asked for.
     """
 
     task: str

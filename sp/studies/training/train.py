@@ -59,12 +59,8 @@ Progress = Callable[[int], None]
 class Trainer:
     """Prompts read once, for one fit or for one a task that is left out.
 
-    Parameters
-    ----------
-    progress : callable
-        Called with the steps done since the last call, of `steps` in all.
-    samples : dict of str to list
-        By task, what its prompts teach; read when they are first asked for.
+    `progress`: called with the steps done since the last call, of `steps` in all; `samples`: by task, what its prompts
+    teach; read when they are first asked for.
     """
 
     readers: Readers

@@ -8,16 +8,9 @@ from enum import IntEnum
 class Epilogue(IntEnum):
     """Value of the define EPILOGUE of every kernel that multiplies by packed weights.
 
-    Attributes
-    ----------
-    STORE
-        To bf16. In the kernels for few tokens to float32 where the output given is that.
-    ADD
-        To float32, added to what is there.
-    SWIGLU
-        ``silu(gate) * up`` of two products, to bf16.
-    STORE_F32
-        To float32, in kernels that are compiled for one type of output.
+    `STORE`: to bf16. In the kernels for few tokens to float32 where the output given is that. `ADD`: to float32, added
+    to what is there. `SWIGLU`: ``silu(gate) * up`` of two products, to bf16. `STORE_F32`: to float32, in kernels that
+    are compiled for one type of output.
     """
 
     STORE = 0

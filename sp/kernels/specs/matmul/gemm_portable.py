@@ -16,12 +16,8 @@ EPILOGUES = (STORE, STORE_F32, SWIGLU)
 class Shape:
     """A tile: 32 rows times WARPS_M, 8 tokens times COLUMNS.
 
-    Attributes
-    ----------
-    defines : mapping
-        BLOCKS of them share a multiprocessor.
-    pace : tuple of float
-        Microseconds a step of 64 k takes where 1, 2, ... BLOCKS of them are at work, on an H200 with Q4_K.
+    `defines`: BLOCKS of them share a multiprocessor. `pace`: microseconds a step of 64 k takes where 1, 2, ... BLOCKS
+    of them are at work, on an H200 with Q4_K.
     """
 
     defines: Defines
