@@ -44,7 +44,8 @@ def passed() -> set[tuple[str, str]]:
 
 
 def test_a_prompt_passes_few_files_and_functions() -> None:
-    env = os.environ | {"OMP_NUM_THREADS": "1"}  # work of other threads is not seen
+    # Work of other threads is not seen.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ROOT).parent)}
     done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=True)
     told = done.stdout.splitlines()  # of a process of its own, where no other test has made anything
     files = {line.split()[0] for line in told}
