@@ -39,6 +39,8 @@ class SelectionRequest:
         Byte range of each token in `text`.
     segments : tuple of Segment
         What of the text may be left out, for selectors that look at its structure; without any, all of it.
+    fineness : int
+        Tokens of a chunk, where a selector is not told; see `sp.scoring.Importance.fineness`.
     """
 
     scores: Floats
@@ -47,6 +49,7 @@ class SelectionRequest:
     text: bytes = b""
     spans: Ints | None = None
     segments: tuple[Segment, ...] = ()
+    fineness: int = 32
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -118,10 +121,6 @@ class Selector(ABC):
     """
 
     whole: ClassVar[bool] = False
-
-    def settled(self, fineness: int) -> Selector:
-        """With what is left to the scorer decided; see `sp.scoring.Importance.fineness`."""
-        return self
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:

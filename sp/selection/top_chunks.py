@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sp.arrays import Ints
 from sp.prompt.sentences import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.ranking import Constrained, best_first, check_least, unit_means
-
-CHUNK = 32
-"""Tokens, where neither an option nor a scorer says."""
 
 
 @register_selector("top_chunks")
@@ -34,13 +31,9 @@ class TopChunks(Constrained):
         if self.chunk_size is not None:
             check_least(self, 1, "chunk_size")
 
-    def settled(self, fineness: int) -> TopChunks:
-        """See `Selector.settled`."""
-        return replace(self, chunk_size=self.chunk_size or fineness)
-
     def chunks(self, request: SelectionRequest) -> Ints:
         """Bounds of the chunks of a prompt, (chunks + 1,)."""
-        return chunk_bounds(len(request.scores), self.chunk_size or CHUNK)
+        return chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
 
     def select(self, request: SelectionRequest) -> Selection:
         """Chunks by rank; see `Constrained` for what else is kept."""

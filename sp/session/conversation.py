@@ -119,8 +119,8 @@ class Recollection:
             kept[self.decided :] = selection.kept
         shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
         if self.recalling and scored is not None and scores is not None:
-            choosing = replace(options, selector=options.selector.settled(scored.importance.fineness))
-            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, choosing, memory.options)
+            fineness = scored.importance.fineness
+            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
         planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
         self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
         self.cost = memory.target.cost(self.plan)

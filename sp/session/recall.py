@@ -48,7 +48,12 @@ class Run:
 
 
 def choose_recalled(
-    scores: Floats, prompt: TokenisedPrompt, present: Bools, run: RunOptions, options: ConversationOptions
+    scores: Floats,
+    prompt: TokenisedPrompt,
+    present: Bools,
+    run: RunOptions,
+    options: ConversationOptions,
+    fineness: int,
 ) -> tuple[list[Run], float]:
     """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
 
@@ -66,7 +71,7 @@ def choose_recalled(
     selector = run.selector
     if isinstance(selector, Constrained):
         selector = replace(selector, sink=0, tail=0)
-    request = selection_request(mine, present, budget / count, prompt, 0)
+    request = selection_request(mine, present, budget / count, prompt, 0, fineness)
     taken = (selector(request).kept | request.protected) & out
     bounds = sentence_bounds(request, LONGEST)
     if (starts := request.characters) is not None:

@@ -298,8 +298,8 @@ def select(
         scores = transfer(scored.importance.scores)
         if not activated:
             return scores, None
-        wanted = selection_request(scores, fixed, options.keep_ratio, prompt, start)
-        selection = options.selector.settled(scored.importance.fineness)(wanted)
+        wanted = selection_request(scores, fixed, options.keep_ratio, prompt, start, scored.importance.fineness)
+        selection = options.selector(wanted)
         first = int(prompt.bytes[start, 0]) if start else 0
         read = {start + at: tuple((a + first, b + first) for a, b in parts) for at, parts in selection.read.items()}
         selection = replace(selection, kept=selection.kept | wanted.protected, read=read)
@@ -312,7 +312,7 @@ def select(
 
 
 def selection_request(
-    scores: Floats, fixed: Bools, share: float, prompt: TokenisedPrompt, start: int
+    scores: Floats, fixed: Bools, share: float, prompt: TokenisedPrompt, start: int, fineness: int
 ) -> SelectionRequest:
     """What a selector is asked of the ``len(fixed)`` tokens of a prompt from `start` on."""
     stop, text = start + len(fixed), prompt.prompt.text.encode()
@@ -322,7 +322,7 @@ def selection_request(
         inside = without(free, [(0, first), (last, len(text))])
         free = tuple(replace(each, start=each.start - first, end=each.end - first) for each in inside)
         text, spans = text[first:last], spans - first
-    return SelectionRequest(scores[start:stop], fixed, share, text, spans, free)
+    return SelectionRequest(scores[start:stop], fixed, share, text, spans, free, fineness)
 
 
 def read(
