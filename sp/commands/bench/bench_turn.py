@@ -142,7 +142,7 @@ def bench_turn(
 
 def show(records: Sequence[Mapping[str, Any]], output: str, wide: bool = False) -> None:
     """The table, or all of it as JSON."""
-    from sp.studies.tables.turn_table import cells_of, row_of, title_of
+    from sp.studies.tables.turn_page import cells_of, row_of, title_of
 
     rows = [row_of(record) for record in records]
     if output == "json":

@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from sp.evals.text.tables import table
+
 SYSTEM = "You are an agent. Answer in a few words, by what your tools return."
 
 FOLDERS = ("src", "lib", "app", "core", "pkg", "internal")
@@ -78,60 +80,5 @@ class Tool:
         return {"id": f"call_{number}", "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
-TOOLBOX = {
-    one.name: one
-    for one in (
-        Tool(
-            name="read_file",
-            description="Return a source file.",
-            argument="path",
-            threads=("code",),
-            requests=("Open {value}.", "Read {value} for me.", "Have a look at {value}."),
-            notes=("I have read the file.", "The file is above."),
-            values=("{folder}/{stem}.{ending}", "{folder}/{stem}_{number}.{ending}"),
-        ),
-        Tool(
-            name="search",
-            description="Return the lines that match.",
-            argument="pattern",
-            threads=("facts",),
-            requests=("Search the repository for {value}.", "Grep for {value}."),
-            notes=("These are the lines that match.", "The search is done."),
-            values=("={number}?", "[=#(:]", "[a-z]+_[a-z]+"),
-            form="code",
-        ),
-        Tool(
-            name="http_get",
-            description="Return the JSON of a service.",
-            argument="url",
-            threads=("records", "facts"),
-            requests=("Fetch {value}.", "Ask the service at {value}."),
-            notes=("The service has answered.", "Here is the answer of the service."),
-            values=("https://api.example.com/{stem}?page={number}", "https://api.example.com/v{number}/{stem}"),
-            form="json",
-            begin="[\n",
-            end="\n]",
-            between=",",
-        ),
-        Tool(
-            name="run_tests",
-            description="Run tests, return their log.",
-            argument="target",
-            threads=("updates", "facts"),
-            requests=("Run the tests of {value}.", "Test {value} again."),
-            notes=("The tests have run.", "That was the log of the tests."),
-            values=("{folder}/{stem}", "{folder}/{stem}/t{number}"),
-            form="log",
-        ),
-        Tool(
-            name="read_channel",
-            description="Return the messages of a chat.",
-            argument="channel",
-            threads=("sessions",),
-            requests=("Show the channel {value}.", "Read up on {value} in the chat."),
-            notes=("These are the messages.", "I have read the channel."),
-            values=("#{stem}-{number}", "#{folder}-{stem}"),
-        ),
-    )
-}
+TOOLBOX = {one["name"]: Tool(**one) for one in table(__file__)["tools"]}
 """Tools by name."""

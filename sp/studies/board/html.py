@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from html import escape
 
+from sp.page.frame import asset, page
+from sp.page.markup import Html
+from sp.page.tables import sort_script
 from sp.studies.board.entries import Board, Entry, Interval
-from sp.studies.board.html_page import PAGE, SCRIPT, STYLE
 from sp.studies.board.markdown import INTRODUCTION, LEFT_OUT, points
 from sp.studies.board.matrix import Line, Matrix, matrices
 
@@ -36,7 +38,13 @@ def as_html(board: Board) -> str:
             title = f"{matrix.tokens:,} tokens, keep {matrix.keep:g}"
             parts.append(f"<details{opened}><summary>{title}</summary>\n{_matrix(matrix)}\n</details>")
     parts += ["<h2>Every entry</h2>", _filters(board.entries), _everything(board.entries)]
-    return PAGE.format(style=STYLE, script=SCRIPT, body="\n".join(parts))
+    body = Html("\n".join(parts))
+    return page("Leaderboard", body, styles=(asset("board.css", __package__),), scripts=(scripts(),))
+
+
+def scripts() -> str:
+    """What sorts and filters."""
+    return sort_script() + asset("filter.js", __package__)
 
 
 def _matrix(matrix: Matrix) -> str:
@@ -53,8 +61,9 @@ def _shares(line: Line, tasks: Sequence[str]) -> Iterator[str]:
             continue
         oracle = entry.against_oracle
         under = f"<small>{_in_two(f'to oracle {points(oracle)}')}</small>" if oracle and line.kind != "oracle" else ""
-        value = f'data-value="{entry.accuracy:.6f}" style="--share: {entry.accuracy:.3f}"'
-        yield f'<td class="share" {value}>{100 * entry.accuracy:.0f} <small>{_bounds(entry)}</small>{under}</td>'
+        shade, value = round(10 * entry.accuracy), f'data-value="{entry.accuracy:.6f}"'
+        shown = f"{100 * entry.accuracy:.0f} <small>{_bounds(entry)}</small>{under}"
+        yield f'<td class="share s{shade}" {value}>{shown}</td>'
     mean = line.mean(tasks)
     yield '<td data-value=""></td>' if mean is None else f'<td data-value="{mean:.6f}">{100 * mean:.1f}</td>'
     yield f"<td>{escape(line.n)}</td>"
