@@ -56,11 +56,9 @@ HEADLINE = (
     Part((32 * K,), (0.05,), scorers=CONTROLS),
 )
 MORE = (
-    Part((32 * K,), (0.02, 0.1, 0.2), repeats=3),
-    Part((2 * K, 4 * K, 8 * K), (0.05, 0.2), repeats=3),
-    Part((512, 1 * K), (0.2,), repeats=3),
-    Part((128 * K,), (0.1, 0.2), repeats=3),
-)
+    Part((32 * K,), (0.02, 0.1, 0.2), repeats=3), Part((2 * K, 4 * K, 8 * K), (0.05, 0.2), repeats=3),
+    Part((512, 1 * K), (0.2,), repeats=3), Part((128 * K,), (0.1, 0.2), repeats=3),
+)  # fmt: skip
 
 
 def open_pair(name: str, device: str) -> Pipeline:

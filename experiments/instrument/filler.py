@@ -23,16 +23,8 @@ INLINE = 0.6
 class Told:
     """A task's stories and its own filler in one set of phrases.
 
-    Attributes
-    ----------
-    story : callable
-        A story of about so many passages.
-    stream : iterator of sentences or None
-        Text of the task's own kind in the same phrases.
-    running : bool
-        Whether that is running text, so that passages may stand within its lines.
-    pool : list of token lists
-        What was drawn of it.
+    `story`: A story of about so many passages; `stream`: text of the task's own kind in the same phrases; `running`:
+    whether that is running text, so that passages may stand within its lines; `pool`: what was drawn of it.
     """
 
     def __init__(

@@ -14,12 +14,8 @@ Blank = Sequence[tuple[str, str]]
 class Fact:
     """A fact, and a question whose answer is its blank ``answer``.
 
-    Parameters
-    ----------
-    name : str
-    said, asked, repeated : str
-        Frames, with {blanks}, of the fact, of the question, and of a question in the fact's own words.
-    blanks : mapping of str to Blank
+    `name`; `said`, `asked`, `repeated`: frames, with {blanks}, of the fact, of the question, and of a question in the
+    fact's own words; `blanks`.
     """
 
     name: str
@@ -53,12 +49,9 @@ FACTS = (
         "Where will anyone locked out of the {building} find a second key?",
         {
             "building": [
-                ("boathouse", "shed for the rowing boats"),
-                ("chapel", "small church"),
-                ("pigeon loft", "attic of the doves"),
-                ("wine cellar", "vault with the bottles"),
-                ("gatehouse", "lodge at the entrance"),
-                ("stables", "building of the horses"),
+                ("boathouse", "shed for the rowing boats"), ("chapel", "small church"),
+                ("pigeon loft", "attic of the doves"), ("wine cellar", "vault with the bottles"),
+                ("gatehouse", "lodge at the entrance"), ("stables", "building of the horses"),
             ],
             "answer": same(
                 "inside the cracked teapot",
@@ -99,10 +92,8 @@ FACTS = (
             "name": SURNAMES,
             "answer": same("17", "23", "37", "44", "58", "61", "83", "96"),
             "goods": [
-                ("glassware", "tumblers and jugs"),
-                ("crockery", "plates and cups"),
-                ("fireworks", "rockets and firecrackers"),
-                ("oranges", "citrus fruit"),
+                ("glassware", "tumblers and jugs"), ("crockery", "plates and cups"),
+                ("fireworks", "rockets and firecrackers"), ("oranges", "citrus fruit"),
             ],
         },
     ),
@@ -142,10 +133,8 @@ FACTS = (
         "Which number must one dial to silence the {alarm}?",
         {
             "alarm": [
-                ("smoke alarm", "fire detector"),
-                ("burglar alarm", "device against thieves"),
-                ("flood siren", "high water warning"),
-                ("lift bell", "elevator's buzzer"),
+                ("smoke alarm", "fire detector"), ("burglar alarm", "device against thieves"),
+                ("flood siren", "high water warning"), ("lift bell", "elevator's buzzer"),
             ],
             "floor": same("second", "third", "fifth", "ninth", "eleventh"),
             "answer": same("2086", "3719", "4417", "5532", "6904", "7168", "8251", "9375"),
@@ -159,10 +148,7 @@ FACTS = (
         {
             "name": SURNAMES,
             "animal": [
-                ("goats", "farm animals"),
-                ("terriers", "dogs"),
-                ("ponies", "little horses"),
-                ("parrots", "birds"),
+                ("goats", "farm animals"), ("terriers", "dogs"), ("ponies", "little horses"), ("parrots", "birds"),
             ],
             "answer": same(
                 "syrup of elderberry",
@@ -181,13 +167,11 @@ FACTS = (
         "How many guilders did restoring the {thing} cost the parish of {town}?",
         {
             "thing": [
-                ("organ", "church instrument"),
-                ("stained glass", "coloured windows"),
-                ("belfry", "bell tower"),
+                ("organ", "church instrument"), ("stained glass", "coloured windows"), ("belfry", "bell tower"),
                 ("frescoes", "wall paintings"),
             ],
             "town": TOWNS,
             "answer": same("1,370", "2,945", "4,610", "5,285", "6,730", "8,250", "9,415", "12,860"),
         },
     ),
-)
+)  # fmt: skip

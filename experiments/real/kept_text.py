@@ -47,13 +47,8 @@ GAP = "[...]"
 class Run:
     """Neighbouring tokens ``[start, end)`` of a document that were kept.
 
-    Parameters
-    ----------
-    start, end : int
-    chunk : tuple of int
-        Tokens ``[start, end)`` of its best chunk, as far as they are in the run.
-    score : float
-        Of that chunk.
+    `start`, `end`; `chunk`: Tokens ``[start, end)`` of its best chunk, as far as they are in the run; `score`: of that
+    chunk.
     """
 
     start: int

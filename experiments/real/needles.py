@@ -176,17 +176,12 @@ SERVICES = ("checkout", "billing", "search", "mailer", "ledger", "gateway", "thu
 REGIONS = ("eu-north-1", "eu-west-2", "us-east-1", "ap-south-1", "sa-east-1")
 LEVELS = ("debug", "info", "info", "info", "warning", "error")
 NOTES = (
-    "retried {small} times, then succeeded",
-    "cache miss for tenant {number}",
-    "slow query: {number} ms on shard {small}",
-    "connection pool had {small} idle entries",
-    "batch {number} was split into {small} parts",
-    "token refreshed, valid for {number} s",
-    "replica {small} lagged behind by {number} ms",
-    "queue length fell below {number}",
-    "upload of {number} KB resumed at part {small}",
-    "no change",
-)
+    "retried {small} times, then succeeded", "cache miss for tenant {number}",
+    "slow query: {number} ms on shard {small}", "connection pool had {small} idle entries",
+    "batch {number} was split into {small} parts", "token refreshed, valid for {number} s",
+    "replica {small} lagged behind by {number} ms", "queue length fell below {number}",
+    "upload of {number} KB resumed at part {small}", "no change",
+)  # fmt: skip
 
 
 def log_record(rng: random.Random, number: int, note: str) -> dict[str, object]:

@@ -126,53 +126,16 @@ def made_question(sentence: str, net: WordNet, rng: random.Random) -> str | None
 
 
 THINGS = [
-    "invoice",
-    "parcel",
-    "ticket",
-    "locker",
-    "badge",
-    "report",
-    "recipe",
-    "permit",
-    "crate",
-    "violin",
-    "server",
-    "kettle",
-    "garden gate",
-    "old bridge",
-]
+    "invoice", "parcel", "ticket", "locker", "badge", "report", "recipe", "permit", "crate", "violin", "server",
+    "kettle", "garden gate", "old bridge",
+]  # fmt: skip
 NAMES = [
-    "Mara",
-    "Olek",
-    "Priya",
-    "Tomas",
-    "Ines",
-    "Bjarne",
-    "Leila",
-    "Kofi",
-    "Yuki",
-    "Dario",
-    "Nadia",
-    "Ewan",
-    "Sofia",
-    "Rui",
-    "Hanna",
-    "Viktor",
-]
+    "Mara", "Olek", "Priya", "Tomas", "Ines", "Bjarne", "Leila", "Kofi", "Yuki", "Dario", "Nadia", "Ewan", "Sofia",
+    "Rui", "Hanna", "Viktor",
+]  # fmt: skip
 PLACES = [
-    "Tromso",
-    "Cadiz",
-    "Lund",
-    "Perth",
-    "Oaxaca",
-    "Fez",
-    "Gdansk",
-    "Bergamo",
-    "Quito",
-    "Riga",
-    "Hobart",
-    "Utrecht",
-]
+    "Tromso", "Cadiz", "Lund", "Perth", "Oaxaca", "Fez", "Gdansk", "Bergamo", "Quito", "Riga", "Hobart", "Utrecht",
+]  # fmt: skip
 FACTS = (
     ("The {t} of {n} carries the number {d}.", "What number is on {n}'s {t}?"),
     ("{n} left the {t} in {p} on day {d}.", "Where did {n} leave the {t}?"),

@@ -14,13 +14,7 @@ from sp.ops.rope_scaling import YarnScaling
 
 
 class Drafter:
-    """Frozen weights, and what is read of them.
-
-    Parameters
-    ----------
-    path : Path
-    device : str
-    """
+    """Frozen weights, and what is read of them."""
 
     def __init__(self, path: Path, device: str) -> None:
         reader = GGUFReader(path)

@@ -73,11 +73,8 @@ class Reading:
 class Head(nn.Module):
     """Late interaction: a unit is worth, by each asking token, what its most similar token is; gates weigh these.
 
-    Parameters
-    ----------
-    wide, deep : tensor
-        Root mean square of each channel of the features that ask, and of the document's; inputs are divided by it, and
-        in the end the weights.
+    `wide`, `deep`: root mean square of each channel of the features that ask, and of the document's; inputs are divided
+    by it, and in the end the weights.
     """
 
     def __init__(self, wide: torch.Tensor, deep: torch.Tensor) -> None:

@@ -12,10 +12,7 @@ PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 class WordNet:
     """Synonyms and hypernyms by lemma.
 
-    Parameters
-    ----------
-    folder : Path
-        With ``data.noun`` and its like.
+    `folder`: with ``data.noun`` and its like.
     """
 
     def __init__(self, folder: Path) -> None:

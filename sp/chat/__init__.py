@@ -8,23 +8,7 @@ from sp.chat.thinking import Thinking
 from sp.chat.turn import Call, Turn
 
 __all__ = [
-    "MARKS",
-    "Call",
-    "Copy",
-    "HiddenMessageError",
-    "Located",
-    "Marks",
-    "Segment",
-    "SegmentKind",
-    "Split",
-    "Splitter",
-    "Thinking",
-    "Thinks",
-    "Turn",
-    "marks_of",
-    "render_located",
-    "segments_of",
-    "spells_markup",
-    "split_reply",
+    "MARKS", "Call", "Copy", "HiddenMessageError", "Located", "Marks", "Segment", "SegmentKind", "Split", "Splitter",
+    "Thinking", "Thinks", "Turn", "marks_of", "render_located", "segments_of", "spells_markup", "split_reply",
     "without",
-]
+]  # fmt: skip

@@ -10,13 +10,6 @@ from sp.gguf.value_types import Value
 from sp.gguf.writer import GGUFWriter
 
 __all__ = [
-    "ChatTemplate",
-    "Encoding",
-    "GGUFFile",
-    "GGUFWriter",
-    "TensorInfo",
-    "Tokenizer",
-    "Value",
-    "chat_template",
+    "ChatTemplate", "Encoding", "GGUFFile", "GGUFWriter", "TensorInfo", "Tokenizer", "Value", "chat_template",
     "render_chat",
-]
+]  # fmt: skip

@@ -27,14 +27,8 @@ NAME = 80  # characters of a name that messages show
 class Cursor:
     """Reads forward through the header, fetching bytes as they are needed.
 
-    Attributes
-    ----------
-    fd, size, path
-        The open file, its size when it was opened, and its name for errors.
-    buffer : bytearray
-        The bytes fetched so far, from the start of the file.
-    pos : int
-        Where the next value starts.
+    `fd`, `size`, `path`: the open file, its size when it was opened, and its name for errors; `buffer`: the bytes
+    fetched so far, from the start of the file; `pos`: where the next value starts.
     """
 
     def __init__(self, fd: int, size: int, path: str) -> None:
@@ -119,18 +113,9 @@ _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, typ
 class TensorInfo:
     """Where a tensor lies and how it is packed.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        NumPy order, fastest axis last: ``(out, in)`` for a matrix.
-    ggml_type : int
-        Type id; `type_name` is its name.
-    nbytes : int
-        Packed size.
-    offset : int
-        First byte, counted from the start of its file.
-    shard : int
-        Which file of a sharded model, from 0.
+    `shape`: NumPy order, fastest axis last: ``(out, in)`` for a matrix; `ggml_type`: type id; `type_name` is its name;
+    `nbytes`: packed size; `offset`: first byte, counted from the start of its file; `shard`: which file of a sharded
+    model, from 0.
     """
 
     name: str

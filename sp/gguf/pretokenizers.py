@@ -15,14 +15,9 @@ from dataclasses import dataclass, replace
 class PreTokenizer:
     """How text is cut up, and what files that name it take for granted.
 
-    Attributes
-    ----------
-    patterns : tuple of str
-        Applied one after the other, each to the pieces that the one before left.
-    whole_words : bool
-        A piece that is a token is that token, whatever merges would make of it (``ignore_merges``).
-    add_bos : bool
-        Prompts begin with BOS unless the file says otherwise.
+    `patterns`: applied one after the other, each to the pieces that the one before left; `whole_words`: A piece that is
+    a token is that token, whatever merges would make of it (``ignore_merges``); `add_bos`: prompts begin with BOS
+    unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]

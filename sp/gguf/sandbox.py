@@ -40,10 +40,7 @@ _DIRECTIVES = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
 class BoundedFormatter(SandboxedFormatter):
     """`str.format` that looks up what a template may look up, pays for what it prints, and pads within `WIDEST`.
 
-    Parameters
-    ----------
-    environment : BoundedEnvironment
-        Of one rendering.
+    `environment`: of one rendering.
     """
 
     def __init__(self, environment: BoundedEnvironment) -> None:
@@ -196,17 +193,10 @@ _NODES = (
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """One rendering's environment: the options of Hugging Face's chat templates, and a budget.
 
-    Parameters
-    ----------
-    budget : Budget
-        Spent by the rendering; compile and render one template with one environment.
-    given : mapping
-        The variables it renders with: their lists stay as they are, while it may append to lists of its own.
+    `budget`: spent by the rendering; compile and render one template with one environment; `given`: the variables it
+    renders with: their lists stay as they are, while it may append to lists of its own.
 
-    Attributes
-    ----------
-    names, literals : set of str
-        Variables and strings in the expressions of what was compiled.
+    `names`, `literals`: variables and strings in the expressions of what was compiled.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)

@@ -26,12 +26,8 @@ UNITS_PER_INPUT_UNIT = 256  # a template handles each message some ten times
 class ChatTemplate:
     """A chat template, and the special tokens it may write.
 
-    Parameters
-    ----------
-    source : str
-        Jinja2, as a file carries it.
-    bos_token, eos_token : str
-        As templates call the first token of a text and the last of a turn; empty where the vocabulary has none.
+    `source`: Jinja2, as a file carries it; `bos_token`, `eos_token`: as templates call the first token of a text and
+    the last of a turn; empty where the vocabulary has none.
 
     Examples
     --------

@@ -17,12 +17,8 @@ MIDDLE = 5
 class Line:
     """A strategy's value and interval; None where nothing was measured.
 
-    Parameters
-    ----------
-    n : int
-        Examples; the interval of one says nothing, so it is told and not drawn.
-    note : str
-        What keeps it from being held against the others, if anything does.
+    `n`: examples; the interval of one says nothing, so it is told and not drawn; `note`: what keeps it from being held
+    against the others, if anything does.
     """
 
     name: str
@@ -38,14 +34,8 @@ class Line:
 class Scale:
     """What the plot is of.
 
-    Parameters
-    ----------
-    title : str
-        Such as ``right answers (%)``.
-    pattern : str
-        How a value is written.
-    reference : float, optional
-        Where a line is drawn: the full prefill's value.
+    `title`: such as ``right answers (%)``; `pattern`: how a value is written; `reference`: where a line is drawn: the
+    full prefill's value.
     """
 
     title: str

@@ -39,14 +39,8 @@ class Place:
 class Heated:
     """What is shown of a prompt's tokens.
 
-    Parameters
-    ----------
-    kinds : int array (n,)
-        Numbers of `KINDS`.
-    levels : int array (n,)
-        0 to 4, see `heat_levels`.
-    merged : int
-        Tokens that share one level; see `WIDTHS`.
+    `kinds`, int array (n,): numbers of `KINDS`; `levels`, int array (n,): 0 to 4, see `heat_levels`; `merged`: Tokens
+    that share one level; see `WIDTHS`.
     """
 
     prompt: TokenisedPrompt

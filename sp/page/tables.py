@@ -27,14 +27,8 @@ def sortable(
 ) -> Html:
     """A table that may be wider than the screen.
 
-    Parameters
-    ----------
-    caption : str
-        What a reader of the screen hears of it.
-    words : collection of str
-        Heads of columns of words, which begin where their words do; the first always is one.
-    class_ : str
-        Besides `sorts`.
+    `caption`: what a reader of the screen hears of it; `words`: heads of columns of words, which begin where their
+    words do; the first always is one; `class_`: besides `sorts`.
 
     Examples
     --------

@@ -39,37 +39,10 @@ from sp.quant.repack import Repacked, repacked_tensors
 from sp.quant.weight import Math, Weight
 
 __all__ = [
-    "BF16",
-    "F16",
-    "F32",
-    "FORMATS",
-    "IQ3_S",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-    "Q3_K",
-    "Q4_0",
-    "Q4_1",
-    "Q4_K",
-    "Q5_0",
-    "Q5_1",
-    "Q5_K",
-    "Q6_K",
-    "Q8_0",
-    "BlockFormat",
-    "Math",
-    "Packing",
-    "Plane",
-    "Repacked",
-    "Scales",
-    "Weight",
-    "format_bits",
-    "format_by_name",
-    "kernel_formats",
-    "packing_of",
-    "packings_in",
-    "register_format",
+    "BF16", "F16", "F32", "FORMATS", "IQ3_S", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0",
+    "Q5_1", "Q5_K", "Q6_K", "Q8_0", "BlockFormat", "Math", "Packing", "Plane", "Repacked", "Scales", "Weight",
+    "format_bits", "format_by_name", "kernel_formats", "packing_of", "packings_in", "register_format",
     "repacked_tensors",
-]
+]  # fmt: skip
 
 import_modules("sp.quant.formats")

@@ -138,15 +138,12 @@ PASSING = several(
 TRAIN = BabiPhrases(
     people=MORE_PEOPLE,
     things=(
-        *THINGS,
-        *several(lambda rng: f"{rng.choice(QUALITIES)} {rng.choice(THINGS)}", 4000, 25),
+        *THINGS, *several(lambda rng: f"{rng.choice(QUALITIES)} {rng.choice(THINGS)}", 4000, 25),
         *several(lambda rng: coined(rng).lower(), 500, 26),
     ),
     places=(
-        *MORE_PLACES,
-        *several(lambda rng: odd(rng, 1, 2), 2500, 79),
-        *several(lambda rng: odd(rng, 2, 2).title(), 1500, 80),
-        *SITES,
+        *MORE_PLACES, *several(lambda rng: odd(rng, 1, 2), 2500, 79),
+        *several(lambda rng: odd(rng, 2, 2).title(), 1500, 80), *SITES,
     ),
     around=(*AROUND, *AROUND, *PASSING),
     ways=(*WAYS, *several(lambda rng: f"{rng.choice(PREPOSITIONS)} {odd(rng, 1, 4)}", 4000, 78)),
@@ -185,4 +182,4 @@ TRAIN = BabiPhrases(
         *several(lambda rng: around(rng.choice(PERSON), rng), 600, 77),
     ),
     asks_before=weave(EARLIER, 800, 38, before=ASK_BEFORE, noisy=0.05, ends=ASK_ENDS, avoid=HELD_OUT.asks_before),
-)
+)  # fmt: skip

@@ -24,10 +24,7 @@ Made = Callable[[random.Random], str]
 class Grammar:
     """Rules by name: of each, what it may become, with `<name>` for a part; slots in braces stay as they are.
 
-    Parameters
-    ----------
-    rules : mapping of str to sequence of str, or function of a generator
-        One entry after another is equally likely; an entry that stands twice is twice as likely.
+    `rules`: one entry after another is equally likely; an entry that stands twice is twice as likely.
 
     Examples
     --------

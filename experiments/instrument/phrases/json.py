@@ -286,9 +286,7 @@ TRAIN = JsonPhrases(
     names=(
         (*QUALITIES, *several(lambda rng: coined(rng).lower(), 2000, 51)),
         (
-            *THINGS,
-            *PLACES,
-            *several(lambda rng: str(rng.randrange(10, 1000)), 100, 52),
+            *THINGS, *PLACES, *several(lambda rng: str(rng.randrange(10, 1000)), 100, 52),
             *several(lambda rng: coined(rng).lower(), 2000, 53),
         ),
     ),
@@ -297,4 +295,4 @@ TRAIN = JsonPhrases(
     asks_top=asks(ASKS_TOP, 55, HELD_OUT.asks_top),
     asks_record=asks([*owners("record"), *owners("item")], 56, HELD_OUT.asks_record),
     asks_group=asks([*owners("group"), *owners("section")], 57, HELD_OUT.asks_group),
-)
+)  # fmt: skip

@@ -81,11 +81,9 @@ def closing(rng: random.Random) -> str:
 TRAIN = MrcrPhrases(
     kinds=(*KINDS, *several(lambda rng: coined(rng).lower(), 1000, 11)),
     topics=(
-        *TOPICS,
-        *(f"{thing}s" for thing in THINGS if not thing.endswith(("s", "x", "f", "y"))),
+        *TOPICS, *(f"{thing}s" for thing in THINGS if not thing.endswith(("s", "x", "f", "y"))),
         *several(lambda rng: f"{rng.choice(QUALITIES)} {rng.choice(THINGS)}s", 1000, 12),
-        *several(lambda rng: coined(rng).lower(), 500, 18),
-        *(f"the {place}" for place in COMPOUND_PLACES),
+        *several(lambda rng: coined(rng).lower(), 500, 18), *(f"the {place}" for place in COMPOUND_PLACES),
     ),
     people=MORE_PEOPLE,
     times=TIMES,
@@ -136,4 +134,4 @@ TRAIN = MrcrPhrases(
         (*ENDINGS, *several(lambda rng: f"{odd(rng, 1, 5)}{rng.choice('...!;')}", 3000, 65)),
     ),
     syllables=(*SYLLABLES, *OTHERS),
-)
+)  # fmt: skip

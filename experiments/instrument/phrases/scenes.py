@@ -19,16 +19,9 @@ TABLES = table(__file__)
 class Relation:
     """Rules that tell of it, and rules that ask, each with the slot it asks for.
 
-    Parameters
-    ----------
-    slots : dict of str to str
-        The sort of every slot: "thing", "place", "person", "value", "job", "town" or "event".
-    told : str
-        Rule of the statements.
-    asks : tuple of (str, str)
-        Rule of a question, and the slot that answers it.
-    mirrored : bool
-        Whether a second statement with `a` and `b` exchanged and another value is told as well.
+    `slots`: the sort of every slot: "thing", "place", "person", "value", "job", "town" or "event"; `told`: rule of the
+    statements; `asks`, tuple of (str, str): rule of a question, and the slot that answers it; `mirrored`: whether a
+    second statement with `a` and `b` exchanged and another value is told as well.
     """
 
     slots: dict[str, str]

@@ -61,12 +61,8 @@ def heads_of(capital: bool | None) -> tuple[str, ...]:
 class Spelt(Sequence[str]):
     """Words of a head and up to two further tokens: as many as one likes, each of them the same at every look.
 
-    Parameters
-    ----------
-    capital : bool or None
-        Whether words begin with a capital letter; None leaves every head as it is.
-    plain : bool
-        Whether a head may stand alone.
+    `capital`: whether words begin with a capital letter; None leaves every head as it is; `plain`: whether a head may
+    stand alone.
 
     Examples
     --------

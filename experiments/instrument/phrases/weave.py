@@ -45,19 +45,9 @@ def weave(
 ) -> tuple[str, ...]:
     """So many different frames, fewer if the cores give no more.
 
-    Parameters
-    ----------
-    cores : sequence of str
-        Sentences with slots, without a mark at their end; their words of meaning.
-    many, seed : int
-    before, behind : sequence of str
-        What may stand before a core (with its comma) and behind it.
-    noisy : float
-        Share of frames with senseless words before, behind, or before one of the slots.
-    ends : sequence of str
-        Marks that end a frame.
-    avoid : sequence of str
-        Frames that are held out.
+    `cores`: sentences with slots, without a mark at their end; their words of meaning; `many`, `seed`; `before`,
+    `behind`: what may stand before a core (with its comma) and behind it; `noisy`: share of frames with senseless words
+    before, behind, or before one of the slots; `ends`: marks that end a frame; `avoid`: frames that are held out.
 
     Examples
     --------

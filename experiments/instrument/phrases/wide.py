@@ -89,10 +89,9 @@ FAMILY = free(
         *_plain,
         *(f"{_rng.choice(('van', 'de', 'von', 'St', 'la', 'di', 'Mac'))} {_rng.choice(_plain)}" for _ in range(250)),
         *(f"{_rng.choice(('Mc', 'O', 'Fitz', 'Mac'))}{_rng.choice(_plain)}" for _ in range(150)),
-        *(f"{_rng.choice(_plain)}{_rng.choice((' ', '-'))}{_rng.choice(_plain)}" for _ in range(300)),
-        *("",) * 700,
+        *(f"{_rng.choice(_plain)}{_rng.choice((' ', '-'))}{_rng.choice(_plain)}" for _ in range(300)), *("",) * 700,
     )
-)
+)  # fmt: skip
 """Surnames: of one word, of two, or none at all."""
 PLACE_NAMES = free(
     (
@@ -108,11 +107,9 @@ PLACE_NAMES = free(
 """Towns."""
 JOBS = free(
     (
-        *joined(55, 900, WORK, DOES, TAKEN),
-        *(f"{_rng.choice(WORK)} {_rng.choice(DOES[5:])}" for _ in range(300)),
+        *joined(55, 900, WORK, DOES, TAKEN), *(f"{_rng.choice(WORK)} {_rng.choice(DOES[5:])}" for _ in range(300)),
         *(f"{_rng.choice(NOUNS)} {_rng.choice(('maker', 'seller', 'driver', 'painter'))}" for _ in range(150)),
-        *(one for one in (*NOUNS, *WORK) if one not in TAKEN),
-        *(f"{one}er" for one in ODD[:150]),
+        *(one for one in (*NOUNS, *WORK) if one not in TAKEN), *(f"{one}er" for one in ODD[:150]),
     )
-)
+)  # fmt: skip
 """Trades, of one word or two."""

@@ -61,11 +61,6 @@ def world_story(rng: random.Random, facts: int) -> Story:
 
     Things are asked for their kinds and not the other way round: every kind has a dozen things.
 
-    Parameters
-    ----------
-    rng : random.Random
-    facts : int
-
     Returns
     -------
     Story

@@ -42,16 +42,9 @@ def pieces(text: str, size: int = PIECE) -> list[str]:
 class BytePairs:
     """Text without special tokens to ids, and what each token stands for.
 
-    Attributes
-    ----------
-    bytes, spelled : list of bytes
-        Of each token.
-    space_prefix : bool
-        Nothing is written in front of a text.
-    lacking : bool (256,)
-        Bytes that have no token of their own; they are dropped.
-    complete : bool
-        Every byte has a token. Then all of a text is spelled, and tokens that are as long as it together spell it.
+    `bytes`, `spelled`: of each token. `space_prefix`: nothing is written in front of a text. `lacking`, bool (256,):
+    bytes that have no token of their own; they are dropped. `complete`: every byte has a token. Then all of a text is
+    spelled, and tokens that are as long as it together spell it.
     """
 
     space_prefix = False

@@ -35,18 +35,9 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 class Pieces:
     """Text without special tokens to ids, and what each token stands for.
 
-    Attributes
-    ----------
-    bytes : list of bytes
-        Of each token: what it stands for in text.
-    spelled : list of bytes
-        What it spells, spaces as U+2581.
-    space_prefix : bool
-        Whether a space is written in front.
-    lacking : bool (256,)
-        Bytes without a token of their own: of a character that is no token they are dropped.
-    complete : bool
-        Not known, see `BytePairs`.
+    `bytes`: of each token: what it stands for in text; `spelled`: what it spells, spaces as U+2581; `space_prefix`:
+    whether a space is written in front; `lacking`, bool (256,): bytes without a token of their own: of a character that
+    is no token they are dropped; `complete`: not known, see `BytePairs`.
     """
 
     complete = False

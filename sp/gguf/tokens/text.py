@@ -79,14 +79,8 @@ class SpecialTokens:
 class Written:
     """What is encoded, and where each byte of the text stands in it.
 
-    Attributes
-    ----------
-    texts : list of str
-        The parts between special tokens.
-    spelled : bytes
-        All of it, special tokens included.
-    begins : int64 array (n,), optional
-        Where each byte of the text begins in `spelled`; left out where the two are the same.
+    `texts`: the parts between special tokens; `spelled`: all of it, special tokens included; `begins`, int64 array
+    (n,), optional: where each byte of the text begins in `spelled`; left out where the two are the same.
     """
 
     texts: list[str]
