@@ -64,7 +64,7 @@ def main() -> None:
     for model in models:
         model.arithmetic = scoring(model.arithmetic, "cuda", model.config.head_dim)
         model.config = replace(model.config, context=max(model.config.context, given.tokens))
-    scorer = SCORERS.build("tail", {"attention": "flashprefill", "density": given.density})
+    scorer = SCORERS.build("tail", {"sparse": f"density:{given.density}"})
     ids, nothing = np.arange(given.tokens) % model.config.vocab, np.zeros(given.tokens, bool)
     cards = None if group is None else Cards(group, models)
     request = ScoreRequest(models[0], ids, np.arange(given.tokens), nothing, nothing, cards=cards)

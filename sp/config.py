@@ -79,6 +79,8 @@ def check_type(value: object, expected: Any, where: str) -> Any:
                 return check_type(value, choice, where)
             except ConfigError:
                 continue
+    elif hasattr(expected, "parse") and (value is False or isinstance(value, str)):
+        return expected.parse("off" if value is False else value, where)  # YAML reads a bare off as false
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(check_type(item, get_args(expected)[0], where) for item in value)
@@ -119,8 +121,8 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     Pool(width=5)
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = _hints(cls)
-    checked = {}
+    hints, checked = _hints(cls), {}
+    values = getattr(cls, "renamed", dict)(values)  # old words, see `sp.scoring.reading`
     for key, value in values.items():
         if key not in fields:
             raise unknown_name(f"option of {where}", key, fields)
@@ -152,7 +154,7 @@ def check_fields(instance: object, where: str) -> None:
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]
         value = getattr(instance, each.name)
         checked = check_type(value, hints[each.name], f"{where}: {each.name}")
-        if isinstance(value, str) and isinstance(checked, int):
+        if checked is not value:
             object.__setattr__(instance, each.name, checked)  # frozen
 
 

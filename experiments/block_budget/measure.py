@@ -58,10 +58,7 @@ LISTED = 300_000
 
 def scorer_of(rule: str) -> TailScorer:
     """The scorer that reads by a rule; all blocks are listed for `dense`, so that the same code attends."""
-    how: dict[str, Any] = {"alpha": 0.0} if rule == "dense" else {"blocks": rule}
-    if rule.startswith("density"):
-        how = {"density": float(rule.split()[1])}
-    scorer = SCORERS.build("tail", {"attention": "flashprefill", **how})
+    scorer = SCORERS.build("tail", {"sparse": "alpha:0" if rule == "dense" else rule.replace(" ", ":")})
     assert isinstance(scorer, TailScorer)
     return scorer
 

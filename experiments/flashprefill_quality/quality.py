@@ -91,7 +91,7 @@ def measured(drafter: Loaded, grid: Grid, case: Case) -> dict[str, dict[str, flo
     rows = {"dense": compared(case, grid.keep_ratio, dense, dense) | {"density": 1.0, "score_s": seconds}}
     rows["full prefill"] = rows["dense"] | {"density": None, "score_s": None, "found": 1.0}
     for alpha in grid.alphas:
-        sparse, seconds = timed(attention="flashprefill", alpha=alpha)
+        sparse, seconds = timed(sparse=f"alpha:{alpha}")
         rows[f"alpha {alpha:g}"] = compared(case, grid.keep_ratio, sparse, dense) | {"score_s": seconds}
     for name, control in case.controls.items():
         rows[name] = compared(case, grid.keep_ratio, control, dense)

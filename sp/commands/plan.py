@@ -214,7 +214,7 @@ def expected(tokens: int) -> float | None:
     from sp.scoring import SCORERS
     from sp.scoring.reading import ReadingScorer
 
-    scorer = SCORERS.build("auto", {"attention": "auto"})
+    scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
     selector = scorer.settled("cuda", tokens).selector()
     return None if selector is None else expected_density(selector, tokens)

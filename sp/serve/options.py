@@ -149,8 +149,6 @@ def _with_alpha(options: RunOptions, alpha: float) -> RunOptions:
     selector: Any = options.selector
     if hasattr(selector, "alpha"):
         return replace(options, selector=replace(selector, alpha=alpha))
-    if hasattr(scorer, "alpha"):
-        return replace(
-            options, scorer=replace(scorer, attention="flashprefill", alpha=alpha, density=None, blocks=None)
-        )
+    if hasattr(scorer, "sparse"):
+        return replace(options, scorer=replace(scorer, sparse=f"alpha:{alpha:g}"))
     raise ConfigError(f"neither {type(selector).__name__} nor {type(scorer).__name__} has an alpha; leave it out")

@@ -74,7 +74,7 @@ def test_a_request_tells_where_its_time_went(maker: PromptMaker, pair: Pipeline)
 def test_the_full_prefill_stands_beside_every_setting_and_the_cold_request_is_told_apart(
     maker: PromptMaker, pair: Pipeline
 ) -> None:
-    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.3})
+    sparse = SCORERS.build("tail", {"sparse": "density:0.3"})
     settings = [RunOptions(keep_ratio=0.5), RunOptions(keep_ratio=0.4, scorer=sparse)]
     ticks: list[int] = []
     made = Bench(pair, maker, 2, 1, timelines=True, progress=lambda: ticks.append(1))

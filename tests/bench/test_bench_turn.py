@@ -163,7 +163,7 @@ def test_cells_are_told_apart(pair: Pipeline) -> None:
 
 
 def test_the_share_of_blocks_that_is_read_stands_beside_the_times(maker: TranscriptMaker, pair: Pipeline) -> None:
-    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.2})
+    sparse = SCORERS.build("tail", {"sparse": "density:0.2"})
     made = TurnBench(pair, maker, 1, ("conversation", "prefix"))
     talk, prefix = made.run([600], 300, replace(OPTIONS, scorer=sparse), ConversationOptions(recall="off"))
     assert 0 < talk.metrics()["density"] <= 1

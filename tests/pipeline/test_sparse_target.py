@@ -37,7 +37,7 @@ def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
         rotate=rotate,
         sparse=sparse,
         max_new_tokens=8,
-        scorer=SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.05}),
+        scorer=SCORERS.build("tail", {"sparse": "alpha:0.05"}),
     )
     result = pair.run(prompt, options, full=True)
     assert result.full is not None

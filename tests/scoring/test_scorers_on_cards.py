@@ -28,7 +28,7 @@ def request_alone() -> ScoreRequest:
     return ScoreRequest(model, np.resize(ids, N), np.arange(N), question, ~question)
 
 
-@pytest.mark.parametrize("options", [{"rotary": "none"}, {"attention": "flashprefill", "alpha": 0.5}])
+@pytest.mark.parametrize("options", [{"rotary": "none"}, {"sparse": "alpha:0.5"}])
 def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
     scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
 

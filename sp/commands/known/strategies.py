@@ -32,9 +32,10 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
     name, own = read_name(scorer, SCORERS, "--scorer")
-    chosen, asked = SCORERS.build(name, own | scoring), "attention" in own | scoring
+    given = getattr(SCORERS.class_of(name), "renamed", dict)(own | scoring)
+    chosen = SCORERS.build(name, given)
     return {
-        "scorer": chosen if asked else by_length(chosen),
+        "scorer": chosen if "sparse" in given else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
         "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),

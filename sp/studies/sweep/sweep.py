@@ -24,6 +24,7 @@ from sp.evals.run import label as strategy_label
 from sp.pipeline import RunOptions
 from sp.plugins import find_plugin
 from sp.scoring import SCORERS
+from sp.scoring.reading import ReadingScorer
 from sp.selection import SELECTORS
 from sp.studies.sweep.combine import Combination, expand, for_task, override
 from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
@@ -190,8 +191,11 @@ def make_cell(each: Combination, section: Located) -> Cell:
         del config["decode"]
     if not options.mark_omitted:  # likewise
         del config["mark_omitted"]
-    if config["scorer"].get("blocks", "") is None:  # likewise
-        del config["scorer"]["blocks"]
+    if isinstance(built["scorer"], ReadingScorer):  # likewise, in the words of before there was one value
+        read = built["scorer"].sparse.recorded()
+        told = {name: value for name, value in read.items() if name != "blocks" or value is not None}
+        config["scorer"] = config["scorer"] | told | {"alpha": 0.1 if read["alpha"] is None else read["alpha"]}
+        del config["scorer"]["sparse"]
     return Cell(options, config)
 
 
