@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, print_json, text_width
 from sp.errors import unknown_name
 
@@ -13,26 +12,20 @@ from sp.errors import unknown_name
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="scorers, selectors, decoders, tasks, formats, models, families, plugins, or keys of sweep files."
-        ),
+        arg(help="scorers, selectors, decoders, tasks, formats, models, families, plugins, or keys of sweep files."),
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them, to be told of each of its options.")] = None,
-    as_page: Annotated[bool, typer.Option("--md", help="Print a page of Markdown instead.")] = False,
+    name: Annotated[str | None, arg("One of them, to be told of each of its options.")] = None,
+    as_page: Annotated[bool, opt("--md", help="Print a page of Markdown instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what can be chosen by name, with options, defaults, and the plugin that what is not built in comes from.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp list scorers
-
       sp list scorers tail
-
       sp list tasks --plugin mine.py
-
       sp list models
-
       sp list keys cells
     """
     from sp.commands.known import shown

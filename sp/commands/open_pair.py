@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
-    from sp.models import AskedScaling
     from sp.pipeline import Pipeline, RunOptions
     from sp.pipeline.load import Loaded
+    from sp.pipeline.options import ModelOptions, PlaceOptions
     from sp.scoring import Scorer
 
 
@@ -27,46 +27,6 @@ def draft_of(target: Path | None, draft: Path | None) -> Path:
     if draft is None and target is not None:
         raise ConfigError(f"guessing ahead needs a draft of {target.name}; name its file with --draft")
     return draft or embedded("draft")
-
-
-def asked_ropes(target_rope: str | None, drafter_rope: str | None) -> dict[str, AskedScaling]:
-    """Scalings of RoPE as `Pipeline.open` takes them, of the options that were given; ConfigError for a wrong one.
-
-    Examples
-    --------
-    >>> asked_ropes(None, "yarn:4")
-    {'drafter_rope': AskedScaling(kind='yarn', factor=4.0)}
-    """
-    from sp.models import AskedScaling
-
-    given = {"target_rope": target_rope, "drafter_rope": drafter_rope}
-    return {
-        name: AskedScaling.parse(text, f"--{name.replace('_', '-')}")
-        for name, text in given.items()
-        if text is not None
-    }
-
-
-def asked_maths(math: str, drafter_math: str) -> dict[str, str]:
-    """`--math` and `--drafter-math` as `Pipeline.open` takes them; ConfigError for a wrong one.
-
-    Examples
-    --------
-    >>> asked_maths("int8", "auto")
-    {'math': 'int8', 'drafter_math': 'auto'}
-    """
-    from sp.models import read_math
-
-    given = {"math": math, "drafter_math": drafter_math}
-    return {name: str(read_math(text, f"--{name.replace('_', '-')}")) for name, text in given.items()}
-
-
-def thinking_of(mode: str, effort: str | None) -> Thinking:
-    """`--thinking` and `--reasoning-effort`; ConfigError for what they cannot be."""
-    from sp.chat import Thinking
-    from sp.config import from_mapping
-
-    return from_mapping(Thinking, {"mode": mode, "effort": effort}, "--thinking")
 
 
 def tell_thinking(thinking: Thinking, target: Loaded) -> None:
@@ -87,26 +47,17 @@ def scorers_of(options: RunOptions) -> list[Scorer]:
 
 
 def open_pair(
-    target: Path | None,
-    drafter: Path | None,
-    device: str,
-    vram: str | None,
-    break_even: Path | None,
-    draft: Path | None = None,
-    asked: Mapping[str, Any] | None = None,
+    models: ModelOptions, place: PlaceOptions, scorers: Sequence[Scorer] | None = None, draft: Path | None = None
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `asked` what else
-    `Pipeline.open` takes.
-    """
+    """The pair on its device, its kernels compiled; `draft` is for speculative decoding."""
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
-    from sp.pipeline.sizes import parse_bytes
 
-    where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
+    where = pick_device(place.device)
     if where == "cuda":
         compile_kernels()
-    given = {"reporter": once, **(asked or {})}
-    pair = Pipeline.open(target, drafter, device=where, vram=budget, **given).with_break_evens(break_even)
+    on: dict[str, Any] = {"device": where, "vram": place.vram, "cards": place.cards, "target_cards": place.target_cards}
+    pair = Pipeline.open(**vars(models), **on, scorers=scorers, reporter=once).with_break_evens(place.break_even)
     tell_drafter(pair)
     return settled(pair if draft is None else pair.with_draft(draft))
 

@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterable, Sequence
 from textwrap import fill
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sp.commands.line import opt
 from sp.commands.terminal import text_width
 from sp.errors import printable
 
-Wide = Annotated[bool, typer.Option("--wide", help="Show all columns of tables side by side, however long lines get.")]
+Wide = Annotated[bool, opt("--wide", help="Show all columns of tables side by side, however long lines get.")]
 
 PADDING = 2
 """Characters beside a cell."""

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sp.commands.line import opt
 from sp.errors import CONTROL, ConfigError, PromptError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one object, of a chat one for each turn.")]
 
 
 @contextmanager
@@ -131,6 +131,13 @@ def check_folder(folder: Path | None, option: str) -> None:
     nearest = next((one for one in (absolute, *absolute.parents) if os.path.exists(one)), absolute)
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise ConfigError(f"cannot write below {folder}; check the path given to {option}")
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """ConfigError for a file that cannot be written, told before the work."""
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder; give {option} the name of a file")
+    check_folder(path and path.parent, option)
 
 
 def print_json(value: dict[str, Any]) -> None:

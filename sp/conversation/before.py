@@ -26,9 +26,11 @@ def decide_new(pipeline: Pipeline, options: RunOptions, prompt: TokenisedPrompt,
         keep_ratio=options.keep_ratio,
         compress=options.compress,
         threshold=options.threshold,
-        measured=None if options.sparse else find_break_even(pipeline.break_evens, options.keep_ratio, scorer, drafter),
+        measured=None
+        if options.target_sparse
+        else find_break_even(pipeline.break_evens, options.keep_ratio, scorer, drafter),
         scorer=scorer,
-        sparse=options.sparse,
+        sparse=options.target_sparse,
     )
 
 

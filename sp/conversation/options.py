@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from sp.config import Tokens, check_fields
+from sp.config import Option, Tokens, check_fields
 from sp.decode import Speculative
 from sp.errors import ConfigError
 from sp.models import ModelConfig
@@ -43,19 +43,18 @@ class ConversationOptions:
     'append'
     """
 
+    group: ClassVar[str] = "Memory"
+
     recall: Recall = "auto"
     recall_ratio: float = 0.05
-    recall_tokens: Tokens = 384
-    keys: KVType = "f16"
-    snapshots: int = 8
+    recall_tokens: Annotated[Tokens, Option(least=1)] = 384
+    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = "f16"
+    snapshots: Annotated[int, Option(least=1)] = 8
 
     def __post_init__(self) -> None:
         check_fields(self, "conversation")
         if not 0 < self.recall_ratio <= 1:
             raise ConfigError(f"recall_ratio must be above 0 and at most 1, not {self.recall_ratio:g}")
-        for name in ("recall_tokens", "snapshots"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None:

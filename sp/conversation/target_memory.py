@@ -98,11 +98,11 @@ class TargetMemory:
                 gap = int(slots.positions[at] - slots.positions[at - 1]) - 1 if at else 0
                 if gap > 0 and options.state_gaps != "compact":
                     cross_gap(model, cache, gap, options.state_gaps)
-                if options.sparse is None:
+                if options.target_sparse is None:
                     graphs = self._readers(cache)
                     logits = prefill(model, *what, cache, gaps=options.state_gaps, progress=progress, graphs=graphs)
                 else:
-                    logits, densities = prefill_sparse(model, *what, cache, options.sparse, progress=progress)
+                    logits, densities = prefill_sparse(model, *what, cache, options.target_sparse, progress=progress)
             if stop < len(slots):
                 self.trail.mark()
             room, at = room - (stop - at), stop

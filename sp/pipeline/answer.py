@@ -155,11 +155,11 @@ def _begin_alone(
     """Read the prompt, for an answer without a draft; `first` is not known yet."""
     what = target.model, given.ids, given.positions, pooled.cache
     densities: tuple[float, ...] = ()
-    graphs = pooled.prefill() if options.sparse is None else None
-    if options.sparse is None:
+    graphs = pooled.prefill() if options.target_sparse is None else None
+    if options.target_sparse is None:
         logits = prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs)
     else:
-        logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
+        logits, densities = prefill_sparse(*what, options.target_sparse, progress=progress)
     how = target.model, logits, given.next_position, pooled.cache
     rest = generate(
         *how,

@@ -184,9 +184,9 @@ class Pipeline(Opened):
             fits=window.whole,
             threshold=options.threshold,
             # Times were measured with a target that reads densely.
-            measured=None if options.sparse else measured,
+            measured=None if options.target_sparse else measured,
             scorer=options.scorer,
-            sparse=options.sparse,
+            sparse=options.target_sparse,
         )
         beside, kept = self.draft.nbytes if self.draft else 0, _budget(tokenised, options) if decision.activated else n
         check_memory(self.target, kept, options, budget, beside)

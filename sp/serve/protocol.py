@@ -119,8 +119,14 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
     job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage,
               session=overrides.session, recall=overrides.recall, return_kept=overrides.return_kept,
               choices=choices_of(body), logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
-    if isinstance(options.decode, Speculative) and overrides.decode and (job.format or job.logprobs is not None):
-        raise RequestError(f"sp.decode {overrides.decode} takes neither {PARAM} nor logprobs; leave it out", "sp")
+    if (
+        isinstance(options.decode, Speculative)
+        and "decode" in overrides.run
+        and (job.format or job.logprobs is not None)
+    ):
+        raise RequestError(
+            f"sp.decode {overrides.run['decode']} takes neither {PARAM} nor logprobs; leave it out", "sp"
+        )
     typed(body, "model", (str, type(None)), "a string")
     if kind == "completion":
         return replace(job, prompt=text_of(body.get("prompt"), "prompt"))

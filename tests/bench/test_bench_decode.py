@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import invoke
 from models.tiny_drafts import write_draft
-from typer.testing import CliRunner
 
 from sp.bench import decode as bench
 from sp.bench.decode import ways_of
 from sp.bench.decode_metrics import Answered, Measured, ratio_interval
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_trace
-from sp.cli import app
 from sp.decode import DDTree
 from sp.errors import ConfigError
 from sp.models import load_model
@@ -47,7 +46,7 @@ def real(pair: list[object], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(*arguments: object) -> str:
-    found = CliRunner().invoke(app, ["bench", "decode", "--device", "cpu", *map(str, arguments)])
+    found = invoke(["bench", "decode", "--device", "cpu", *map(str, arguments)])
     if found.exception is not None:
         raise found.exception
     return found.output
@@ -247,10 +246,10 @@ def test_json(pair: list[object]) -> None:
 )
 def test_what_is_refused(pair: list[object], arguments: list[str], said: str) -> None:
     given = [] if {"--target", "--synthetic"} & set(arguments) else map(str, pair)
-    found = CliRunner().invoke(app, ["bench", "decode", "--device", "cpu", *given, *arguments])
+    found = invoke(["bench", "decode", "--device", "cpu", *given, *arguments])
     assert said in str(found.exception)
     assert "\n" not in str(found.exception)
 
 
 def test_help_shows_examples() -> None:
-    assert "sp bench decode --synthetic qwen3.6-27b" in CliRunner().invoke(app, ["bench", "decode", "--help"]).output
+    assert "sp bench decode --synthetic qwen3.6-27b" in invoke(["bench", "decode", "--help"]).output

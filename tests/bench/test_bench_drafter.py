@@ -8,10 +8,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.drafter import Draft, describe, run_drafts, work
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import Cards, load_model
@@ -82,11 +81,11 @@ def test_work_is_that_of_all_layers_but_the_last() -> None:
 
 
 def command(*arguments: str):
-    return CliRunner().invoke(app, ["bench", "drafter", "--device", "cpu", "-r", "1", *arguments])
+    return invoke(["bench", "drafter", "--device", "cpu", "-r", "1", *arguments])
 
 
 def test_the_command_prints_every_test() -> None:
-    done = command("-p", "200,1k", "--alpha", "dense,0.5", "--density", "0.3", "--json")
+    done = command("-p", "200,1k", "--sparse", "off,alpha:0.5,density:0.3", "--json")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["tests"]
     assert [(row["prompt_tokens"], row["attention"]) for row in rows] == [
@@ -103,9 +102,9 @@ def test_the_command_prints_every_test() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--alpha", "few"), "numbers"),
-        (("--alpha", "2"), "alpha"),
-        (("--density", "0"), "density"),
+        (("--sparse", "alpha:few"), "numbers"),
+        (("--sparse", "alpha:2"), "alpha"),
+        (("--sparse", "density:0"), "density"),
         (("--layers", "99"), "depth"),
         (("-p", "0"), "nothing to time"),
         (("--cards", "2"), "--cards is for GPUs"),

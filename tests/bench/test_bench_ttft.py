@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench import ttft as bench
 from sp.bench.memory import watched
@@ -21,7 +21,6 @@ from sp.bench.names import shape_name
 from sp.bench.prompts import PromptMaker
 from sp.bench.request import measure, without_ends
 from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
-from sp.cli import app
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
@@ -181,7 +180,7 @@ def test_memory_is_watched_while_something_runs() -> None:
 
 
 def command(*arguments: str):  # type: ignore[no-untyped-def]
-    return CliRunner().invoke(app, ["bench", "ttft", "--device", "cpu", "-r", "1", "-n", "2", *arguments])
+    return invoke(["bench", "ttft", "--device", "cpu", "-r", "1", "-n", "2", *arguments])
 
 
 def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +218,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--keep-ratio", "2"), "keep_ratio"),
         (("--scorer", "tial"), "did you mean 'tail'"),
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
-        (("--density", "0"), "density"),
+        (("--sparse", "density:0"), "density"),
         (("-p", "10"), "ask for more"),
         (("-p", "0"), "nothing to time"),
         (("-n", "200000"), "no room for a prompt"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.record import FIELDS
 from sp.bench.request import without_ends
@@ -16,7 +16,6 @@ from sp.bench.turns import turn as bench
 from sp.bench.turns.policies import POLICIES, Turn
 from sp.bench.turns.transcripts import TranscriptMaker
 from sp.bench.turns.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
-from sp.cli import app
 from sp.conversation import ConversationOptions
 from sp.conversation.slots import same_start
 from sp.errors import ConfigError, DeviceError
@@ -172,7 +171,7 @@ def test_the_share_of_blocks_that_is_read_stands_beside_the_times(maker: Transcr
 
 def command(*arguments: str):  # type: ignore[no-untyped-def]
     common = ("--device", "cpu", "-n", "1", "--new-tokens", "100", "--synthetic-target", "tiny-qwen35")
-    return CliRunner().invoke(app, ["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
+    return invoke(["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
 
 
 def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:

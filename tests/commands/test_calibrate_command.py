@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.pipeline.load import embedded
 from sp.scoring.calibration import known, use
@@ -30,7 +29,7 @@ def unread(monkeypatch):
 
 
 def run(*args: str) -> str:
-    done = CliRunner().invoke(app, ["calibrate", *args, "--device", "cpu"])
+    done = invoke(["calibrate", *args, "--device", "cpu"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.output

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from sp import cli
-from sp.commands.known.fields import fields_of
 from sp.commands.known.kinds import Item, items, kinds, registries
 from sp.commands.known.shown import as_text
 from sp.errors import ConfigError
 from sp.models.architectures.base import ARCHITECTURES
+from sp.options import fields_of
 from sp.studies.sweep.sweep import CELL_KEYS, PAIR_KEYS, TASK_KEYS, TOP, load_sweep
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,9 @@ import httpx
 import pytest
 import serving as tool
 import web
-from typer.testing import CliRunner
-
-from sp.cli import app
+from command_line import invoke
 from sp.commands.serving.service import talks_of
+
 from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel
@@ -142,5 +141,5 @@ def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipe
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_a_line(options: list[str], told: str) -> None:
-    done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    done = invoke(["serve", "--port", "0", *options])
     assert str(done.exception).startswith(told)

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from sp.commands.bench.bench_drafter import attention_options, parts
+from sp.commands.line import opt
 from sp.errors import ConfigError
+from sp.pipeline import RunOptions
+from sp.pipeline.sizes import Size
+from sp.scoring.reading import Sparse
+
+SparseWays = Annotated[
+    tuple[Sparse, ...],
+    opt(
+        help="Which key blocks the drafter reads, comma-separated: off, alpha:0.1, blocks:64, sqrt:64, energy:0.9, or "
+        "for random weights, which no threshold suits, density:0.05."
+    ),
+]
+Budgets = Annotated[
+    tuple[Literal["none"] | Size, ...],
+    opt("--vram", help="Limits of device memory, comma-separated, e.g. none,23g; a full prefill has the first."),
+]
 
 
 def settings_of(
-    keep_ratio: str, scorer: str, selector: str, sparse: tuple[str, str, str], common: Mapping[str, Any]
-) -> list[Any]:
-    """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend.
+    ratios: Sequence[float], scorer: str, selector: str, sparse: Sequence[Sparse], common: RunOptions
+) -> list[RunOptions]:
+    """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend."""
+    from dataclasses import replace
 
-    `sparse` is --alpha, --density and --blocks.
-    """
-    from sp.config import from_mapping
-    from sp.pipeline import RunOptions
+    from sp.named import read_strategies
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
 
-    try:
-        ratios = [float(text) for text in parts(keep_ratio)]
-    except ValueError:
-        raise ConfigError(f"--keep-ratio takes numbers with commas between them, not {keep_ratio!r}") from None
-    named = zip(("alpha", "density", "blocks"), sparse, strict=True)
-    attending = [attention_options(name, text) for name, given in named for text in parts(given)]
     scorers = []
-    for name in parts(scorer):
-        chosen = attending if hasattr(SCORERS.build(name), "attention") else []
-        scorers += [SCORERS.build(name, options) for options in chosen or [{}]]
-    if not ratios or not scorers:
-        raise ConfigError("--keep-ratio and --scorer each need at least one item")
-    base = {"selector": SELECTORS.build(selector), "compress": "always", **common}
-    given = [base | {"keep_ratio": ratio, "scorer": made} for made in scorers for ratio in dict.fromkeys(ratios)]
-    made = [from_mapping(RunOptions, options, "sp bench ttft") for options in given]
-    compressed = [options for options in made if options.keep_ratio < 1]
+    for one in read_strategies(scorer, SCORERS, "--scorer"):
+        ways = sparse if hasattr(one, "sparse") else ()
+        scorers += [replace(one, sparse=how) for how in ways] or [one]  # type: ignore[type-var]
+    (chosen,) = read_strategies(selector, SELECTORS, "--selector")
+    compressed = [
+        replace(common, selector=chosen, compress="always", keep_ratio=ratio, scorer=one)
+        for one in scorers
+        for ratio in dict.fromkeys(ratios)
+        if ratio != 1
+    ]
     if not compressed:
         raise ConfigError("every --keep-ratio is 1, which is the full prefill; give one below it")
     return compressed
 
 
-def budgets_of(vram: str) -> list[int | None]:
+def budgets_of(vram: Sequence[str | int]) -> list[int | None]:
     """Bytes of --vram; None where there is no limit."""
-    from sp.pipeline.sizes import parse_bytes
-
-    return [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
+    return [None if isinstance(one, str) else one for one in vram] or [None]

@@ -68,7 +68,7 @@ def run_tasks(
         if isinstance(task, FileTask):
             task.check(n)
             sizes[task] = task.known(n)
-    models = asked.models() if asked.out else {}
+    models = asked.facts() if asked.out else {}
     pipeline = asked.open(cell for every in cells.values() for cell in every)
     count = counter(pipeline.target.tokenizer)
     kinds = [(task, tokens) for tokens in lengths for task in tasks]
@@ -78,7 +78,7 @@ def run_tasks(
         with suppress(LongPromptError):
             first = task.example(0, tokens, count)
             if not isinstance(task, FileTask):  # whose prompts that are too long are passed over
-                check_example(pipeline, first, asked.asked_thinking())
+                check_example(pipeline, first, asked.thinking)
 
     def examples(task: Task, tokens: int) -> Iterator[Example]:
         passed = 0
@@ -101,7 +101,7 @@ def run_tasks(
                 pipeline,
                 examples(task, tokens),
                 cells[task],
-                thinking=asked.asked_thinking(),
+                thinking=asked.thinking,
                 pass_over_long=isinstance(task, FileTask),
                 progress=progress,
             ):

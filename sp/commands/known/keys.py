@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sp.commands.known.fields import Field, fields_of
+from sp.options import Field, fields_of
 
 LISTED = {"decode": "decoder"}
 """Kinds that a list has by another name than a cell."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sp.commands.known.fields import Field, fields_of, summary_of
 from sp.commands.known.keys import sections
 from sp.hub import KNOWN, KnownModel, fetched
+from sp.options import Field, fields_of, summary_of
 from sp.plugins import BUILT_IN, loaded_plugins, source_of
 
 MODELS, FAMILIES, PLUGINS, KEYS = "models", "families", "plugins", "keys"

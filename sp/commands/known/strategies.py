@@ -37,7 +37,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     return {
         "scorer": chosen if "sparse" in given else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
-        "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
+        "target_sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),
     }
 

@@ -1,22 +1,85 @@
-"""Loop: line after line, a message answered or a command obeyed."""
+"""Loop: line after line, a message answered or a command obeyed; where lines come from, and Ctrl-C in an answer."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Iterable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from sp.commands.talk.session import Session
 from sp.commands.talk.slash import Quit, is_command, obey
-from sp.commands.talk.stopping import Stop, Stopped, stop_by_signal
 from sp.commands.terminal import as_json_text, progress_bar
 from sp.conversation import TurnResult
-from sp.errors import SpError, printable
+from sp.errors import PromptError, SpError, printable
+from sp.pipeline.result import Reporter
 from sp.trace import write_atomic
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Stopped(Exception):  # noqa: N818  it is no error
+    """The user wants no answer any more, and there is none yet."""
+
+
+class Stop:
+    """Whether a stop was asked for.
+
+    Examples
+    --------
+    >>> stop = Stop()
+    >>> stop.ask()
+    >>> stop.asked
+    True
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def ask(self) -> None:
+        """Ask for it; the second time, end the program."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def watched(self, reporter: Reporter) -> Reporter:
+        """The same reporter, whose stages end with `Stopped` once it was asked for."""
+
+        @contextmanager
+        def opened(what: str, total: int) -> Iterator[Callable[[int], None]]:
+            with reporter(what, total) as progress:
+
+                def told(done: int) -> None:
+                    if self.asked:
+                        raise Stopped
+                    if progress is not None:
+                        progress(done)
+
+                yield told
+
+        return opened
+
+
+@contextmanager
+def stop_by_signal() -> Iterator[Stop]:
+    """Ctrl-C asks for a stop as long as this lasts; it does what it did before in a thread, and behind it."""
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.ask()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Loop:
@@ -121,3 +184,32 @@ def numbers(result: TurnResult, stopped: bool = False) -> str:
     way = f" ({', '.join(sorted(ways))})" if ways else ""
     end = ", stopped" if stopped else ""
     return f"[{', '.join(parts)}{way} tokens; first token after {result.answer.ttft_s:.2f} s{end}]"
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines of a terminal up to Ctrl-D; Ctrl-C throws a line away. What asks for them goes where answers do not."""
+    with suppress(ModuleNotFoundError):
+        import readline  # noqa: F401  gives `input` a line that can be edited
+    while True:
+        try:
+            if sys.stdout.isatty():
+                yield input("> ")
+            else:
+                print("> ", end="", file=sys.stderr, flush=True)
+                yield input()
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /quit leaves)", file=sys.stderr)
+        except UnicodeDecodeError:
+            print("sp: that was no UTF-8 text; type it again", file=sys.stderr)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+def piped_lines() -> Iterator[str]:
+    """Lines of standard input; PromptError for one that is no text."""
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield raw.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise PromptError(f"line {number} of the input is not UTF-8 text (byte {error.start})") from None

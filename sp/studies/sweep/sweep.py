@@ -16,35 +16,29 @@ from typing import Any
 
 from sp.chat import Thinking
 from sp.config import Registry, from_mapping
-from sp.decode import DECODERS, Greedy, Speculative
+from sp.decode import Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
 from sp.evals.natural.task import NaturalTask
 from sp.evals.run import label as strategy_label
+from sp.options import fields_of
 from sp.pipeline import RunOptions
+from sp.pipeline.options import BY_NAME
 from sp.plugins import find_plugin
-from sp.scoring import SCORERS
 from sp.scoring.reading import ReadingScorer
-from sp.selection import SELECTORS
 from sp.studies.sweep.combine import Combination, expand, for_task, override
-from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
+from sp.studies.sweep.keys import TaskKeys, TopKeys, types_of
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
 from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft, with_drafter
 from sp.studies.sweep.runs import Cell, Run, Sweep, TaskSpec, config_hash
 
 SECTIONS = ("pairs", "tasks", "cells")
 TOP, OF_TASKS = types_of(TopKeys), types_of(TaskKeys)
-OPTIONS = names_of(RunOptions)
-STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
-    "scorer": (SCORERS, "auto"),
-    "selector": (SELECTORS, "top_chunks"),
-    "decode": (DECODERS, "greedy"),
-}
+WRITTEN = {one.name: one for one in fields_of(RunOptions) if one.option.written}
+STRATEGIES = {name: (registry, str(WRITTEN[name].default)) for name, registry in BY_NAME.items()}
 COMPRESS = "always"
 """What cells do unless the file says otherwise."""
-UNWRITTEN = ("sparse",)
-"""Options of cells that no plain value says."""
-CELL_KEYS = (*(name for name in OPTIONS if name not in UNWRITTEN), *(f"{name}." for name in STRATEGIES))
+CELL_KEYS = (*WRITTEN, *(f"{name}." for name in STRATEGIES))
 LIMITS = {"tokens": (1, 1 << 24), "examples": (1, 1_000_000), "first": (0, 1_000_000_000), "per_run": (1, 1_000_000)}
 MOST_RUNS = 100_000
 MOST_CELLS = 1_000_000
@@ -182,26 +176,22 @@ def make_cell(each: Combination, section: Located) -> Cell:
     for kind, (registry, default) in STRATEGIES.items():
         built[kind], config[kind] = make_strategy(each, kind, registry, default)
     rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
-    hints = {key: value for key, value in rest.items() if key in OPTIONS}
     base = {"compress": COMPRESS, **built}
-    options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
-    config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    options = build_located(lambda values: RunOptions(**{**base, **values}), rest, section)
+    config |= {name: getattr(options, name) for name in WRITTEN if name not in STRATEGIES}
+    config["scorer"] = {"name": config["scorer"]["name"], **vars(options.scorer)}
+    config["sparse"] = options.target_sparse  # as all runs have it, whose hashes stand
     config["rotate"] = options.rotated  # whether named or by default: it is one run, and f16 has the hash it had
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
         del config["decode"]
     if not options.mark_omitted:  # likewise
         del config["mark_omitted"]
-    if isinstance(built["scorer"], ReadingScorer):  # likewise, in the words of before there was one value
-        read = built["scorer"].sparse.recorded()
+    if isinstance(options.scorer, ReadingScorer):  # likewise, in the words of before there was one value
+        read = options.scorer.sparse.recorded()
         told = {name: value for name, value in read.items() if name != "blocks" or value is not None}
         config["scorer"] = config["scorer"] | told | {"alpha": 0.1 if read["alpha"] is None else read["alpha"]}
         del config["scorer"]["sparse"]
     return Cell(options, config)
-
-
-def check_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run with an int taken for a float, as YAML writes 1 for 1.0."""
-    return {key: float(value) if key == "keep_ratio" and type(value) is int else value for key, value in values.items()}
 
 
 def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:

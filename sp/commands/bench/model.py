@@ -8,77 +8,63 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from sp.commands.bench.asked import asked_output, kernels_of
-from sp.commands.options import KernelPath, ModelMath, Output, RecordBelow, Rotate, tokens_option
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
-from sp.config import token_count
-from sp.errors import ConfigError, short
-
-bench_app = typer.Typer(
-    help="Measure whole models, and draw what was measured.", no_args_is_help=True, rich_markup_mode="rich"
-)
+from sp.commands.asked import KernelPath, OnDevice, Results, kernels_of
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.config import Tokens
+from sp.errors import ConfigError
+from sp.models.cache.pages import KVType
+from sp.pipeline.options import MathName
+from sp.scoring.reading import Sparse
 
 
-@bench_app.command("model")
 def bench_model(
-    file: Annotated[Path | None, typer.Argument(help="A GGUF file; or use --synthetic.")] = None,
+    results: Results,
+    file: Annotated[Path | None, arg("A GGUF file; or use --synthetic.")] = None,
     synthetic: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
+        str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
     ] = None,
-    type_: Annotated[str, typer.Option("--type", help="File type of the random weights.")] = "q4_k_m",
-    prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "512",
-    new: Annotated[str, typer.Option("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = "64",
-    depth: Annotated[str, typer.Option("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = "0",
-    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    type_: Annotated[str, opt("--type", help="File type of the random weights.")] = "q4_k_m",
+    prompts: Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")] = (512,),
+    new: Annotated[tuple[Tokens, ...], opt("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = (64,),
+    depth: Annotated[tuple[Tokens, ...], opt("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = (
+        0,
+    ),
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test.")] = 5,
+    device: OnDevice = "auto",
     path: KernelPath = "auto",
-    math: ModelMath = "bf16",
-    kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
-    rotate: Rotate = None,
-    chunk: Annotated[int | None, tokens_option(least=1, help="Tokens that go through a layer together.")] = None,
-    density: Annotated[
-        float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
-    ] = None,
-    cards: Annotated[int, typer.Option(min=1, help="GPUs that share the model, from the first on.")] = 1,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Also list the kernels a test spends its time in.")
-    ] = False,
-    record: RecordBelow = None,
-    output: Output = "table",
-    wide: Wide = False,
-    as_json: AsJson = False,
+    math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
+    kv: Annotated[KVType, opt(help="Cached keys and values; f32 on the CPU alone.")] = "f16",
+    rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
+    chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
+    sparse: Annotated[
+        Sparse, opt(help="Which key blocks attention reads in a prefill, such as density:0.05; off for all.")
+    ] = Sparse("off"),  # noqa: B008
+    cards: Annotated[int, opt(least=1, help="GPUs that share the model, from the first on.")] = 1,
+    kernels: Annotated[bool, opt(help="Also list the kernels a test spends its time in.")] = False,
 ) -> None:
     """Time prefill and decoding of a model with random tokens, after a warm-up.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp bench model Qwen3.6-27B-Q4_K_M.gguf -p 512,8192,32768,131072 -n 64 -r 5
-
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
-
       sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --math int8
-
-      sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
-
+      sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --sparse density:0.05
       sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
     """
     from sp.bench.model import Trial, describe, run_tests
     from sp.bench.names import file_type_name, model_facts
-    from sp.bench.record import append, make_record
+    from sp.bench.record import make_record
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
     from sp.models.cache.pages import cache_name
     from sp.parallel.nccl import group_of
 
-    output = asked_output(output, as_json, record, path)
     if (file is None) == (synthetic is None):
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
-    lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
-    tests = [Trial(n, density=density) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
+    tests = [Trial(n, sparse=sparse) for n in prompts if n] + [Trial(d, n) for d in depth for n in new if n]
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     where, asked = pick_device(device), read_math(math, "--math")
@@ -98,8 +84,8 @@ def bench_model(
 
     def keep(**entry: Any) -> None:
         """Write a result down at once: a later test may fail."""
-        if record is not None and on_gpu:
-            append(make_record(**entry), record)
+        if on_gpu:
+            results.keep(make_record(**entry))
 
     if load is not None and group is None:
         first = {"model": name, "file_bytes": load[1], "mode": "first"}
@@ -116,28 +102,23 @@ def bench_model(
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
     rows = [_row(timing, name, model, kv, taken) for timing in timings]
     loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
-    if output == "json":
-        samples = [timing.rates for timing in timings]
-        tables = {test: [vars(item) for item in found] for test, found in profiles}
-        print_json(
-            loading | {"tests": [r | {"samples": s} for r, s in zip(rows, samples, strict=True)], "kernels": tables}
-        )
+    tables = {test: [vars(item) for item in found] for test, found in profiles}
+    if results.plain(rows, [timing.rates for timing in timings], **loading, kernels=tables):
         return
-    print_rows(rows, output, wide)
-    if load is not None and output == "table":
+    print_rows(rows, results)
+    if results.output == "table" and load is not None:
         print(f"loaded {load[1] / 1e9:.2f} GB in {load[0]:.2f} s ({load[1] / load[0] / 1e9:.1f} GB/s)")
     for timing in timings:
-        if timing.imbalance is not None and output == "table":
+        if timing.imbalance is not None and results.output == "table":
             print(f"{timing.test.name}: the most loaded expert has {timing.imbalance:.2f} times the mean load")
     for test, found in profiles:
-        print_kernels(test, found, wide)
+        print_kernels(test, found, results)
 
 
-@bench_app.command()
 def roofline(
-    results: Annotated[Path, typer.Argument(help="Folder of one card, e.g. results/nvidia-h200.")],
+    results: Annotated[Path, arg("Folder of one card, e.g. results/nvidia-h200.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder of the pictures; that of the records if left out.")
+        Path | None, opt("-o", "--out", help="Folder of the pictures; that of the records if left out.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -145,8 +126,8 @@ def roofline(
 
     Writes roofline.png with all of them and roofline-FAMILY.png for each family.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp bench roofline results/nvidia-h200
     """
     from sp.studies.plots.roofline import draw, points
@@ -180,23 +161,6 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
         "median": metrics["tok_s"],
         "peak_gb": metrics["peak_bytes"] / 1e9,
     }
-
-
-def numbers(text: str, option: str) -> list[int]:
-    """Numbers of tokens from a comma-separated list; ``8k`` is 8192."""
-    try:
-        return [token_count(part, option) for part in text.split(",")]
-    except ConfigError:
-        wanted = f"{option} takes whole numbers with commas between them, such as 512,8k"
-        raise ConfigError(f"{wanted}, not {short(repr(text))}") from None
-
-
-def lengths_of(text: str, option: str) -> list[int]:
-    """Prompt lengths; as `numbers`, but 0 stands for none, and there must be one."""
-    found = [n for n in numbers(text, option) if n]
-    if not found:
-        raise ConfigError(f"{option} {text}: nothing to time; give a number of tokens")
-    return found
 
 
 def open_model(
@@ -258,17 +222,14 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
     cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, max(1, test.prompt))
     if not test.new:
-        return kernel_times(lambda: read(model, ids, cache, chunk, test.density))
+        return kernel_times(lambda: read(model, ids, cache, chunk, test.sparse))
     prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
     decode_step(model, 0, len(ids), cache)
     return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = False) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
     """Tests of `sp bench model`, one a row."""
-    if output == "csv":
-        print_csv(rows)
-        return
     heads = ("model", "weights", "kv", "path", "math", "test", "tok/s", "median", "peak memory")
     cells = [
         (
@@ -284,12 +245,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = Fals
         )
         for row in rows
     ]
-    print_table(heads, cells, output, 6, main=("model", "test", "tok/s", "median", "peak memory"), wide=wide)
+    results.table(heads, cells, 6, ("model", "test", "tok/s", "median", "peak memory"))
 
 
-def print_kernels(test: str, found: Any, wide: bool) -> None:
+def print_kernels(test: str, found: Any, results: Results) -> None:
     """Kernels of a test, and what they take of its time."""
     total = sum(item.ms for item in found)
     print(f"{test}: {total:.3f} ms")
     cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in found]
-    print_table(["kernel", "variant and grid", "launches", "ms", "share"], cells, "table", 2, wide=wide)
+    results.table(["kernel", "variant and grid", "launches", "ms", "share"], cells, 2)

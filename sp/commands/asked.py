@@ -1,0 +1,142 @@
+"""What several commands take, each declared once, besides the dataclasses of the models, the run and the turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any, ClassVar, Literal
+
+from sp.commands.known.strategies import read_settings
+from sp.commands.line import opt
+from sp.commands.tables import print_table
+from sp.commands.terminal import check_folder, print_csv, print_json, text_width
+from sp.config import Option, Tokens
+from sp.pipeline.load import Where
+from sp.pipeline.options import Positions, RunOptions
+
+OnDevice = Annotated[Where, opt(help="The GPU, the CPU, or the GPU if there is one.")]
+Devices = Annotated[
+    str, opt("--devices", help="GPUs that share the runs, e.g. 0,1: a process each, which sees no other.")
+]
+RayAddress = Annotated[
+    str | None, opt(help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS, or else this machine alone, if left out.")
+]
+Draft = Annotated[
+    Path | None, opt(help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own.")
+]
+KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for any card).")]
+RecordBelow = Annotated[Path | None, opt(help="Append the results below this folder, e.g. results.")]
+Prompts = Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")]
+
+
+@dataclass(frozen=True)
+class RunAsked(RunOptions):
+    """The options of a run as the command line has them.
+
+    Parameters
+    ----------
+    settings : list of str
+        Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of the target's sparse prefill,
+        target.alpha=0.1; repeatable.
+    """
+
+    positions: Positions | None = None  # type: ignore[assignment]  # contiguous where the mapping asks for that
+    settings: Annotated[list[str], Option(flags=("--set",))] = ()  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        built = read_settings(self.scorer, self.selector, self.decode, self.settings)  # type: ignore[arg-type]
+        built["positions"] = self.positions or ("contiguous" if self.mapping == "text_rejoin" else "original")
+        for name, value in built.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @property
+    def options(self) -> RunOptions:
+        """Plain."""
+        return RunOptions(**{one.name: getattr(self, one.name) for one in fields(RunOptions)})
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Random weights in place of models.
+
+    Parameters
+    ----------
+    synthetic_target, synthetic_drafter : str, optional
+        Random weights in a named shape instead, e.g. qwen3.6-27b or qwen3-0.6b.
+    target_type, drafter_type : str
+        File type of the random weights.
+    """
+
+    group: ClassVar[str] = "Models"
+
+    synthetic_target: str | None = None
+    target_type: str = "q4_k_m"
+    synthetic_drafter: str | None = None
+    drafter_type: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where the results of a bench go, and in which form.
+
+    Parameters
+    ----------
+    record : Path, optional
+        Append the results below this folder, e.g. results.
+    output : {"table", "md", "json", "csv"}
+        Form of the results.
+    wide : bool
+        Show all columns of tables side by side, however long lines get.
+    as_json : bool
+        Print one JSON object instead of tables.
+    """
+
+    group: ClassVar[str] = "Output"
+
+    record: Path | None = None
+    output: Annotated[Literal["table", "md", "json", "csv"], Option(flags=("-o", "--output"))] = "table"
+    wide: bool = False
+    as_json: Annotated[bool, Option(flags=("--json",))] = False
+
+    def __post_init__(self) -> None:
+        check_folder(self.record, "--record")
+        if self.as_json:
+            object.__setattr__(self, "output", "json")
+
+    def keep(self, made: Mapping[str, Any]) -> None:
+        """Append a record, if that was asked for, at once: a later test may fail."""
+        from sp.bench.record import append
+
+        if self.record is not None:
+            append(dict(made), self.record)
+
+    def plain(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Any], **more: Any) -> bool:
+        """Print rows as JSON, each with its samples, or as CSV; whether one of them was asked for."""
+        if self.output == "json":
+            tests = [{**row, "samples": each} for row, each in zip(rows, samples, strict=True)]
+            print_json({"tests": tests, **more})
+        elif self.output == "csv":
+            print_csv(rows)
+        return self.output in ("json", "csv")
+
+    def title(self, text: str) -> None:
+        """Print what stands above a table, within the width of a terminal."""
+        print((fill(text, text_width()) if self.output == "table" else text) + "\n")
+
+    def table(self, heads: Sequence[str], cells: Sequence[Sequence[str]], left: int, main: Sequence[str] = ()) -> None:
+        """Print a table; see `print_table`."""
+        print_table(heads, cells, self.output, left, main=main, wide=self.wide)
+
+
+def kernels_of(path: str, device: str) -> tuple[str, AbstractContextManager[None]]:
+    """The path that kernels take on a device, as records have it, and what to time within."""
+    from sp.kernels import forced_path
+    from sp.kernels.path import native_path
+
+    if device != "cuda":
+        return "numpy", nullcontext()
+    return (native_path(), nullcontext()) if path == "auto" else (path, forced_path(path))
