@@ -18,7 +18,7 @@ ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
     {"checked", "cluster", "config", "folders", "json_lines", "plain_yaml", "plugins", "trace"},
-    {"named"},
+    {"named", "options"},
     {"structure"},
     {"hub"},
     {"quant"},
@@ -58,7 +58,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_FILES, MOST_LINES = 20, 300
+MOST_FILES, MOST_LINES = 20, 450
 
 
 def room(path: Path) -> str:

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from sp.commands.known.strategies import read_settings
 from sp.commands.line import opt
-from sp.commands.tables import print_table
-from sp.commands.terminal import check_folder, print_csv, print_json, text_width
+from sp.commands.terminal import check_folder, print_csv, print_json, print_table, text_width
 from sp.config import Option, Tokens
 from sp.pipeline.load import Where
 from sp.pipeline.options import Positions, RunOptions

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from sp.commands.asked import OnDevice
 from sp.commands.line import arg, opt
-from sp.commands.tables import print_table
-from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
+from sp.commands.terminal import AsJson, print_json, print_table, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError
 

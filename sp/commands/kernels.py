@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sp.commands.line import opt
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
+from sp.commands.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
 
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report

@@ -12,8 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sp.commands.asked import Devices, RayAddress
 from sp.commands.line import arg, opt
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, clock, followed, print_json
+from sp.commands.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.asked import OnDevice
 from sp.commands.line import arg, opt
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, text_width
+from sp.commands.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,19 +32,12 @@ def train_scorer(
     of examples, and where labels come from:
 
       kind: probe
-
       tasks: [needle, {name: vt, hops: 2}]
-
       lengths: [1024, 4096]
-
       n: 20
-
-      labels: evidence          # or {scorer: target_attention, scorer.queries: 24, top: 0.02}
-
-      leave_out: vt             # judged by, not learnt from
-
-      drafter: drafter.gguf     # the embedded one if left out; target likewise
-
+      labels: evidence   # or {scorer: target_attention, top: 0.02}
+      leave_out: vt      # judged by, not learnt from
+      drafter: d.gguf    # the embedded one if left out; target likewise
       options: {chunk_size: 16, neighbours: 1, l2: 0.001}
 
     Two runs on one machine find the same weights; they belong to the drafter they were trained for.

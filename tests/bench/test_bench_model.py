@@ -183,7 +183,7 @@ def test_the_command_prints_each_form(sp) -> None:
         (("model", "x.gguf", "-p", "0", "-n", "0"), "nothing to time"),
         (("model", "x.gguf", "--path", "fast"), "unknown path"),
         (("model", "x.gguf", "-o", "xml"), "unknown output"),
-        (("model", "x.gguf", "--device", "tpu"), "unknown device"),
+        (("model", "x.gguf", "--device", "tpu"), "--device is 'tpu'"),
         (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
         (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
         (("model", str(embedded("target")), "--device", "cpu", "--cards", "2"), "--cards is for GPUs"),

@@ -32,7 +32,7 @@ def run(*args: str) -> str:
     done = invoke(["calibrate", *args, "--device", "cpu"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.output
+    return done.stdout
 
 
 def test_it_measures_and_keeps_what_the_scorer_finds() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from sp import cli
 from sp.commands.talk import loop
-from sp.commands.talk.lines import piped_lines
-from sp.commands.talk.loop import Loop
+from sp.commands.talk.loop import Loop, piped_lines
 from sp.commands.talk.session import Session
 from sp.commands.talk.slash import COMMANDS
 from sp.conversation import Conversation

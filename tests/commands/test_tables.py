@@ -20,7 +20,7 @@ from sp.commands.asked import Results
 from sp.commands.bench import decode as bench_decode
 from sp.commands.bench import drafter, llama_cpp, model, ttft, turn
 from sp.commands.eval import discriminates, natural, run, turns
-from sp.commands.tables import INTERVAL, print_table
+from sp.commands.terminal import INTERVAL, print_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "nvidia-h200"
@@ -219,7 +219,7 @@ def test_no_other_command_makes_a_table() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Table":
                 made.add(path.stem)
-    assert made == {"tables", "discriminates"}
+    assert made == {"terminal", "discriminates"}
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen35"])

@@ -13,8 +13,8 @@ import pytest
 import serving as tool
 import web
 from command_line import invoke
-from sp.commands.serving.service import talks_of
 
+from sp.commands.serve import talks_of
 from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel

@@ -30,8 +30,7 @@ from sp.serve.server import Server, listen
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
-from sp.commands.serving.replicas import open_door
-from sp.commands.serving.service import Asked, open_service
+from sp.commands.serve import Asked, open_door, open_service
 from sp.serve.replicas.deploy import deployed
 from sp.serve.replicas.door import Passing
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from sp.commands.eval.options import Asked
 from sp.commands.eval.run import check_writable, gather, trained_for, write_page
 from sp.commands.line import Part, opt
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, progress_bar, text_width
+from sp.commands.terminal import print_json, print_table, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError
 

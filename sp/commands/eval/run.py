@@ -13,8 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sp.commands.eval.options import Asked
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, progress_bar, text_width
+from sp.commands.terminal import print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:

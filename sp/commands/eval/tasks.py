@@ -11,8 +11,7 @@ from sp.commands.eval.options import Amount, Asked, Lengths
 from sp.commands.eval.run import run_tasks
 from sp.commands.known.strategies import read_shares
 from sp.commands.line import Part, opt
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json
+from sp.commands.terminal import print_json, print_table
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
 

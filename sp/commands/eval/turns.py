@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from sp.commands.eval.options import Asked
 from sp.commands.eval.run import check_writable, gather, trained_for, write_page
 from sp.commands.line import opt
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, text_width
+from sp.commands.terminal import print_json, print_table, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, PromptError, unknown_name
 

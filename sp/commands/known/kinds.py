@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sp.commands.known.keys import sections
@@ -38,8 +38,8 @@ class Item:
 
     def as_record(self) -> dict[str, Any]:
         """Plain values; the default of an option that must be given is null, of others a text."""
-        record = asdict(self)
-        return {**record, **record.pop("facts")}
+        options = [{key: getattr(one, key) for key in ("name", "type", "default", "told")} for one in self.fields]
+        return {"name": self.name, "told": self.told, "fields": options, "source": self.source, **self.facts}
 
 
 def registries() -> dict[str, Any]:
