@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, str] = {
     "eval natural": "eval.natural:natural",
     "eval needle": "eval.tasks:needle",
     "eval ruler": "eval.tasks:ruler",
-    "eval ppl": "eval.ppl:ppl",
+    "eval ppl": "eval.tasks:ppl",
     "train scorer": "train:train_scorer",
 }
 """Where each command stands, below `sp.commands`; it is imported when it is called, or its help is asked for."""

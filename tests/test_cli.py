@@ -336,7 +336,7 @@ def test_a_new_field_is_an_option_everywhere_without_a_further_line(monkeypatch:
         import sp.pipeline
         sp.pipeline.RunOptions = RunOptions
         from sp import cli
-        from sp.commands.known.keys import sections
+        from sp.commands.list import sections
         from sp.commands.run import run
         from sp.serve.options import Defaults, options_of, overrides_of
         from sp.studies.sweep.sweep import CELL_KEYS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sp.commands.known.strategies import read_settings
+from sp.commands.asked import read_settings
 from sp.decode import DECODERS
 from sp.decode.ddtree import DDTree
 from sp.errors import ConfigError

@@ -31,8 +31,8 @@ try:
     from sp.serve.http.bodies import Limits
     from sp.serve.metrics import Metrics
     from sp.serve.options import Defaults, ServerOptions
-    from sp.serve.replicas.deploy import deployed
     from sp.serve.replicas.door import Door
+    from sp.serve.replicas.replica import deployed
     from sp.serve.server import Server, listen
     from sp.serve.worker import Worker
 except ModuleNotFoundError as error:

@@ -35,6 +35,9 @@ class Size(int):
         """Read them; see `parse_bytes`."""
         return cls(parse_bytes(text, option))
 
+    def __str__(self) -> str:
+        return str(format_bytes(int(self)))
+
 
 def format_bytes(budget: int | None) -> str | None:
     """A budget as `parse_bytes` takes it, for records; None for none.

@@ -15,7 +15,7 @@ from sp.chat.turn import keys
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
 from sp.prompt.spans import SpanKind, in_bytes
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.protocol import Job
 from sp.serve.question import LONGEST, Question, question_of
 from sp.serve.thinking import KWARGS, TemplateRequest

@@ -11,7 +11,7 @@ from sp.config import Option, Tokens, check_type, from_mapping
 from sp.conversation.options import Recall
 from sp.decode import DECODERS, Decoder, Sample, Speculative
 from sp.errors import ConfigError, unknown_name
-from sp.options import fields_of
+from sp.options import Field, fields_of
 from sp.pipeline import RunOptions
 from sp.pipeline.options import BY_NAME
 from sp.pipeline.sizes import Size
@@ -19,8 +19,7 @@ from sp.scoring import SCORERS, Scorer
 from sp.scoring.reading import by_length
 from sp.selection import SELECTORS
 from sp.serve.choices.sampling import decoder_of
-from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, MAX_NAME, number, shown
+from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, number, shown
 
 Protect = Literal["auto", "turn", "paragraph"]
 
@@ -67,15 +66,19 @@ class ServerOptions:
     max_body: Annotated[int, Option(least=1)] = 16
 
 
-REQUESTED = {one.name: one for one in fields_of(RunOptions) if one.option.written and not one.option.fixed}
-"""Options of a run that a request may change, besides those that have a field of their own beside `sp`."""
-for outside in ("max_new_tokens", "seed"):
-    del REQUESTED[outside]
+OUTSIDE = ("max_new_tokens", "seed")
+"""Options of a run that have a field of their own beside `sp`."""
+REQUESTED = {
+    one.name: one
+    for one in fields_of(RunOptions)
+    if one.option.written and not one.option.fixed and one.name not in OUTSIDE
+}
+"""Options of a run that a request may change."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """`sp` of a request: options of a run, as in `REQUESTED`, and how else its prompt is read.
+    """What a request says in its field `sp`: options of a run, and how else its prompt is read.
 
     Parameters
     ----------
@@ -89,9 +92,9 @@ class Overrides:
     session : bool
         Whether the request goes on with a session, and leaves one.
     recall : {"auto", "append", "rewind", "off"}
-        As `--recall`.
+        How what was left out comes back, where that differs from the server's.
     return_kept : bool
-        Whether the usage block says which text was kept, see `sp.serve.kept`.
+        Whether the usage block says which text was kept, see `sp.serve.usage`.
     run : mapping
         Options of a run that differ from the server's.
     """
@@ -105,6 +108,11 @@ class Overrides:
     run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
 
 
+def requested() -> dict[str, Field]:
+    """All that `sp` of a request may have, by name."""
+    return REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.written}
+
+
 def overrides_of(given: Any) -> Overrides:
     """The field `sp` of a body, checked."""
     if given is None:
@@ -114,8 +122,7 @@ def overrides_of(given: Any) -> Overrides:
     for name, value in given.items():
         if len(name) > MAX_NAME or (isinstance(value, str | list | dict) and len(value) > MAX_NAME):
             raise RequestError(f"sp.{name[:MAX_NAME]} is longer than any name; use a known one", "sp")
-    own = {one.name: one for one in fields_of(Overrides) if one.option.written}
-    known, run = own | REQUESTED, {}
+    known, run = requested(), {}
     try:
         for name, value in given.items():
             if name not in known:
@@ -124,7 +131,7 @@ def overrides_of(given: Any) -> Overrides:
                 hint = str if name in BY_NAME else REQUESTED[name].hint
                 run[name] = check_type(value, hint, f"sp.{name}")
                 REQUESTED[name].option.check(value, f"sp.{name}")
-        rest = from_mapping(Overrides, {name: given[name] for name in own if name in given}, "sp")
+        rest = from_mapping(Overrides, {name: given[name] for name in given if name not in REQUESTED}, "sp")
         return replace(rest, run=run)
     except ConfigError as error:
         raise RequestError(str(error), "sp") from None

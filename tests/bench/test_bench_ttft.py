@@ -248,7 +248,7 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
-    from sp.commands.bench.settings import settings_of
+    from sp.commands.bench.ttft import settings_of
 
     made = settings_of("0.1", "tail,random", "top_chunks", ("", "0.05,0.1", "sqrt:8"), {})
     assert [type(options.scorer).__name__ for options in made] == [*["TailScorer"] * 3, "RandomScorer"]

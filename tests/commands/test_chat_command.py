@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 
 from sp import cli
-from sp.commands.talk import loop
-from sp.commands.talk.loop import Loop, piped_lines
-from sp.commands.talk.session import Session
-from sp.commands.talk.slash import COMMANDS
+from sp.commands.talk import COMMANDS, Loop, Session, loop, piped_lines
 from sp.conversation import Conversation
 from sp.models.synthetic import retriever
 from sp.pipeline import Pipeline, RunOptions

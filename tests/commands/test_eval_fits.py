@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
-from sp.commands.eval.options import Asked
+from sp.commands.eval.run import Asked
 from sp.pipeline import Pipeline, stages
 
 WINDOW = 1500

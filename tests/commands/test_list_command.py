@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from sp import cli
-from sp.commands.known.kinds import Item, items, kinds, registries
-from sp.commands.known.shown import as_text
+from sp.commands.list import Item, items, kinds, registries, text_of
 from sp.errors import ConfigError
 from sp.models.architectures.base import ARCHITECTURES
 from sp.options import fields_of
@@ -51,7 +50,7 @@ def test_defaults_are_those_that_are_built(kind: str) -> None:
 
 def test_a_plugin_far_away_has_its_path_on_a_line_of_its_own() -> None:
     path = "/tmp/" + "a" * 60 + "/plugin.py"
-    text = as_text([Item("mine", "What it is.", source=path)], 80, each=False)
+    text = text_of([Item("mine", "What it is.", source=path)], 80, each=False)
     assert text.splitlines() == ["mine", f"  from {path}", "  What it is."]
 
 
@@ -63,7 +62,7 @@ def test_scorers_say_whether_they_come_with_weights() -> None:
     assert "eights" not in told["bm25"]
 
 
-def test_every_kind_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_text_of_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, "--json") == 0
     counts = json.loads(capsys.readouterr().out)
@@ -132,6 +131,14 @@ def test_options_that_are_inherited_are_told_once_with_what_they_say() -> None:
         ("height=4", "whole number", "How wide and how high it is."),
         ("depth=0.5", "number", "How deep."),
     ]
+
+
+def test_the_page_of_options_is_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "options", "--md") == 0
+    page = capsys.readouterr().out
+    assert (ROOT / "docs" / "options.md").read_text() == page, "write it anew: sp list options --md > docs/options.md"
 
 
 def test_the_page_of_keys_is_as_it_is_written_and_names_all(

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from sp.commands.talk.slash import COMMANDS
+from sp.commands.talk import COMMANDS
 from sp.conversation.options import Recall, check_run
 from sp.decode import DECODERS
 from sp.errors import ConfigError

@@ -20,7 +20,7 @@ from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel
 from sp.parallel.host import HostGroup
 from sp.pipeline import Pipeline, embedded, load
-from sp.serve.choices.grammar import GrammarConstraint
+from sp.serve.choices.format import GrammarConstraint
 
 KEY, VALUE = tool.TASKS[0]
 

@@ -16,9 +16,8 @@ from sampling_reference import LEAST, agree, shares
 from sp.conversation import Conversations
 from sp.decode import Chooser
 from sp.pipeline import Pipeline
-from sp.serve.choices.format import Format
-from sp.serve.choices.grammar import GrammarConstraint, Grammars
-from sp.serve.errors import RequestError
+from sp.serve.choices.format import Format, GrammarConstraint, Grammars
+from sp.serve.fields import RequestError
 
 PROMPT = "The grass is"
 

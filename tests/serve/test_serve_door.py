@@ -20,10 +20,10 @@ from fuzz_bodies import fuzz
 
 from sp.errors import ConfigError
 from sp.pipeline import Pipeline
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.http.access import origins_of
 from sp.serve.http.bodies import AT_ONCE, Bodies, Limits
-from sp.serve.http.shape import MOST_VALUES, check_shape
+from sp.serve.protocol import MOST_VALUES, check_shape
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.chat import Call
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.tools import ToolUse

@@ -24,15 +24,15 @@ from sp.chat import Thinking
 from sp.conversation import ConversationOptions
 from sp.errors import ConfigError
 from sp.pipeline import embedded
-from sp.serve.errors import RequestError
-from sp.serve.replicas.beginnings import Beginnings, prefixes_of
+from sp.serve.fields import RequestError
+from sp.serve.replicas.router import Beginnings, prefixes_of
 from sp.serve.server import Server, listen
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
 from sp.commands.serve import Asked, open_door, open_service
-from sp.serve.replicas.deploy import deployed
 from sp.serve.replicas.door import Passing
+from sp.serve.replicas.replica import deployed
 
 ASKED = Asked(
     target=None, drafter=None, draft=None, loading={}, device="cpu", vram=None, break_even=None, options=tool.OPTIONS,

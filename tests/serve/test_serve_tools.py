@@ -18,7 +18,7 @@ from sp.chat import Call
 from sp.gguf import ChatTemplate
 from sp.pipeline import Pipeline, RunResult
 from sp.prompt import Prompt
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.messages import chat_prompt
 
 openai = pytest.importorskip("openai")

@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.commands.asked import KernelPath, OnDevice, Prompts, Results, kernels_of
 from sp.commands.bench.model import open_model
-from sp.commands.bench.settings import SparseWays
+from sp.commands.bench.ttft import SparseWays
 from sp.commands.line import opt
 from sp.commands.terminal import progress_bar
 from sp.errors import ConfigError

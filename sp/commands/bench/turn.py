@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_of
-from sp.commands.bench.settings import Budgets, SparseWays, budgets_of, settings_of
-from sp.commands.bench.ttft import TIMED, open_timed_pair
+from sp.commands.bench.ttft import TIMED, Budgets, SparseWays, budgets_of, open_timed_pair, settings_of
 from sp.commands.line import Part, opt
 from sp.commands.terminal import progress_bar
 from sp.config import Tokens

@@ -13,10 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sp.commands.asked import Devices, OnDevice
-from sp.commands.eval.options import Lengths
-from sp.commands.eval.run import check_writable
-from sp.commands.known.strategies import read_shares
+from sp.commands.asked import Devices, OnDevice, read_shares
+from sp.commands.eval.run import Lengths, check_writable
 from sp.commands.line import Part, opt
 from sp.commands.sweep import carry_on, expected
 from sp.commands.terminal import AsJson, print_json

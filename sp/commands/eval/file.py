@@ -7,8 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.eval.options import Asked
-from sp.commands.eval.run import run_tasks
+from sp.commands.eval.run import Asked, run_tasks
 from sp.commands.line import arg, opt
 from sp.config import Tokens
 from sp.errors import ConfigError

@@ -9,8 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.eval.options import Asked
-from sp.commands.eval.run import check_writable, gather, trained_for, write_page
+from sp.commands.eval.run import Asked, check_writable, gather, trained_for, write_page
 from sp.commands.line import Part, opt
 from sp.commands.terminal import print_json, print_table, progress_bar, text_width
 from sp.config import Tokens

@@ -8,8 +8,7 @@ from itertools import product
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sp.commands.eval.options import Asked
-from sp.commands.eval.run import check_writable, gather, trained_for, write_page
+from sp.commands.eval.run import Asked, check_writable, gather, trained_for, write_page
 from sp.commands.line import opt
 from sp.commands.terminal import print_json, print_table, text_width
 from sp.config import Tokens

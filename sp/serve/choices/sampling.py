@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.sample import COLDEST
-from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, number, shown
+from sp.serve.fields import BIGGEST, RequestError, number, shown
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 
 AT_ONCE = 16
 """Bodies of the largest size that may be in hand at once."""

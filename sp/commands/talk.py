@@ -1,4 +1,4 @@
-"""Loop: line after line, a message answered or a command obeyed; where lines come from, and Ctrl-C in an answer."""
+"""`sp chat` line after line: what was said so far, what a line with a slash does, where lines come from, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,16 +8,187 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
-from sp.commands.talk.session import Session
-from sp.commands.talk.slash import Quit, is_command, obey
-from sp.commands.terminal import as_json_text, progress_bar
-from sp.conversation import TurnResult
-from sp.errors import PromptError, SpError, printable
-from sp.pipeline.result import Reporter
+from sp.chat import Thinking, Turn
+from sp.commands.terminal import as_json_text, progress_bar, read_text
+from sp.conversation import Conversation, TurnResult, turn_row
+from sp.conversation.options import Recall
+from sp.errors import ConfigError, PromptError, SpError, printable, unknown_name
+from sp.pipeline.result import Reporter, silent
+from sp.prompt.messages import prompt_of
+from sp.serve.text import ReplyText
 from sp.trace import write_atomic
+
+OnPart = Callable[[str, str], bool | None]
+"""Takes what more there is of thinking, and of the answer."""
+
+GAP = "\n\n"
+"""What stands between files and the question about them, as in the prompt of `sp run`."""
+
+
+class Session:
+    """Somebody's part in a conversation.
+
+    Parameters
+    ----------
+    talk : Conversation
+    system : str
+        What the model is told first; nothing if empty.
+    thinking : Thinking
+    needles : tuple of str
+        Pieces of the text to mark in rows.
+
+    Attributes
+    ----------
+    turns : list of Turn
+        All that was said.
+    rows : list of dict
+        As of `turn_row`, with the number of the `conversation` and the `question`.
+    last : TurnResult or None
+        The last turn's.
+    """
+
+    def __init__(
+        self,
+        talk: Conversation,
+        system: str = "",
+        thinking: Thinking = Thinking(),  # noqa: B008
+        needles: tuple[str, ...] = (),
+    ) -> None:
+        self.talk, self.rows, self._number = talk, list[dict[str, Any]](), 0
+        self.turns = list[Turn]()
+        self._begin = (Turn("system", system),) if system else ()
+        self._thinking, self._needles = thinking, needles
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew; rows stay."""
+        self._number += 1
+        self.turns, self._files = [*self._begin], list[str]()
+        self.last: TurnResult | None = None
+        self.talk.clear()
+
+    def add(self, text: str) -> None:
+        """Put a text before the next message."""
+        self._files.append(text)
+
+    def ask(self, message: str, on_part: OnPart | None = None, reporter: Reporter = silent) -> TurnResult:
+        """Answer a message, of the files before which what does not matter may be left out.
+
+        If that fails the message was never said, and files go on waiting.
+
+        Parameters
+        ----------
+        message : str
+        on_part : callable, optional
+            Called with thinking and answer as soon as there is more of one; if it returns True, the answer ends there.
+        reporter : Reporter
+        """
+        before = "".join(text.strip("\n") + GAP for text in self._files)
+        said, target = Turn("user", before + message), self.talk.pipeline.target
+        prompt = prompt_of([*self.turns, said], target, (), self._thinking, kept_from=len(before))
+        text, tell = ReplyText(target.tokenizer, (), prompt.thinks), on_part or (lambda reasoning, answer: None)
+
+        def on_token(token: int) -> bool | None:
+            part = text.push(token)
+            return tell(part.reasoning, part.content)
+
+        result = self.talk.answer(prompt, on_token, reporter=reporter)
+        rest, answer = text.finish(), result.answer
+        tell(rest.reasoning, rest.content)
+        self.turns += [said, Turn("assistant", answer.text, answer.reasoning)]
+        self._files, self.last = [], result
+        number = 1 + sum(row["conversation"] == self._number for row in self.rows)
+        row = turn_row(result, number, self._needles)
+        self.rows.append({"conversation": self._number, **row, "question": message})
+        return result
+
+    def recall(self, mode: Recall) -> None:
+        """Bring back what was left out in another way from now on; ConfigError for one that there is not."""
+        self.talk.memory = replace(self.talk.memory, recall=mode)
+
+
+QUOTED = 100
+"""Characters of a span that are shown."""
+
+
+class Quit(Exception):  # noqa: N818  it is no error
+    """The user leaves."""
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _help(session: Session, rest: str) -> None:
+    """this"""
+    for name, run in COMMANDS.items():
+        _say(f"  /{name:16} {run.__doc__}")
+    _say(f"  {'Ctrl-C':17} end the answer; Ctrl-D: leave\n  A line that begins with a space is never a command.")
+
+
+def _file(session: Session, rest: str) -> None:
+    """talk about a text file; the next message asks about it"""
+    if not rest:
+        raise ConfigError("/file takes the path of a text file, as in /file notes.txt")
+    text = read_text(Path(rest).expanduser(), "/file")
+    session.add(text)
+    _say(f"{rest}: {len(text):,} characters, read with your next message")
+
+
+def _recall(session: Session, rest: str) -> None:
+    """what the last turn brought back; with auto, append, rewind or off, how from now on"""
+    if rest:
+        session.recall(cast(Recall, rest))  # which checks it
+        _say(f"recall: {rest}")
+        return
+    found = session.last.recalled if session.last else ()
+    for each in found:
+        text = " ".join(printable(each.text).split())
+        quoted = text if len(text) <= QUOTED else f"{text[:QUOTED]} ..."
+        times = f"{each.score / each.threshold:.1f} times the score it took, " if each.threshold > 0 else ""
+        _say(f"  tokens {each.start:,} to {each.end:,} ({times}{each.way}): {quoted}")
+    if not found:
+        _say(f"nothing was brought back in the last turn (recall: {session.talk.memory.recall})")
+
+
+def _clear(session: Session, rest: str) -> None:
+    """forget everything and begin anew"""
+    session.clear()
+    _say("a new conversation")
+
+
+def _quit(session: Session, rest: str) -> None:
+    """leave"""
+    raise Quit
+
+
+COMMANDS: dict[str, Callable[[Session, str], None]] = {
+    "help": _help,
+    "file": _file,
+    "recall": _recall,
+    "clear": _clear,
+    "quit": _quit,
+}
+"""By name; what each does is told by its first line."""
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is no message."""
+    return line.startswith("/")
+
+
+def obey(line: str, session: Session) -> None:
+    """Run a command; ConfigError if there is none of its name, PromptError for a file that cannot be read."""
+    name, _, rest = line[1:].strip().partition(" ")
+    if name not in COMMANDS:
+        raise ConfigError(f"{unknown_name('command', name, COMMANDS)} (begin with a space to send it as a message)")
+    COMMANDS[name](session, rest.strip())
+
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
