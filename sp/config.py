@@ -119,6 +119,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         option_of(expected)[1].check(checked, where)
         return checked
     if origin is typing.Literal:
+        value = ("on" if value else "off") if isinstance(value, bool) else value  # as YAML reads these two words
         if value in get_args(expected):
             return value
         choices = [str(choice) for choice in get_args(expected)]

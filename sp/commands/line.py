@@ -199,7 +199,7 @@ class Command:
             For an option that there is not, one without its value, or a value that it cannot have.
         """
         parser = self._parser(argparse.HelpFormatter)
-        space, more = parser.parse_known_intermixed_args(list(argv))
+        space, more = parser.parse_known_intermixed_args(self._joined(argv))
         known = [flag for one in self.entries for flag in (*one.flags, *one.switches)]
         for word in more:
             name = word.partition("=")[0]
@@ -220,6 +220,15 @@ class Command:
             else:
                 one.field.option.check(value := from_text(given[one.dest], one.kind, label), label)
                 found[one.dest] = value
+        return found
+
+    def _joined(self, argv: Sequence[str]) -> list[str]:
+        """Arguments with each flag and its value as one word: what follows a flag is its value, dash or not."""
+        takes = {flag: one.flags[-1] for one in self.entries for flag in one.flags if one.kind is not bool}
+        words, found = iter(argv), list[str]()
+        for word in words:
+            value = next(words, None) if word in takes else None
+            found.append(word if value is None else f"{takes[word]}={value}")
         return found
 
     def call(self, found: dict[str, Any]) -> Any:

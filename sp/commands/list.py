@@ -147,11 +147,13 @@ def _options_of_runs() -> list[Item]:
     from sp.chat import Thinking
     from sp.conversation import ConversationOptions
     from sp.pipeline.options import ModelOptions, PlaceOptions, RunOptions
+    from sp.serve.choices.sampling import Choosing
     from sp.serve.options import REQUESTED, Overrides, ServerOptions
 
     kinds = (ModelOptions, PlaceOptions, RunOptions, Thinking, ConversationOptions, ServerOptions)
     found = [Item(one.__name__, summary_of(one), tuple(fields_of(one))) for one in kinds]
     of_request = [dataclasses.replace(one, default="the server's") for one in REQUESTED.values()]
+    found.append(Item("fields of a request", summary_of(Choosing), tuple(fields_of(Choosing))))
     return [*found, Item("sp of a request", summary_of(Overrides), (*of_request, *fields_of(Overrides)[:-1]))]
 
 

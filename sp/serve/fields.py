@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sp.errors import DeviceError, SpError, plain
+from sp.options import Field
 
 LONGEST_MESSAGE = 300
 IN_A_REQUEST = {
@@ -94,6 +95,12 @@ def number(body: Mapping[str, Any], name: str, low: int, high: int, *, whole: bo
         kind = "a whole number" if whole else "a number"
         raise RequestError(f"{name} is {shown(value)}; send {kind} from {low} to {high}", name)
     return value
+
+
+def number_of(body: Mapping[str, Any], field: Field) -> Any:
+    """A number as a field of a dataclass has it, None if it was left out; RequestError for any other value."""
+    bounds = int(field.option.least or 0), int(field.option.most or BIGGEST)
+    return number(body, field.name, *bounds, whole=field.hint == int | None)
 
 
 def like(neutral: Any) -> tuple[type, ...]:

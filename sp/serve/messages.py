@@ -33,7 +33,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
-    asked = question_of(last_turn(job.messages), job.protect, tokenizer, job.options.keep_ratio)
+    asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template)
     calling = job.tools.calling(template)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
@@ -45,7 +45,7 @@ def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question 
     Otherwise it is found as in a chat: a short text is kept whole.
     """
     prompt = Prompt.from_text(job.prompt)
-    if job.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
+    if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
         asked = question_of([job.prompt], "auto", tokenizer, job.options.keep_ratio)
         kinds: tuple[SpanKind, ...] = ("protected", "question")
         spans = [Span(kind, asked.start, len(job.prompt)) for kind in kinds]

@@ -128,9 +128,10 @@ def overrides_of(given: Any) -> Overrides:
             if name not in known:
                 raise unknown_name("option of sp", name, known)
             if name in REQUESTED and value is not None:
-                hint = str if name in BY_NAME else REQUESTED[name].hint
-                run[name] = check_type(value, hint, f"sp.{name}")
-                REQUESTED[name].option.check(value, f"sp.{name}")
+                where, one = f"sp.{name}", REQUESTED[name]
+                run[name] = check_type(value, str if name in BY_NAME else one.hint, where)
+                if one.option.least is not None:
+                    number({where: value}, where, int(one.option.least), BIGGEST, whole=True)
         rest = from_mapping(Overrides, {name: given[name] for name in given if name not in REQUESTED}, "sp")
         return replace(rest, run=run)
     except ConfigError as error:

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sp.chat.thinking import EFFORT
-from sp.conversation.options import Recall
 from sp.decode import Speculative
 from sp.errors import unknown_name
 from sp.pipeline import RunOptions
 from sp.serve.choices.format import PARAM, Format, format_of
-from sp.serve.choices.sampling import FIELDS as CHOOSING
-from sp.serve.choices.sampling import choices_of, logprobs_of
+from sp.serve.choices.sampling import NUMBERS, Choosing, logprobs_of
 from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, like, shown, text_of, typed
-from sp.serve.options import Defaults, Protect, options_of, overrides_of
+from sp.serve.options import Defaults, Overrides, options_of, overrides_of
 from sp.serve.thinking import KWARGS, TemplateRequest, template_request
 from sp.serve.tools import ToolUse, calls_of, id_of, paired, tool_use
 
@@ -106,7 +104,7 @@ def _message(given: Any, where: str) -> dict[str, Any]:
 
 MAX_STOPS = 16
 
-COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *CHOOSING, PARAM, "sp")
+COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *NUMBERS, "logprobs", PARAM, "sp")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FIELDS = {
     "chat": (*COMMON, "messages", "max_completion_tokens", "top_logprobs", *TOOLS, KWARGS, EFFORT),
@@ -139,11 +137,8 @@ class Job:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    protect: Protect = "auto"
+    asked: Overrides = field(default_factory=Overrides)
     template: TemplateRequest = field(default_factory=TemplateRequest)
-    session: bool = True
-    recall: Recall | None = None
-    return_kept: bool = False
     choices: int = 1
     logprobs: int | None = None
     format: Format | None = None
@@ -192,9 +187,8 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
     options = options_of(body, overrides, defaults)
     stream, include_usage = _stream_options(body)
     stop = _stop(body.get("stop"))
-    job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage,
-              session=overrides.session, recall=overrides.recall, return_kept=overrides.return_kept,
-              choices=choices_of(body), logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
+    job = Job(kind, options, stop=stop, asked=overrides, stream=stream, include_usage=include_usage,
+              choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
     if (
         isinstance(options.decode, Speculative)
         and "decode" in overrides.run

@@ -64,7 +64,8 @@ class Sessions:
         if self.talks is None or apart is not None:
             self._metrics.sessions.labels("none").inc()
             return self.pipeline.run(prompt, job.options, full=False, reporter=reporter, on_token=on_token)
-        memory = self.talks.options if job.recall is None else replace(self.talks.options, recall=job.recall)
+        memory, recall = self.talks.options, job.asked.recall
+        memory = memory if recall is None else replace(memory, recall=recall)
         with self._counted(self.talks):
             return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter)
 
@@ -86,7 +87,7 @@ class Sessions:
             return SEVERAL
         if self.talks is None:
             return OFF
-        return self.talks.refusal(prompt, job.options) if job.session else NOT_ASKED
+        return self.talks.refusal(prompt, job.options) if job.asked.session else NOT_ASKED
 
     @contextmanager
     def _counted(self, talks: Conversations) -> Iterator[None]:
@@ -285,7 +286,7 @@ class Worker:
         assert result is not None, "a request wants one answer at least"
         self._count(result, told)
         used = usage(result, told, job.options)
-        if job.return_kept:
+        if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))
 

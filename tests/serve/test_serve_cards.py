@@ -21,6 +21,7 @@ from sp.models.shards.shared_model import SharedModel
 from sp.parallel.host import HostGroup
 from sp.pipeline import Pipeline, embedded, load
 from sp.serve.choices.format import GrammarConstraint
+from sp.serve.options import ServerOptions
 
 KEY, VALUE = tool.TASKS[0]
 
@@ -121,11 +122,11 @@ def test_a_grammar_that_fails_on_the_first_card_leaves_no_other_waiting(
 
 
 def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipeline, on_cards: tool.Running) -> None:
-    asked: Any = SimpleNamespace(sessions=8)
+    asked: Any = SimpleNamespace(server=ServerOptions())
     told: list[str] = []
     assert talks_of(asked, shared, told.append) is None
     assert told == ["no sessions: what several cards hold of a request goes with it, and each is read by itself"]
-    assert talks_of(SimpleNamespace(sessions=0), shared, told.append) is None  # type: ignore[arg-type]
+    assert talks_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
     assert len(told) == 1
     assert not pair.on_cards
     assert "several cards" in json.dumps(ask(on_cards).json()["usage"])
