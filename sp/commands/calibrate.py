@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from sp.commands.asked import OnDevice
+from sp.commands.asked import OnDevice, compile_kernels
 from sp.commands.line import arg, opt
-from sp.commands.open_pair import compile_kernels
 from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar
 from sp.errors import ConfigError
 

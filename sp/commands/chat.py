@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from sp.chat import Thinking
-from sp.commands.asked import RunAsked
+from sp.commands.asked import RunAsked, open_pair, scorers_of, tell_thinking
 from sp.commands.line import Part, opt
-from sp.commands.open_pair import open_pair, scorers_of, tell_thinking
 from sp.commands.talk import Loop, Session, piped_lines, typed_lines
 from sp.commands.terminal import AsJson, check_file, read_text
 from sp.conversation import Conversation, ConversationOptions

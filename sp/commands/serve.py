@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from sp.chat import Thinking
 from sp.cluster import join
-from sp.commands.asked import Draft, RayAddress, RunAsked
+from sp.commands.asked import Draft, RayAddress, RunAsked, draft_of, once, open_pair
 from sp.commands.line import Part, opt
-from sp.commands.open_pair import draft_of, once, open_pair
 from sp.conversation import ConversationOptions, Conversations
 from sp.conversation.options import check_run
 from sp.errors import ConfigError

@@ -10,8 +10,9 @@ from typing import Any
 from sp.config import check_fields
 from sp.errors import ConfigError, SpWarning
 from sp.models import LayerAttention, ModelConfig, SparseAttention, dense_attention, flops
-from sp.ops.sparse.block_budget import Rule, read_rule
+from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
 from sp.ops.sparse.expected_density import expected_density
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.scoring.base import SCORERS, Scorer, ScoreRequest
 
 SPARSE_TOKENS = 16384
@@ -24,8 +25,31 @@ DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
 """Of a record's configuration: how the drafter read, which decides what it cost; see `drafting`."""
 
 
+Rule = FlashPrefill | TopDensity | BlockBudget
+WRITTEN = "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:TOKENS] or energy:SHARE[:LEAST[:MOST]]"
+
+
+def rule_of(text: str, option: str) -> Rule:
+    """A rule as it is written: its name and its numbers, colons between them; ConfigError for anything else.
+
+    Examples
+    --------
+    >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
+    (64, 4)
+    """
+    name, _, number = text.partition(":")
+    try:
+        if name in ("alpha", "density"):
+            return FlashPrefill(float(number)) if name == "alpha" else TopDensity(float(number))
+        if name.replace("blocks", "constant") in RULES and number.replace(":", "").replace(".", "").isdigit():
+            return read_rule(text.replace("blocks:", "constant:", 1), option)
+    except ValueError:
+        pass
+    raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
+
+
 class Sparse(str):
-    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule of `sp.ops.sparse.block_budget`.
+    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`.
 
     Examples
     --------
@@ -39,16 +63,13 @@ class Sparse(str):
     def parse(cls, text: str, option: str) -> Sparse:
         """Read it; ConfigError, naming the option, for anything else."""
         if text not in ("off", "auto"):
-            try:
-                read_rule(text, option)
-            except ConfigError as error:
-                raise ConfigError(str(error).replace(" takes ", " takes off, auto, ", 1)) from None
+            rule_of(text, option)
         return cls(text.replace("constant:", "blocks:", 1))
 
     @property
     def rule(self) -> Rule | None:
         """What selects blocks; None for all, and where `auto` is not decided."""
-        return None if self in ("off", "auto") else read_rule(self, "sparse")
+        return None if self in ("off", "auto") else rule_of(self, "sparse")
 
     def recorded(self) -> dict[str, Any]:
         """As records have it, in the words of before there was one value.

@@ -237,10 +237,10 @@ def test_json(pair: list[object]) -> None:
         (["--budgets", "0"], "1 to 63 guesses"),
         (["--budgets", "64"], "1 to 63 guesses"),
         (["--nodes", "65"], "2 to 64 nodes"),
-        (["-p", "1k,2k"], "-p takes one number"),
+        (["-p", "1k,2k"], "--prompt is a number of tokens"),
         (["--tasks", "needl"], "did you mean 'needle'"),
         (["--kv", "q3"], "Known: f16"),
-        (["--output", "xml"], "unknown output"),
+        (["--output", "xml"], "--output is"),
         (["--target", "some.gguf"], "needs a draft of some.gguf"),
     ],
 )

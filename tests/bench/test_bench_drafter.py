@@ -106,7 +106,7 @@ def test_the_command_prints_every_test() -> None:
         (("--sparse", "alpha:2"), "alpha"),
         (("--sparse", "density:0"), "density"),
         (("--layers", "99"), "depth"),
-        (("-p", "0"), "nothing to time"),
+        (("-p", "0"), "at least 1"),
         (("--cards", "2"), "--cards is for GPUs"),
         (("-m", "a.gguf", "--synthetic", "qwen3-0.6b"), "either"),
         (("--synthetic", "qwen3-0.6b"), "GPU"),

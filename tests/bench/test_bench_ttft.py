@@ -220,7 +220,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
         (("--sparse", "density:0"), "density"),
         (("-p", "10"), "ask for more"),
-        (("-p", "0"), "nothing to time"),
+        (("-p", "0"), "at least 1"),
         (("-n", "200000"), "no room for a prompt"),
         (("--resume",), "--record"),
         (("--kv", "q9"), "q4_0"),
@@ -249,8 +249,15 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
     from sp.commands.bench.ttft import settings_of
+    from sp.scoring.reading import Sparse
 
-    made = settings_of("0.1", "tail,random", "top_chunks", ("", "0.05,0.1", "sqrt:8"), {})
+    made = settings_of(
+        (0.1,),
+        "tail,random",
+        "top_chunks",
+        [Sparse(x) for x in ("density:0.05", "density:0.1", "sqrt:8")],
+        RunOptions(),
+    )
     assert [type(options.scorer).__name__ for options in made] == [*["TailScorer"] * 3, "RandomScorer"]
     ways = [attending(drafting(options.scorer)) for options in made]
     assert ways == ["density 0.05", "density 0.1", "blocks sqrt:8", ""]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from sp import cli
-from sp.commands.talk import COMMANDS, Loop, Session, loop, piped_lines
+from sp.commands import talk as loop
+from sp.commands.talk import COMMANDS, Loop, Session, piped_lines
 from sp.conversation import Conversation
 from sp.models.synthetic import retriever
 from sp.pipeline import Pipeline, RunOptions

@@ -123,18 +123,18 @@ def test_work_grows_as_the_rule_says():
 
 
 def test_rules_are_read_as_they_are_written():
-    assert read_rule("constant:64", "--sparse") == ConstantBlocks(64)
-    assert read_rule("sqrt:32:65536", "--sparse") == SqrtBlocks(32, 65536)
-    assert read_rule("energy:0.9", "--sparse") == EnergyBlocks(0.9)
-    assert read_rule("energy:0.9:4:99", "--sparse") == EnergyBlocks(0.9, 4, 99)
+    assert read_rule("constant:64", "blocks") == ConstantBlocks(64)
+    assert read_rule("sqrt:32:65536", "blocks") == SqrtBlocks(32, 65536)
+    assert read_rule("energy:0.9", "blocks") == EnergyBlocks(0.9)
+    assert read_rule("energy:0.9:4:99", "blocks") == EnergyBlocks(0.9, 4, 99)
 
 
 @pytest.mark.parametrize(
     "text", ["", "64", "constant", "constant:1:2", "energy", "sqrt:", "energy:a", "energy:1:2:3:4"]
 )
 def test_what_is_no_rule_is_told_so(text):
-    with pytest.raises(ConfigError, match=r"--sparse .*(alpha:0.1|blocks:64)"):
-        read_rule(text, "--sparse")
+    with pytest.raises(ConfigError, match=r"--blocks .*constant:64"):
+        read_rule(text, "--blocks")
 
 
 @pytest.mark.parametrize(

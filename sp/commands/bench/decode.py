@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.asked import Draft, OnDevice, Results
+from sp.commands.asked import Draft, OnDevice, Results, draft_of
 from sp.commands.line import Part, opt
-from sp.commands.open_pair import draft_of
 from sp.commands.terminal import check_folder, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name

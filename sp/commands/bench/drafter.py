@@ -83,7 +83,7 @@ def bench_drafter(
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
         for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text, spread):
             timings.append(timing)
-            if where == "cuda":
+            if where == "cuda" and results.record is not None:
                 tokens = "random" if text is None else "text"
                 results.keep(make_record(**describe(timing, name, taken, tokens, model.arithmetic)))
     rows = [_row(timing, name, taken) for timing in timings]

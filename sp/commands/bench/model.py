@@ -84,7 +84,7 @@ def bench_model(
 
     def keep(**entry: Any) -> None:
         """Write a result down at once: a later test may fail."""
-        if on_gpu:
+        if on_gpu and results.record is not None:
             results.keep(make_record(**entry))
 
     if load is not None and group is None:

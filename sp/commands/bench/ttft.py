@@ -10,10 +10,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_of
+from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_of, settled
 from sp.commands.line import Part, opt
-from sp.commands.open_pair import settled
 from sp.commands.terminal import check_folder, progress_bar, text_width
+from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.pipeline import RunOptions
 from sp.pipeline.options import ModelOptions, PlaceOptions
@@ -68,7 +68,7 @@ def budgets_of(vram: Sequence[str | int]) -> list[int | None]:
 
 
 MOST_TIMELINES = 4
-TIMED = "keep_ratio scorer selector compress threshold sparse decode seed"
+TIMED = "keep_ratio scorer selector compress threshold sparse decode max_new_tokens seed"
 """Options of a run that a bench sets otherwise."""
 MAIN = ("target reads", "scorer", "within", "tokens", "first token (s)", "against full")
 
@@ -76,7 +76,7 @@ MAIN = ("target reads", "scorer", "within", "tokens", "first token (s)", "agains
 def bench_ttft(
     models: ModelOptions,
     synthetic: Synthetic,
-    run: Annotated[RunOptions, Part(TIMED, max_new_tokens=32)],
+    run: Annotated[RunOptions, Part(TIMED)],
     place: Annotated[PlaceOptions, Part("vram break_even")],
     results: Results,
     prompts: Prompts = (4096, 8192, 16384),
@@ -87,6 +87,7 @@ def bench_ttft(
     selector: Annotated[str, opt(help="How tokens are chosen from their importance.")] = "top_chunks",
     sparse: SparseWays = (),
     vram: Budgets = ("none",),
+    new: Annotated[Tokens, opt("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Requests a cell, after a warm-up.")] = 5,
     full_repeats: Annotated[
         int, opt(least=0, help="Full prefills a length, after a shorter one; 0 where they would take too long.")
@@ -127,8 +128,8 @@ def bench_ttft(
     check_folder(plots, "--plots")
     if resume and results.record is None:
         raise ConfigError("--resume reads what --record FOLDER holds; name that folder")
-    budgets, new = budgets_of(vram), run.max_new_tokens
-    settings = settings_of(keep_ratio, scorer, selector, sparse, run)
+    budgets = budgets_of(vram)
+    settings = settings_of(keep_ratio, scorer, selector, sparse, replace(run, max_new_tokens=new))
     where = pick_device(place.device)
     with kernels_of(path, where)[1]:
         pair = open_timed_pair(models, synthetic, place, budgets)

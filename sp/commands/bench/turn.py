@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_of
@@ -21,7 +22,7 @@ MAIN = ("policy", "recall", "within", "transcript", "new", "p50 (s)", "p95 (s)",
 def bench_turn(
     models: ModelOptions,
     synthetic: Synthetic,
-    run: Annotated[RunOptions, Part(TIMED, max_new_tokens=8)],
+    run: Annotated[RunOptions, Part(TIMED)],
     memory: ConversationOptions,
     place: Annotated[PlaceOptions, Part("vram break_even cards target_cards")],
     results: Results,
@@ -35,6 +36,7 @@ def bench_turn(
     selector: Annotated[str, opt(help="How tokens are chosen from their importance.")] = "top_chunks",
     sparse: SparseWays = (),
     vram: Budgets = ("none",),
+    new: Annotated[Tokens, opt("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 8,
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Turns a policy, after a warm-up.")] = 20,
     path: KernelPath = "auto",
 ) -> None:
@@ -61,10 +63,10 @@ def bench_turn(
             raise unknown_name("policy", name, POLICIES)
     if not policies:
         raise ConfigError(f"--policies needs at least one of {', '.join(POLICIES)}")
-    settings = settings_of((keep_ratio,), scorer, selector, sparse, run)
+    settings = settings_of((keep_ratio,), scorer, selector, sparse, replace(run, max_new_tokens=new))
     if len(settings) > 1:
         raise ConfigError("give one --scorer and one --sparse; a policy is timed in one way")
-    lengths, budgets, added, new = sorted(set(prompts)), budgets_of(vram), new_tokens, run.max_new_tokens
+    lengths, budgets, added = sorted(set(prompts)), budgets_of(vram), new_tokens
     where = pick_device(place.device)
     with kernels_of(path, where)[1]:
         pair = open_timed_pair(models, synthetic, place, budgets)

@@ -13,9 +13,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from sp.chat import Thinking
-from sp.commands.asked import read_shares
+from sp.commands.asked import open_pair, read_shares, tell_thinking
 from sp.commands.line import Part, opt
-from sp.commands.open_pair import open_pair, tell_thinking
 from sp.commands.terminal import print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens
 from sp.errors import ConfigError

@@ -13,15 +13,7 @@ from sp.errors import ConfigError
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import candidates, causal, forced
-from sp.ops.sparse.flashprefill import (
-    FlashPrefill,
-    Numbers,
-    TopDensity,
-    by_energy,
-    check_forced,
-    check_word,
-    strongest,
-)
+from sp.ops.sparse.flashprefill import Numbers, by_energy, check_forced, check_word, strongest
 
 NO_LIMIT = 2**31 - 1
 STEPS = 2.0**32
@@ -213,20 +205,11 @@ class EnergyBlocks(BlockBudget):
         return Numbers(rule=2, share=self.energy, least=self.least, most=self.most)
 
 
-Rule = FlashPrefill | TopDensity | BlockBudget
-RULES: dict[str, tuple[type[Rule], str]] = {
-    "alpha": (FlashPrefill, "alpha"),
-    "density": (TopDensity, "density"),
-    "blocks": (ConstantBlocks, "count"),
-    "sqrt": (SqrtBlocks, "count at"),
-    "energy": (EnergyBlocks, "energy least most"),
-}
-"""Which blocks are read, by the word that says so, and the numbers that may stand behind it."""
-WRITTEN = "alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:TOKENS] or energy:SHARE[:LEAST[:MOST]]"
+RULES: dict[str, type[BlockBudget]] = {"constant": ConstantBlocks, "sqrt": SqrtBlocks, "energy": EnergyBlocks}
 
 
-def read_rule(text: str, option: str) -> Rule:
-    """A rule as it is written: its name and its numbers, colons between them; ``constant`` is an old word for blocks.
+def read_rule(text: str, option: str) -> BlockBudget:
+    """A rule as it is written: its name and its numbers, colons between them.
 
     Raises
     ------
@@ -235,21 +218,21 @@ def read_rule(text: str, option: str) -> Rule:
 
     Examples
     --------
-    >>> read_rule("sqrt:64", "--sparse") == SqrtBlocks(64), read_rule("energy:0.9:8:128", "--sparse").most
+    >>> read_rule("sqrt:64", "blocks") == SqrtBlocks(64), read_rule("energy:0.9:8:128", "blocks").most
     (True, 128)
-    >>> read_rule("alpha:0.1", "--sparse").window
-    4
     """
     name, *numbers = text.split(":")
-    kind, words = RULES.get(name.replace("constant", "blocks"), (None, ""))
-    named = [one for one in fields(kind) if one.name in words.split()] if kind else []
-    if kind is None or not sum(one.default is MISSING for one in named) <= len(numbers) <= len(named):
-        raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
+    rule = RULES.get(name)
+    named = [] if rule is None else [f for f in fields(rule) if not f.kw_only]
+    needed = sum(f.default is MISSING for f in named)
+    if rule is None or not needed <= len(numbers) <= len(named):
+        written = "constant:COUNT, sqrt:COUNT[:TOKENS] or energy:SHARE[:LEAST[:MOST]]"
+        raise ConfigError(f"{option} takes {written}, as in constant:64, not {text[:40]!r}")
     try:
         given = {f.name: float(n) if f.type == "float" else int(n) for f, n in zip(named, numbers, strict=False)}
     except ValueError:
-        raise ConfigError(f"{option} {text[:40]}: behind the name come numbers, as in blocks:64") from None
-    return kind(**given)  # type: ignore[arg-type]
+        raise ConfigError(f"{option} {text[:40]}: behind the name come numbers, as in constant:64") from None
+    return rule(**given)  # type: ignore[arg-type]
 
 
 def _check_whole(name: str, option: str, value: int, least: int) -> None:
