@@ -54,7 +54,7 @@ def run(
       sp run --thinking on --max-new-tokens 2048 ...
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
-    from sp.decode import Speculative
+    from sp.decode import DECODERS, Speculative
     from sp.prompt import Prompt
     from sp.studies.pages import run_report
     from sp.studies.pages.kept_text import as_text
@@ -65,7 +65,8 @@ def run(
     if isinstance(options.decode, Speculative):
         draft = draft_of(models.target, draft)
     elif draft is not None:
-        raise ConfigError("only guesses come from a draft; add --decode dflash or ddtree, or leave --draft out")
+        name = DECODERS.name_of(options.decode)
+        raise ConfigError(f"--decode {name} reads no draft; add --decode dflash or ddtree, or leave --draft out")
     expected: list[str] | None = None
     if prompt_file is None:
         document, example = sample()

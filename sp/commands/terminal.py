@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
@@ -174,6 +174,8 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
 
 Wide = Annotated[bool, opt("--wide", help="Show all columns of tables side by side, however long lines get.")]
 
+Column = tuple[str, str | Callable[[Mapping[str, Any]], str]]
+"""A head, and what stands under it of a row: a pattern with names of the row, or what makes the text."""
 PADDING = 2
 """Characters beside a cell."""
 INTERVAL = "95 %"
@@ -244,6 +246,18 @@ def print_table(
     if hidden := len(heads) - len(shown) - len(alike):
         print(f"({hidden} more column{'s' * (hidden > 1)}: --wide)")
     return [heads[number] for number in (*alike, *shown)]
+
+
+def cells_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of rows.
+
+    Examples
+    --------
+    >>> cells_of([{"ms": 1.25, "n": 3}], [("ms", "{ms:.1f}"), ("n", lambda row: "*" * row["n"])])
+    (['ms', 'n'], [['1.2', '***']])
+    """
+    made = [[part.format_map(row) if isinstance(part, str) else part(row) for _, part in columns] for row in rows]
+    return [head for head, _ in columns], made
 
 
 def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:

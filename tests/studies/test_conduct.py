@@ -167,7 +167,7 @@ def test_rows_on_disk_have_facts_once_and_depths_as_examples_of_one_task(tmp_pat
     ("arguments", "message"),
     [
         (["--shard", "0/2"], "--shard takes i/n"),
-        (["--executor", "raye"], "unknown executor 'raye'; did you mean 'ray'"),
+        (["--executor", "raye"], "--executor is 'raye'; did you mean 'ray'"),
         (["--set", "cells.scorer=tial"], "--set cells.scorer: unknown scorer 'tial'; did you mean 'tail'"),
         (["--set", "tasks.task=nedle"], "unknown task 'nedle'; did you mean 'needle'"),
     ],

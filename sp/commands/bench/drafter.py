@@ -12,7 +12,7 @@ from sp.commands.asked import KernelPath, OnDevice, Prompts, Results, kernels_of
 from sp.commands.bench.model import open_model
 from sp.commands.bench.ttft import SparseWays
 from sp.commands.line import opt
-from sp.commands.terminal import progress_bar
+from sp.commands.terminal import Column, cells_of, progress_bar
 from sp.errors import ConfigError
 from sp.pipeline.options import MathName
 
@@ -108,31 +108,14 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
 def print_rows(rows: list[dict[str, Any]], results: Results) -> None:
     """Readings, one a row; rates of a GPU have their stages besides."""
     stages = [key for key in rows[0] if key.endswith("_ms")]
-    heads = [
-        "model",
-        "path",
-        "tokens",
-        "attention",
-        "density",
-        "score (s)",
-        "limit (s)",
-        "peak memory",
-        "of it weights",
+    columns: list[Column] = [
+        *((name, f"{{{key}}}") for name, key in (("model", "model"), ("path", "path"), ("tokens", "prompt_tokens"))),
+        ("attention", "{attention}"),
+        ("density", "{density:.1%}"),
+        ("score (s)", "{score_s:.3f}"),
+        ("limit (s)", lambda row: f"{row['limit_s']:.3f}" if row["limit_s"] else ""),
+        ("peak memory", lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else ""),
+        ("of it weights", lambda row: f"{row['weight_bytes'] / 1e9:.2f} GB" if row["weight_bytes"] else ""),
+        *((f"{key.removesuffix('_ms').replace('_', '+')} (ms)", f"{{{key}:.1f}}") for key in stages),
     ]
-    heads += [stage.removesuffix("_ms").replace("_", "+") + " (ms)" for stage in stages]
-    cells = [
-        [
-            row["model"],
-            row["path"],
-            str(row["prompt_tokens"]),
-            row["attention"],
-            f"{row['density']:.1%}",
-            f"{row['score_s']:.3f}",
-            f"{row['limit_s']:.3f}" if row["limit_s"] else "",
-            f"{row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else "",
-            f"{row['weight_bytes'] / 1e9:.2f} GB" if row["weight_bytes"] else "",
-            *(f"{row[stage]:.1f}" for stage in stages),
-        ]
-        for row in rows
-    ]
-    results.table(heads, cells, 2, MAIN)
+    results.table(*cells_of(rows, columns), 2, MAIN)

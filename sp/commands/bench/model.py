@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from sp.commands.asked import KernelPath, OnDevice, Results, kernels_of
 from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.models.cache.pages import KVType
@@ -72,12 +72,9 @@ def bench_model(
         raise ConfigError("--kernels is for one card; leave --cards away")
     group = group_of(cards, where)
     with kernels_of(path, where)[1]:
-        if group is None:
-            model, name, load = open_model(file, synthetic, type_, where, asked)
-            config, together = model.config, None
-        else:
-            shards, name, load = open_shards(file, synthetic, type_, group, asked)
-            model, config, together = shards.models[0], shards.config, shards.run
+        opened, name, load = open_model(file, synthetic, type_, where, asked, group)
+    model, together = (opened, None) if group is None else (opened.models[0], opened.run)
+    config = opened.config
     facts = model_facts(name, config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
     taken, on_path = kernels_of(path, where)
@@ -164,23 +161,29 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 
 
 def open_model(
-    file: Path | None, shape: str | None, file_type: str, device: Any, math: str
+    file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
-    """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
+    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading.
+
+    The last is None for random weights.
+    """
     from sp.gguf import GGUFFile
     from sp.models import load_model
+    from sp.models.shards.load_shards import load_shards
+    from sp.models.synthetic.random_shards import random_shards
+    from sp.models.synthetic.random_store import random_model
 
     if shape is not None:
         if device == "cpu":
             raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
-        from sp.models.synthetic.random_store import random_model
-
-        return random_model(shape, file_type, math=math), f"{shape} {file_type} (random)", None
+        random = random_shards(shape, file_type, group, math) if group else random_model(shape, file_type, math=math)
+        return random, f"{shape} {file_type} (random)", None
     assert file is not None
     start = time.perf_counter()
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
-        model = load_model(opened, device=device, progress=progress, math=math)
+        how: dict[str, Any] = {"device": device, "progress": progress, "math": math}
+        model: Any = load_shards(opened, group, **how) if group else load_model(opened, **how)
     return model, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
 
@@ -191,24 +194,6 @@ def name_of(file: Any) -> str:
 
     name = values.text(file.metadata.get("general.name"))
     return plain(name, 80) if name else str(file.path.stem)
-
-
-def open_shards(
-    file: Path | None, shape: str | None, file_type: str, group: Any, math: str
-) -> tuple[Any, str, tuple[float, int] | None]:
-    """As `open_model`, shared by the cards of a group."""
-    from sp.gguf import GGUFFile
-    from sp.models.shards.load_shards import load_shards
-    from sp.models.synthetic.random_shards import random_shards
-
-    if shape is not None:
-        return random_shards(shape, file_type, group, math), f"{shape} {file_type} (random)", None
-    assert file is not None
-    start = time.perf_counter()
-    opened = GGUFFile.open(file)
-    with progress_bar("loading", opened.nbytes) as progress:
-        shards = load_shards(opened, group, device="cuda", progress=progress, math=math)
-    return shards, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
@@ -230,22 +215,15 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
 
 def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
     """Tests of `sp bench model`, one a row."""
-    heads = ("model", "weights", "kv", "path", "math", "test", "tok/s", "median", "peak memory")
-    cells = [
-        (
-            row["model"] + (f" on {row['cards']} cards" if row["cards"] > 1 else ""),
-            f"{row['weights_gb']:.2f} GB",
-            row["kv"],
-            row["path"],
-            row["math"],
-            row["test"],
-            f"{row['tok_s']:.2f} ± {row['sd']:.2f}",
-            f"{row['median']:.2f}",
-            f"{row['peak_gb']:.2f} GB" if row["peak_gb"] else "",
-        )
-        for row in rows
+    columns: list[Column] = [
+        ("model", lambda row: row["model"] + (f" on {row['cards']} cards" if row["cards"] > 1 else "")),
+        ("weights", "{weights_gb:.2f} GB"),
+        *((name, f"{{{name}}}") for name in ("kv", "path", "math", "test")),
+        ("tok/s", "{tok_s:.2f} ± {sd:.2f}"),
+        ("median", "{median:.2f}"),
+        ("peak memory", lambda row: f"{row['peak_gb']:.2f} GB" if row["peak_gb"] else ""),
     ]
-    results.table(heads, cells, 6, ("model", "test", "tok/s", "median", "peak memory"))
+    results.table(*cells_of(rows, columns), 6, ("model", "test", "tok/s", "median", "peak memory"))
 
 
 def print_kernels(test: str, found: Any, results: Results) -> None:

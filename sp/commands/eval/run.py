@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 from sp.chat import Thinking
 from sp.commands.asked import open_pair, read_shares, tell_thinking
 from sp.commands.line import Part, opt
-from sp.commands.terminal import print_json, print_table, progress_bar, text_width
+from sp.commands.terminal import Column, cells_of, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens
 from sp.errors import ConfigError
 from sp.named import read_names, read_strategies
@@ -125,9 +125,6 @@ class Asked:
         tell_thinking(self.thinking, pipeline.target)
         return pipeline
 
-
-Column = tuple[str, Callable[[dict[str, Any]], str]]
-"""Heading, and what stands under it."""
 
 ELSEWHERE = ("depth=", "path=")
 """Options of tasks that other columns tell: examples at several depths are of one task, and so are those of a file."""
@@ -263,8 +260,7 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], asked: As
     if asked.as_json:
         print_json({"results": list(lines)})
         return
-    heads, cells = [head for head, _ in columns], [[cell(line) for _, cell in columns] for line in lines]
-    shown = print_table(heads, cells, "table", LEFT, main=MAIN[columns], wide=asked.wide)
+    shown = print_table(*cells_of(lines, columns), "table", LEFT, main=MAIN[columns], wide=asked.wide)
     notes = ["; ".join(f"{head}: {told}" for head, told in MEANINGS[columns].items() if head in shown)]
     if any(line["not_run"] for line in lines):
         notes.append(NOT_RUN)
@@ -273,22 +269,17 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], asked: As
         print(fill(note, text_width()))
 
 
-def number(name: str, pattern: str) -> Callable[[dict[str, Any]], str]:
+def number(name: str, pattern: str) -> Callable[[Mapping[str, Any]], str]:
     """Prints a column that may be unknown."""
-
-    def cell(line: dict[str, Any]) -> str:
-        value = line.get(name)
-        return "-" if value is None else pattern.format(value)
-
-    return cell
+    return lambda line: "-" if line.get(name) is None else pattern.format(line[name])
 
 
-def interval(low: str, high: str, pattern: str) -> Callable[[dict[str, Any]], str]:
+def interval(low: str, high: str, pattern: str) -> Callable[[Mapping[str, Any]], str]:
     """Prints two columns as an interval."""
     return lambda line: "-" if line.get(low) is None else f"{pattern} to {pattern}".format(line[low], line[high])
 
 
-def size(line: dict[str, Any]) -> str:
+def size(line: Mapping[str, Any]) -> str:
     """Examples, and how many could not be run."""
     return f"{line['n']}" + (f" (+{line['not_run']} not run)" if line["not_run"] else "")
 
