@@ -23,13 +23,14 @@ from sp.kernels.device import pick_device
 from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.options import ModelOptions, PlaceOptions
 from sp.plugins import Plugin, loaded_plugins
+from sp.serve.options import Defaults, ServerOptions
 
+MISSING: str | None = None
 try:
     from sp.serve.app import Service
     from sp.serve.http.access import log_requests, origins_of
     from sp.serve.http.bodies import Limits
     from sp.serve.metrics import Metrics
-    from sp.serve.options import Defaults, ServerOptions
     from sp.serve.replicas.door import Door
     from sp.serve.replicas.replica import deployed
     from sp.serve.server import Server, listen
@@ -37,7 +38,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "sp").partition(".")[0] == "sp":
         raise
-    raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp-prefill[serve]'") from None
+    MISSING = error.name  # told when it is needed: help is not
 
 if TYPE_CHECKING:
     from sp.serve.server import Served
@@ -100,6 +101,8 @@ def serve(
     """
     from sp.decode import Speculative
 
+    if MISSING:
+        raise ConfigError(f"sp serve needs the package {MISSING}; pip install 'sp-prefill[serve]'")
     if address and replicas == 1:
         raise ConfigError("--address is for a cluster; add --replicas 2 or more")
     together = max(place.cards, place.target_cards or 1)
