@@ -16,7 +16,7 @@ from sp.conversation import Conversations
 from sp.evals.text.filler import filler
 from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Service
-from sp.serve.http.bodies import Limits
+from sp.serve.http.access import Limits
 from sp.serve.metrics import Metrics
 from sp.serve.options import Defaults
 from sp.serve.server import Server, listen

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sp.commands.asked import OnDevice, compile_kernels
 from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar
+from sp.commands.terminal import AsJson, check_file, check_folder, print_json, progress_bar
 from sp.errors import ConfigError
 
 
@@ -41,9 +41,8 @@ def calibrate(
     from sp.scoring.calibration.known import folder, keep_calibration
     from sp.scoring.calibration.use import measured
 
-    check_folder(folder() if out is None else out.parent, "SP_CACHE_DIR" if out is None else "--out")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"{out} is a folder; give --out the name of a file")
+    check_file(out, "--out")
+    check_folder(folder() if out is None else None, "SP_CACHE_DIR")
     if pick_device(device) == "cuda":
         compile_kernels()
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)

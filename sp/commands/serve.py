@@ -28,8 +28,7 @@ from sp.serve.options import Defaults, ServerOptions
 MISSING: str | None = None
 try:
     from sp.serve.app import Service
-    from sp.serve.http.access import log_requests, origins_of
-    from sp.serve.http.bodies import Limits
+    from sp.serve.http.access import Limits, log_requests, origins_of
     from sp.serve.metrics import Metrics
     from sp.serve.replicas.door import Door
     from sp.serve.replicas.replica import deployed

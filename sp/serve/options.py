@@ -88,7 +88,7 @@ class Overrides:
         Read the whole prompt.
     protect : {"auto", "turn", "paragraph"}
         Whether the last part of the last user turn is kept, or of that what follows the last blank line; or, of one
-        that is long, its question; see `sp.serve.question`.
+        that is long, its question; see `sp.serve.messages`.
     session : bool
         Whether the request goes on with a session, and leaves one.
     recall : {"auto", "append", "rewind", "off"}

@@ -10,7 +10,7 @@ from sp.decode import Sample
 from sp.pipeline import RunOptions, RunResult
 from sp.prompt.pieces import KINDS, edges, kinds
 from sp.prompt.whole import whole_characters
-from sp.serve.question import Question
+from sp.serve.messages import Question
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sp.serve.choices.format import Grammars
 from sp.serve.choices.sampling import nth
 from sp.serve.choices.speaker import Ended, Piece, Speaker
 from sp.serve.fields import RequestError, as_request_error
-from sp.serve.http.bodies import busy
+from sp.serve.http.access import busy
 from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics

@@ -21,8 +21,7 @@ from fuzz_bodies import fuzz
 from sp.errors import ConfigError
 from sp.pipeline import Pipeline
 from sp.serve.fields import RequestError
-from sp.serve.http.access import origins_of
-from sp.serve.http.bodies import AT_ONCE, Bodies, Limits
+from sp.serve.http.access import AT_ONCE, Bodies, Limits, origins_of
 from sp.serve.protocol import MOST_VALUES, check_shape
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}

@@ -20,7 +20,7 @@ from serving import ALWAYS, TASKS, chat, client
 
 from sp import cli
 from sp.pipeline import Pipeline, embedded
-from sp.serve.http.bodies import Limits
+from sp.serve.http.access import Limits
 
 openai = pytest.importorskip("openai")
 

@@ -16,8 +16,7 @@ from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline import Pipeline
 from sp.prompt import Prompt
 from sp.serve.fields import RequestError
-from sp.serve.messages import chat_prompt
-from sp.serve.question import question_of
+from sp.serve.messages import chat_prompt, question_of
 from sp.serve.text import ReplyText
 
 TEMPLATE = (
