@@ -111,7 +111,7 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     told = {"dense": "off", "auto": "auto" if number is None else rule}.get(kept, rule)
     if told == "off" and old.keys() & {"density", "blocks"}:
         raise ConfigError("attention dense reads all blocks; leave it out, or density and blocks")
-    warnings.warn(f"{', '.join(old)} of a scorer are old words; write sparse={told}", SpWarning, stacklevel=2)
+    warnings.warn(f"{' and '.join(old)} of a scorer: an old spelling; write sparse={told}", SpWarning, stacklevel=2)
     return rest | {"sparse": told}
 
 

@@ -221,7 +221,7 @@ def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
     ],
 )
 def test_old_words_are_read_with_a_line(old, sparse) -> None:
-    with pytest.warns(SpWarning, match=f"old words; write sparse={sparse}"):
+    with pytest.warns(SpWarning, match=f"an old spelling; write sparse={sparse}"):
         assert SCORERS.build("tail", old).sparse == sparse
 
 

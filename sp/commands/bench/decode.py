@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.asked import Draft, OnDevice, Results, draft_of
+from sp.commands.asked import Draft, OnDevice, Results, draft_of, kernels_of
 from sp.commands.line import Part, opt
 from sp.commands.terminal import check_folder, progress_bar
 from sp.config import Tokens
@@ -112,7 +112,7 @@ def bench_decode(
     ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
     cached = {"kv": cache_name(run.kv, run.rotate), "context": prompt}
-    common = {**facts, **cached, **running(path_of(where)), "engine": "sp"}
+    common = {**facts, **cached, **running(kernels_of("auto", where)[0]), "engine": "sp"}
     found: list[dict[str, Any]] = []
 
     def keep(measured: Measured) -> None:
@@ -145,7 +145,9 @@ def bench_decode(
             part = time_round(loaded, guesser, size, greedy_ms, options, context=prompt, repeats=4 * repeats)
             found.append(kept(describe_round(part, loaded, guesser, common), results))
             advance(1)
-    show(found, pictures(found, plots), results)
+    from sp.studies.plots.decode_plots import draw_decoding
+
+    show(found, list(draw_decoding(found, plots)) if plots is not None else [], results)
 
 
 def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequence[int]) -> None:
@@ -219,26 +221,12 @@ def type_of(loaded: Any, random: str | None) -> str | None:
     return random or file_type_name(loaded.file or GGUFFile.open(loaded.path))
 
 
-def path_of(where: str) -> str:
-    """Kernels that run."""
-    from sp.kernels.path import native_path
-
-    return native_path() if where == "cuda" else "numpy"
-
-
 def kept(described: dict[str, Any], results: Results) -> dict[str, Any]:
     """The record of a measurement, on disk at once if asked for."""
     from sp.bench.record import make_record
 
     results.keep(made := make_record(**described))
     return made
-
-
-def pictures(records: Sequence[dict[str, Any]], folder: Path | None) -> list[Path]:
-    """Pictures of the records, if a folder is named."""
-    from sp.studies.plots.decode_plots import draw_decoding
-
-    return list(draw_decoding(records, folder)) if folder is not None else []
 
 
 def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], results: Results) -> None:
