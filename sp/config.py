@@ -59,15 +59,14 @@ class Option:
 
     def check(self, value: object, where: str) -> None:
         """ConfigError for a number that is out of bounds."""
-        if isinstance(value, int | float) and not (
-            (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return
+        for word, bound, wrong in (
+            ("least", self.least, self.least is not None and not value >= self.least),
+            ("most", self.most, self.most is not None and not value <= self.most),
         ):
-            bounds = [
-                f"at {word} {bound:,}"
-                for word, bound in (("least", self.least), ("most", self.most))
-                if bound is not None
-            ]
-            raise ConfigError(f"{where} must be {' and '.join(bounds)}, not {value:g}")
+            if wrong:
+                raise ConfigError(f"{where} must be at {word} {bound:,}, not {value}")
 
 
 def option_of(hint: Any) -> tuple[Any, Option]:

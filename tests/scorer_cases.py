@@ -47,9 +47,9 @@ class Case:
 
 BAD_READING = (
     ({"attention": "sparse"}, "flashprefill"),
-    ({"density": 0.2}, "flashprefill"),
+    ({"attention": "dense", "density": 0.2}, "reads all blocks"),
     ({"sparse": "alpha:1.5"}, "alpha"),
-    ({"alhpa": 0.1}, "did you mean 'alpha'"),
+    ({"sprase": "off"}, "did you mean 'sparse'"),
 )
 BAD_ATTENTION = (
     *BAD_READING,

@@ -14,6 +14,7 @@ from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.scoring.base import SCORERS, Scorer, ScoreRequest
+from sp.values import shown
 
 SPARSE_TOKENS = 16384
 """From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
@@ -100,6 +101,8 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     if not old:
         return rest
     kept = old.get("attention", "flashprefill")
+    if kept not in ("dense", "flashprefill", "auto"):
+        raise ConfigError(f"attention is {shown(kept)}, not dense, flashprefill or auto; write sparse={AUTO}, say")
     number = next((name for name in ("density", "alpha") if name in old), None)
     rule = (
         old["blocks"].replace("constant", "blocks")

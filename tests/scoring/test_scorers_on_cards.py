@@ -39,7 +39,7 @@ def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
 
     want, density = kept(None)
     assert 200 < len(want) <= 20 + np.ceil(KEPT * (N - 20))
-    assert (not density) == (not options.get("attention"))
+    assert (not density) == ("sparse" not in options)
     for count in (2, 4):
         got, densities = kept(Cards(HostGroup(count), [request_alone.model] * count))
         assert got == want
