@@ -34,7 +34,7 @@ def several(cards: int) -> list[Item]:
         _alone(
             "first token",
             sp(
-                *("bench", "ttft", *PAIR, "-p", "128k", "--density", "0.05,0.24"),
+                *("bench", "ttft", *PAIR, "-p", "128k", "--sparse", "density:0.05,density:0.24"),
                 *(*EIGHT, "--full-repeats", "1", *on, *RECORD),
             ),
             60,
@@ -43,13 +43,13 @@ def several(cards: int) -> list[Item]:
         ),
         _alone(
             "scoring",
-            _scoring("128k,256k", on, "--density", "0.05,0.24"),
+            _scoring("128k,256k", on, "--sparse", "density:0.05,density:0.24"),
             25,
             Want("drafter", 4, drafted | {"blocks": None}),
         ),
         _alone(
             "scoring of a million",
-            _scoring("128k,1m", on, "--blocks", RULE),
+            _scoring("128k,1m", on, "--sparse", RULE),
             30,
             Want("drafter", 2, drafted | {"blocks": RULE}),
         ),
@@ -57,7 +57,7 @@ def several(cards: int) -> list[Item]:
             "first token of a million",
             sp(
                 *("bench", "ttft", *PAIR, "-p", MILLION, "--target-rope", "yarn:4"),
-                *("--keep-ratio", "0.02", "--blocks", RULE, *EIGHT, "--full-repeats", "0", "-r", "2", *on, *RECORD),
+                *("--keep-ratio", "0.02", "--sparse", RULE, *EIGHT, "--full-repeats", "0", "-r", "2", *on, *RECORD),
             ),
             40,
             Want("ttft", 1, {**shared, "prompt_tokens": MILLION_TOKENS, "cards": cards}),

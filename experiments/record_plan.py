@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "gpu"
 TABLE = ROOT / "sp" / "ops" / "matmul" / "dispatch_table.json"
 TARGET, DRAFTER = ("--synthetic", "qwen3.6-27b"), ("--synthetic", "qwen3-0.6b")
+SHARE, SHARES = ("--sparse", "density:0.05"), ("--sparse", "density:0.05,density:0.24")
+ALPHAS = "off,alpha:0.02,alpha:0.05,alpha:0.1,alpha:0.2,alpha:0.5"
 TRACE = "{scratch}/accepted.json"
 TESTS_A_RUN, TEST_SECONDS = 6, 11
 
@@ -91,7 +93,7 @@ MODELS = (
         210,
         (Want("ttft", 3, PAIR | {"density": 0.24}), Want("ttft", 6, PAIR | {"vram": None})),
     ),
-    Item("turns", sp(*TURN, "--density", "0.05", *RECORD), 120, (Want("turn", 3, {"vram": None, "kv": "f16"}),)),
+    Item("turns", sp(*TURN, *SHARE, *RECORD), 120, (Want("turn", 3, {"vram": None, "kv": "f16"}),)),
     Item(
         "eight bits",
         sp("bench", "model", *TARGET, "-p", "2k,8k,32k,128k", "-n", "0", "--math", "int8", *RECORD),
@@ -114,20 +116,20 @@ MODELS = (
         "eight bits, first token",
         sp(
             *("bench", "ttft", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b", "-p", "128k"),
-            *("--density", "0.05,0.24", "--full-repeats", "1", "--math", "int8", *RECORD),
+            *(*SHARES, "--full-repeats", "1", "--math", "int8", *RECORD),
         ),
         80,
         (Want("ttft", 2, PAIR | {"math": "int8"}),),
     ),
     Item(
         "eight bits, drafter",
-        sp("bench", "drafter", *DRAFTER, "-p", "128k", "--density", "0.05,0.24", "--math", "int8", *RECORD),
+        sp("bench", "drafter", *DRAFTER, "-p", "128k", *SHARES, "--math", "int8", *RECORD),
         25,
         (Want("drafter", 2, {"math": "int8", "path": "sm_90a"}),),
     ),
     Item(
         "turns within 23 GiB",
-        sp(*TURN, "--density", "0.05", "--vram", "23g", "--keys", "q4_0", "--kv", "q4_0", *RECORD),
+        sp(*TURN, *SHARE, "--vram", "23g", "--keys", "q4_0", "--kv", "q4_0", *RECORD),
         95,
         (Want("turn", 3, {"vram": "23g"}),),
     ),
@@ -156,7 +158,7 @@ MODELS = (
         "Llama 70B, first token",
         sp(
             *("bench", "ttft", "--synthetic-target", LLAMA, "--synthetic-drafter", "llama-3.2-1b"),
-            *("-p", "128k", "--density", "0.05,0.24", *RECORD),
+            *("-p", "128k", *SHARES, *RECORD),
         ),
         120,
         (Want("ttft", 3, {"target": f"{LLAMA}-q4_k_m.synthetic"}),),
@@ -169,13 +171,13 @@ MODELS = (
     ),
     Item(
         "mixture, first token",
-        sp("bench", "ttft", *MIXED_PAIR, "-p", "128k", "--density", "0.05,0.24", "--vram", "none,23g", *RECORD),
+        sp("bench", "ttft", *MIXED_PAIR, "-p", "128k", *SHARES, "--vram", "none,23g", *RECORD),
         60,
         (Want("ttft", 4, {"target": f"{MIXTURE}-q4_k_m.synthetic", "prompt_tokens": 131072}),),
     ),
     Item(
         "mixture within 11 GiB",
-        sp("bench", "ttft", *MIXED_PAIR, "-p", "32k,128k", "--density", "0.05", "--vram", "11g", "-r", "3", *RECORD),
+        sp("bench", "ttft", *MIXED_PAIR, "-p", "32k,128k", *SHARE, "--vram", "11g", "-r", "3", *RECORD),
         35,
         (Want("ttft", 2, {"target": f"{MIXTURE}-q4_k_m.synthetic", "vram": "11g"}),),
     ),
@@ -196,7 +198,7 @@ MODELS = (
     ),
     Item(
         "mixture, turns",
-        sp("bench", "turn", *MIXED_PAIR, "--density", "0.05", *RECORD),
+        sp("bench", "turn", *MIXED_PAIR, *SHARE, *RECORD),
         40,
         (Want("turn", 3, {"target": f"{MIXTURE}-q4_k_m.synthetic"}),),
     ),
@@ -208,7 +210,7 @@ MODELS = (
     ),
     Item(
         "drafter",
-        sp("bench", "drafter", *DRAFTER, "-p", "8k,32k,64k,128k,256k", "--density", "0.05,0.24", *RECORD),
+        sp("bench", "drafter", *DRAFTER, "-p", "8k,32k,64k,128k,256k", *SHARES, *RECORD),
         45,
         (Want("drafter", 10, {"tokens": "random", "path": "sm_90a"}),),
     ),
@@ -230,7 +232,7 @@ MODELS = (
     ),
     Item(
         "prefill, sparse",
-        sp("bench", "model", *TARGET, "-p", "32k", "-n", "0", "--density", "0.05", *RECORD),
+        sp("bench", "model", *TARGET, "-p", "32k", "-n", "0", *SHARE, *RECORD),
         30,
         (Want("prefill", 1, {"asked_density": 0.05}),),
     ),
@@ -276,13 +278,13 @@ KERNELS = (
     Item("products of decoding", benchmark("test_bench_decode_matmul"), 40, (Want("decode_matmul", 60),)),
     Item(
         "drafter on text",
-        sp("bench", "drafter", "-p", "8k,16k,32k,64k,128k", "--alpha", "dense,0.02,0.05,0.1,0.2,0.5", *RECORD),
+        sp("bench", "drafter", "-p", "8k,16k,32k,64k,128k", "--sparse", ALPHAS, *RECORD),
         25,
         (Want("drafter", 30, {"tokens": "text"}),),
     ),
     Item(
         "drafter, portable",
-        sp("bench", "drafter", *DRAFTER, "-p", "128k", "--density", "0.05", "--path", "portable", *RECORD),
+        sp("bench", "drafter", *DRAFTER, "-p", "128k", *SHARE, "--path", "portable", *RECORD),
         20,
         (Want("drafter", 1, {"path": "portable"}),),
     ),

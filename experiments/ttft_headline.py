@@ -80,7 +80,7 @@ def open_pair(name: str, device: str) -> Pipeline:
 
 def settings_of(part: Part) -> list[RunOptions]:
     """Options of a part's requests: every keep ratio with every way to draft."""
-    sparse = [SCORERS.build("tail", {"attention": "flashprefill", "density": d}) for d in part.densities]
+    sparse = [SCORERS.build("tail", {"sparse": f"density:{d}"}) for d in part.densities]
     scorers = [one for name in part.scorers for one in (sparse if name == "tail" else [SCORERS.build(name)])]
     return [
         RunOptions(keep_ratio=keep, scorer=scorer, kv="q4_0", rotate=True, max_new_tokens=16)

@@ -1,89 +1,140 @@
-"""The command line: parse, call, print. Errors are one line on stderr and exit status 2."""
+"""The command line: find the command, call it, print. Errors are one line on stderr and exit status 2."""
 
 from __future__ import annotations
 
+import ast
+import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
-
-import typer
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from sp import __version__
-from sp.commands.bench.bench import bench_app
-from sp.commands.bench.bench_decode import bench_decode
-from sp.commands.bench.bench_drafter import bench_drafter
-from sp.commands.bench.bench_llama_cpp import bench_llama_cpp
-from sp.commands.bench.bench_ttft import bench_ttft
-from sp.commands.bench.bench_turn import bench_turn
-from sp.commands.calibrate import calibrate
-from sp.commands.chat import chat
-from sp.commands.doctor import doctor
-from sp.commands.evals import eval_app
-from sp.commands.every.options import complete
-from sp.commands.get import get
-from sp.commands.heads import heads
-from sp.commands.inspect import inspect
-from sp.commands.kernels.kernels import kernels_app
-from sp.commands.list import list_
-from sp.commands.plan import plan
-from sp.commands.report import report
-from sp.commands.run import run
-from sp.commands.serve import serve
-from sp.commands.sweep import sweep
-from sp.commands.synth import synth
-from sp.commands.train.train import train_app
-from sp.errors import SpError, SpWarning
-from sp.kernels import device_errors
+from sp.errors import SpError, SpWarning, UsageError, known_names, short
 
-app = typer.Typer(
-    name="sp",
-    help="Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+if TYPE_CHECKING:
+    from sp.commands.line import Command
 
+HEAD = "Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads."
+COMMANDS: Mapping[str, str] = {
+    "doctor": "doctor:doctor",
+    "heads": "heads:heads",
+    "calibrate": "calibrate:calibrate",
+    "serve": "serve:serve",
+    "sweep": "sweep:sweep",
+    "report": "report:report",
+    "run": "run:run",
+    "chat": "chat:chat",
+    "get": "get:get",
+    "list": "list:list_",
+    "inspect": "inspect:inspect",
+    "plan": "plan:plan",
+    "synth": "synth:synth",
+    "kernels list": "kernels:list_kernels",
+    "kernels check": "kernels:check",
+    "kernels build": "kernels:build",
+    "kernels bench": "kernels:bench",
+    "kernels tune": "kernels:tune",
+    "bench model": "bench.model:bench_model",
+    "bench roofline": "bench.model:roofline",
+    "bench decode": "bench.decode:bench_decode",
+    "bench drafter": "bench.drafter:bench_drafter",
+    "bench ttft": "bench.ttft:bench_ttft",
+    "bench turn": "bench.turn:bench_turn",
+    "bench llama-cpp": "bench.llama_cpp:bench_llama_cpp",
+    "eval tasks": "eval.tasks:tasks",
+    "eval discriminates": "eval.discriminates:discriminates",
+    "eval board": "eval.board:board",
+    "eval file": "eval.file:file",
+    "eval turns": "eval.turns:turns",
+    "eval natural": "eval.natural:natural",
+    "eval needle": "eval.tasks:needle",
+    "eval ruler": "eval.tasks:ruler",
+    "eval ppl": "eval.tasks:ppl",
+    "train scorer": "train:train_scorer",
+}
+"""Where each command stands, below `sp.commands`; it is imported when it is called, or its help is asked for."""
+GROUPS = {
+    "kernels": "Check, list, build and time the CUDA kernels.",
+    "bench": "Measure whole models, and draw what was measured.",
+    "eval": "Measure what a selection keeps.",
+    "train": "Train scorers.",
+}
 INTERRUPTED = 130
-UsageError: Any = typer.BadParameter.__bases__[0]
-"""What Typer raises for a wrong command line; its module differs between Typer versions."""
 
 
-app.command()(doctor)
-app.command()(heads)
-app.command()(calibrate)
-app.command()(serve)
-app.command()(sweep)
-app.command()(report)
-app.command()(run)
-app.command()(chat)
-app.command()(get)
-app.command("list")(list_)
-app.command()(inspect)
-app.command()(plan)
-app.command()(synth)
-app.add_typer(kernels_app, name="kernels")
-bench_app.command("decode")(bench_decode)
-bench_app.command("drafter")(bench_drafter)
-bench_app.command("ttft")(bench_ttft)
-bench_app.command("turn")(bench_turn)
-bench_app.command("llama-cpp")(bench_llama_cpp)
-app.add_typer(bench_app, name="bench")
-app.add_typer(eval_app, name="eval")
-app.add_typer(train_app, name="train")
-complete(app)
+@cache
+def command_of(words: str) -> Command:
+    """The command called by its words, as in ``bench ttft``."""
+    from sp.commands.line import Command
+
+    module, _, name = COMMANDS[words].partition(":")
+    return Command(f"sp {words}", getattr(import_module(f"sp.commands.{module}"), name))
 
 
-@app.callback(invoke_without_command=True)
-def common(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Options that belong to no command."""
-    if version:
-        print(f"sp {__version__}")
-        raise typer.Exit
+def summary(words: str) -> str:
+    """The first line of a command's help, read from its file, which is not imported for it."""
+    module, _, name = COMMANDS[words].partition(":")
+    path = Path(__file__).parent / "commands" / (module.replace(".", "/") + ".py")
+    found = next(one for one in ast.parse(path.read_text("utf-8")).body if getattr(one, "name", "") == name)
+    return (ast.get_docstring(found) or "").partition("\n")[0]  # type: ignore[arg-type]
+
+
+def overview(group: str = "") -> str:
+    """The help of `sp`, or of a group: what commands there are."""
+    inside = [words for words in COMMANDS if words.startswith(group and f"{group} ") and (group or " " not in words)]
+    lines = {words.split()[-1]: summary(words) for words in inside} | ({} if group else GROUPS)
+    width = shutil.get_terminal_size((80, 24)).columns
+    listed = "\n".join(fill(f"  {name:<14}{told}", width, subsequent_indent=" " * 16) for name, told in lines.items())
+    more = (
+        ""
+        if group
+        else "\n\nOptions:\n  --version     Print the version and exit.\n  -h, --help    Show this and exit."
+    )
+    return (
+        f"Usage: sp {group or '[OPTIONS]'} COMMAND [ARGS]...\n\n{GROUPS.get(group, HEAD)}\n\nCommands:\n{listed}{more}"
+    )
+
+
+def found_in(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that arguments begin with, or a group, and the rest; UsageError for neither."""
+    words = argv[0]
+    if words in GROUPS and len(argv) > 1 and argv[1] not in ("-h", "--help"):
+        words = f"{words} {argv[1]}"
+    if words not in COMMANDS and words not in GROUPS:
+        group, _, name = words.rpartition(" ")
+        known = [one.split()[-1] for one in (*COMMANDS, *GROUPS) if one.rpartition(" ")[0] == group]
+        raise UsageError(f"sp {group}{' ' * bool(group)}has no command {short(name)!r}{known_names(name, known)}")
+    return words, list(argv[1 + words.count(" ") :])
+
+
+def call(argv: Sequence[str]) -> None:
+    """Do what arguments say; SpError for what cannot be, SystemExit for another status than 0."""
+    if not argv or argv[0] in ("-h", "--help"):
+        return print(overview())
+    if argv[0] == "--version":
+        return print(f"sp {__version__}")
+    words, rest = found_in(argv)
+    if words in GROUPS:
+        return print(overview(words))
+    command = command_of(words)
+    if {"-h", "--help"} & {*rest}:
+        return print(command.help)
+    from sp.kernels import device_errors
+    from sp.plugins import find_plugin, load_installed
+
+    with device_errors(), warnings_as_lines():
+        found = command.parse(rest)
+        for failed in load_installed():
+            print(f"sp: left out: {failed}", file=sys.stderr)
+        for text in found["plugin"] or ():
+            find_plugin(text).load()
+        command.call(found)
 
 
 @contextmanager
@@ -105,29 +156,21 @@ def warnings_as_lines() -> Iterator[None]:
 def main() -> None:
     """Entry point of the `sp` command."""
     try:
-        with device_errors(), warnings_as_lines():
-            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        call(sys.argv[1:])
     except SpError as error:
-        print(f"sp: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except UsageError as error:
-        print(f"sp: error: {' '.join(error.format_message().split()).rstrip('.')} (see sp --help)", file=sys.stderr)
-        sys.exit(2)
+        wrong = str(error)
     except MemoryError:
-        print(
-            "sp: error: out of memory; use a shorter prompt, a lower --keep-ratio or smaller models",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        wrong = "out of memory; use a shorter prompt, a lower --keep-ratio or smaller models"
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"sp: error: {where}{error.strerror or error}; what was asked for is not complete", file=sys.stderr)
-        sys.exit(2)
+        wrong = f"{where}{error.strerror or error}; what was asked for is not complete"
     except KeyboardInterrupt:
-        status = INTERRUPTED
-    if status == INTERRUPTED:  # newer versions of Typer catch the interrupt themselves
         print("sp: interrupted", file=sys.stderr)
-    sys.exit(status if isinstance(status, int) else 0)
+        sys.exit(INTERRUPTED)
+    else:
+        sys.exit(0)
+    print(f"sp: error: {wrong}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,56 @@ Tokens = Annotated[int, TOKENS]
 COUNT = re.compile(r"(\d{1,12})|(\d{1,9}(?:\.\d{1,6})?)([kKmM])", re.ASCII)
 UNITS = {"k": 1 << 10, "m": 1 << 20}
 
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What the annotation of an option says besides its type, wherever it is given.
+
+    Parameters
+    ----------
+    help : str
+        Of a parameter of a command; a field of a dataclass has it in the docstring of its class.
+    flags : tuple of str
+        On the command line, where ``--name`` is not what it is called.
+    least, most : float, optional
+        Bounds of a number.
+    argument : bool
+        On the command line by its place, not by a flag.
+    fixed : bool
+        Of a server it is as it was started: a request cannot change it.
+    written : bool
+        Text can say it; False for what only Python can.
+    """
+
+    help: str = ""
+    flags: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    argument: bool = False
+    fixed: bool = False
+    written: bool = True
+
+    def check(self, value: object, where: str) -> None:
+        """ConfigError for a number that is out of bounds."""
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return
+        for word, bound, wrong in (
+            ("least", self.least, self.least is not None and not value >= self.least),
+            ("most", self.most, self.most is not None and not value <= self.most),
+        ):
+            if wrong:
+                raise ConfigError(f"{where} must be at {word} {bound:,}, not {value}")
+
+
+def option_of(hint: Any) -> tuple[Any, Option]:
+    """A type without marks, a number of tokens aside, and what its annotation says."""
+    if get_origin(hint) is not Annotated:
+        return hint, Option()
+    kind, *marks = get_args(hint)
+    told = next((mark for mark in marks if isinstance(mark, Option)), Option())
+    return Tokens if TOKENS in marks else kind, told
+
+
 # Working them out takes longer than all checks.
 _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 
@@ -64,8 +114,11 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         kind, *marks = get_args(expected)
         if isinstance(value, str) and TOKENS in marks:
             value = token_count(value, where)
-        return check_type(value, kind, where)
+        checked = check_type(value, kind, where)
+        option_of(expected)[1].check(checked, where)
+        return checked
     if origin is typing.Literal:
+        value = ("on" if value else "off") if isinstance(value, bool) else value  # as YAML reads these two words
         if value in get_args(expected):
             return value
         choices = [str(choice) for choice in get_args(expected)]
@@ -79,7 +132,9 @@ def check_type(value: object, expected: Any, where: str) -> Any:
                 return check_type(value, choice, where)
             except ConfigError:
                 continue
-    elif origin is tuple:
+    elif hasattr(expected, "parse") and (value is False or isinstance(value, str)):
+        return expected.parse("off" if value is False else value, where)  # YAML reads a bare off as false
+    elif origin in (tuple, list):
         if isinstance(value, (list, tuple)):
             return tuple(check_type(item, get_args(expected)[0], where) for item in value)
     elif expected is float and (number := whole(value)) is not None and abs(number) < MOST_WHOLE:
@@ -119,8 +174,8 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     Pool(width=5)
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = _hints(cls)
-    checked = {}
+    hints, checked = _hints(cls), {}
+    values = getattr(cls, "renamed", dict)(values)  # old words, see `sp.scoring.reading`
     for key, value in values.items():
         if key not in fields:
             raise unknown_name(f"option of {where}", key, fields)
@@ -152,7 +207,7 @@ def check_fields(instance: object, where: str) -> None:
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]
         value = getattr(instance, each.name)
         checked = check_type(value, hints[each.name], f"{where}: {each.name}")
-        if isinstance(value, str) and isinstance(checked, int):
+        if checked is not value:
             object.__setattr__(instance, each.name, checked)  # frozen
 
 

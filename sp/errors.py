@@ -39,6 +39,10 @@ class ConfigError(SpError):
     """An option, a YAML key or a name is wrong."""
 
 
+class UsageError(ConfigError):
+    """A command line says no command, or options that it has not."""
+
+
 class PromptError(SpError):
     """The prompt cannot be used: empty, too long for the context, or its protected spans do not fit."""
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from functools import cache
 
 import pytest
-import typer.main
 from retriever_files import retriever_drafter, retriever_target, retrievers
 
 from sp.errors import DeviceError
@@ -19,13 +17,9 @@ collect_ignore_glob = ["*/make_*.py"]  # scripts that make fixtures; some need P
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have pytest-xdist begin files in the order of `pytest_collection_modifyitems`, and Typer make commands once.
-
-    It makes all of them anew whenever one is called, which takes 40 ms.
-    """
+    """Have pytest-xdist begin files in the order of `pytest_collection_modifyitems`."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
-    typer.main.get_command = cache(typer.main.get_command)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

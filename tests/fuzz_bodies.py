@@ -15,8 +15,8 @@ from outcomes import Outcomes, SlowError
 
 import sp
 from sp.errors import SpError
-from sp.serve.choices.grammar import Grammars
-from sp.serve.errors import as_request_error
+from sp.serve.choices.format import Grammars
+from sp.serve.fields import as_request_error
 from sp.serve.lanes import lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults

@@ -47,9 +47,9 @@ class Case:
 
 BAD_READING = (
     ({"attention": "sparse"}, "flashprefill"),
-    ({"density": 0.2}, "flashprefill"),
-    ({"attention": "flashprefill", "alpha": 1.5}, "alpha"),
-    ({"alhpa": 0.1}, "did you mean 'alpha'"),
+    ({"attention": "dense", "density": 0.2}, "reads all blocks"),
+    ({"sparse": "alpha:1.5"}, "alpha"),
+    ({"sprase": "off"}, "did you mean 'sparse'"),
 )
 BAD_ATTENTION = (
     *BAD_READING,
@@ -60,7 +60,7 @@ BAD_ATTENTION = (
     ({"depth": 0}, "depth must be"),
     ({"layers": "first"}, "layers must be"),
 )
-SPARSE = {"attention": "flashprefill", "alpha": 0.05}
+SPARSE = {"sparse": "alpha:0.05"}
 SEED = {"rotary": "none", "order": "heads,queries,pool"}
 SPECPC = {"order": "heads,queries,pool", "over_queries": "max", "pooling": "max", "pool": 64}
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import sp
 from sp.evals.text.filler import filler
 from sp.serve.app import Service
-from sp.serve.http.bodies import Limits
+from sp.serve.http.access import Limits
 from sp.serve.metrics import Metrics
 from sp.serve.options import Defaults
 from sp.serve.server import Server, listen

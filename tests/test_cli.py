@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import commands
 from retriever_files import text_task
-from typer.main import get_command
 
 from sp import cli
-from sp.commands.eval.options import Asked
 
 KEYS = {
     "answer", "activated", "reason", "prompt_tokens", "kept_tokens", "keep_ratio", "ttft_s", "full_ttft_s",
@@ -146,8 +142,8 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--set", "scorer.queries=["], "--set scorer.queries"),
         (["--kv", "q5_0"], "Known: f16, f32, q4_0"),
         (["--positions", "original", "--mapping", "text_rejoin"], "positions contiguous"),
-        (["--max-new-tokens", "0"], "'--max-new-tokens': it must be at least 1, not 0"),
-        (["--max-new-tokens", "12q"], "it is a number of tokens such as 512, 8k or 1m, not '12q'"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
+        (["--max-new-tokens", "12q"], "--max-new-tokens is a number of tokens such as 512, 8k or 1m, not '12q'"),
         (["--set", "scorr.queries=3"], "unknown group of --set 'scorr'; did you mean 'scorer' or"),
         (["--scorer", "tail[querys=3]"], "did you mean 'queries'"),
         (["--decode", "ddtree", "--set", "decode.bugdet=3"], "did you mean 'budget'? Known: budget, chain_seed, top_k"),
@@ -283,43 +279,81 @@ def test_help_and_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         assert "Example" in capsys.readouterr().out
 
 
-def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command below a group, with its words."""
-    for name, command in group.commands.items():
-        yield from leaves(command, *path, name) if hasattr(command, "commands") else [((*path, name), command)]
-
-
 def test_help_has_examples_and_shows_brackets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     bracketed = 0
-    for path, command in leaves(get_command(cli.app)):
-        command.main(["--help"], prog_name="sp", standalone_mode=False)
+    for words, command in commands().items():
+        assert call(monkeypatch, *words, "--help") == 0
         shown = capsys.readouterr().out
-        assert "Example" in shown, path
-        told = " ".join([command.callback.__doc__, *(getattr(one, "help", None) or "" for one in command.params)])
+        assert "Examples:\n  sp " in shown, words
+        told = " ".join([*command.told[1], *(one.field.told for one in command.entries)])
         for piece in re.findall(r"\[[a-z_]+=[^]]*\]", told):
-            assert piece in shown, (path, piece)
+            assert piece in shown, (words, piece)
             bracketed += 1
+        for one in command.entries:
+            assert one.field.told, (words, one.name)
+            assert all(flag in shown for flag in (*one.flags, *one.switches)), (words, one.name)
     assert bracketed > 5
 
 
 def test_the_command_line_only_registers_what_has_a_file_of_its_own() -> None:
-    found = dict(leaves(get_command(cli.app)))
-    assert {("run",), ("inspect",), ("synth",), ("eval", "needle"), ("bench", "ttft")} <= set(found)
-    for path, command in found.items():
-        home = command.callback.__module__
-        assert home == f"sp.commands.{path[0]}" if len(path) == 1 else home.startswith("sp.commands."), path
+    for words, command in commands().items():
+        home = command.function.__module__
+        assert home.startswith(f"sp.commands.{words[0]}"), words
+        assert cli.summary(" ".join(words)) == command.told[0].partition("\n")[0]
 
 
 def test_commands_of_eval_share_their_options_with_defaults_of_their_own() -> None:
-    found = dict(leaves(get_command(cli.app)))
-    options = [{one.name: one for one in found["eval", name].params} for name in ("needle", "ruler", "ppl")]
-    shared = [field.name for field in dataclasses.fields(Asked)]
-    for each in options:
-        assert [name for name in each if name in shared] == shared
-    assert [each["keep_ratio"].default for each in options] == ["0.05,0.1", "0.1", "0.1,0.3,0.5"]
+    found = commands()
+    options = [
+        {one.dest: one.field.value for one in found["eval", name].entries} for name in ("needle", "ruler", "ppl")
+    ]
+    shared = [[name for name in each if name.startswith("asked.")] for each in options]
+    assert shared[0] == shared[1] == shared[2]
+    assert [each["asked.keep_ratio"] for each in options] == ["0.05,0.1", "0.1", "0.1,0.3,0.5"]
+    assert {f"asked.{name}" for name in ("scorer", "models.target", "run.kv", "thinking.mode")} <= {*shared[0]}
+
+
+def test_a_new_field_is_an_option_everywhere_without_a_further_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if `RunOptions` had one more: a flag of the commands, a key of sweeps, a field of requests, a row of pages."""
+    code = """
+        import dataclasses, sp.session.options as home
+        old = home.RunOptions
+        @dataclasses.dataclass(frozen=True)
+        class RunOptions(old):
+            '''More.
+
+            Parameters
+            ----------
+            novelty : int
+                What is new.
+            '''
+            novelty: int = 7
+        RunOptions.__module__ = old.__module__
+        home.RunOptions = RunOptions
+        import sp.session
+        sp.session.RunOptions = RunOptions
+        from sp import cli
+        from sp.commands.list import sections
+        from sp.commands.run import run
+        from sp.serve.options import Defaults, options_of, overrides_of
+        from sp.studies.sweep.sweep import CELL_KEYS
+        for words in ("run", "chat", "serve", "eval needle", "bench ttft"):
+            command = cli.command_of(words)
+            assert "--novelty" in command.help, words
+            assert [v for k, v in command.parse(["--novelty", "9"]).items() if k.endswith("novelty")] == [9], words
+        assert "novelty" in CELL_KEYS
+        assert "novelty" in {each.name for each in sections()["cells"][1]}
+        assert options_of({}, overrides_of({"novelty": 9}), Defaults()).novelty == 9
+    """
+    import subprocess
+    import sys
+    import textwrap
+
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_package_runs_as_the_command_does() -> None:

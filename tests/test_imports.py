@@ -18,7 +18,7 @@ ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
     {"checked", "cluster", "config", "folders", "json_lines", "plain_yaml", "plugins", "trace"},
-    {"named"},
+    {"named", "options"},
     {"structure"},
     {"hub"},
     {"quant"},

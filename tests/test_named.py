@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sp.commands.known.strategies import read_settings
+from sp.commands.asked import read_settings
 from sp.decode import DECODERS
 from sp.decode.ddtree import DDTree
 from sp.errors import ConfigError
@@ -68,6 +68,6 @@ def test_one_strategy_is_the_list_of_one() -> None:
 
 def test_the_command_line_takes_the_same_form() -> None:
     given = read_settings("tail[queries=24]", "top_chunks[sink=3]", "ddtree[budget=5]", ["scorer.pool=3"])
-    assert (given["scorer"].queries, given["scorer"].pool, given["scorer"].attention) == (24, 3, "auto")
+    assert (given["scorer"].queries, given["scorer"].pool, given["scorer"].sparse) == (24, 3, "auto")
     assert (given["selector"].sink, given["decode"].budget) == (3, 5)
-    assert read_settings("tail[attention=dense]", "top_chunks", "greedy", [])["scorer"].attention == "dense"
+    assert read_settings("tail[sparse=off]", "top_chunks", "greedy", [])["scorer"].sparse == "off"

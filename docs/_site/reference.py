@@ -1,12 +1,9 @@
 """Pages made from the program: public names with their docstrings, and every command with its options."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from types import GenericAlias
-
-from typer.main import get_command
 
 ROOMS = ("sp", "sp.prompt", "sp.scoring", "sp.selection", "sp.session", "sp.evals")
 """Rooms whose `__all__` is for users; what `sp` itself names is not told twice."""
@@ -20,11 +17,9 @@ def setup(app):
 
 def write(folder):
     """`api.md` and `commands.md` in `folder`; what is the same already is left alone, so a second build is quick."""
-    from sp.cli import app
-
     folder.mkdir(exist_ok=True)
     rmtree(folder / "api", ignore_errors=True)  # pages of names that are no longer there
-    pages = {"api": api(), "commands": "\n".join(["# Commands", *commands(get_command(app), "sp")])}
+    pages = {"api": api(), "commands": "\n".join(["# Commands", *commands()])}
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
@@ -49,32 +44,26 @@ def has_docstring(value):
     return callable(value) and not isinstance(value, GenericAlias)
 
 
-def commands(command, name, depth=1):
-    """Lines of a command and of those below it; single ones before groups."""
-    text, _, examples = plain(command.help or "").partition("Examples\n")
-    yield from ["", f"{'#' * depth} `{name}`", ""] if depth > 1 else [""]
-    yield " ".join(text.split())
-    if below := getattr(command, "commands", None):
-        for each in sorted(below, key=lambda one: (hasattr(below[one], "commands"), one)):
-            yield from commands(below[each], f"{name} {each}", depth + 1)
-        return
-    yield ""
-    yield from ["| | | default |", "|---|---|---|"]
-    for one in command.params:
-        flags = [*one.opts, *one.secondary_opts] if one.opts[0].startswith("-") else [one.name]
-        default = one.default() if callable(one.default) else one.default
-        shown = "" if default in (None, "", [], ()) or default is ... else f"`{default}`"
-        said = cell(getattr(one, "help", None) or "")
-        yield f"| {', '.join(f'`{flag}`' for flag in flags)} | {said} | {cell(shown)} |"
-    if examples.strip():
-        yield from ["", "```bash", *(line.strip() for line in examples.strip().splitlines() if line.strip()), "```"]
+def commands():
+    """Lines of every command, those of a group below its head."""
+    from sp import cli
 
-
-def plain(text):
-    """Without the marks of Rich."""
-    return re.sub(r"\[/?(?:bold|italic|dim)\]", "", text)
+    yield from ["", cli.HEAD]
+    for words in sorted(cli.COMMANDS, key=lambda one: (" " in one, one)):
+        group, _, name = words.rpartition(" ")
+        command = cli.command_of(words)
+        if group and name == min(one.split()[1] for one in cli.COMMANDS if one.startswith(f"{group} ")):
+            yield from ["", f"## `sp {group}`", "", cli.GROUPS[group]]
+        text, examples = command.told
+        yield from ["", f"##{'#' * bool(group)} `sp {words}`", "", " ".join(text.split()), ""]
+        yield from ["| | | default |", "|---|---|---|"]
+        for one in command.entries:
+            flags = ", ".join(f"`{flag}`" for flag in [*one.flags, *one.switches] or [one.name])
+            yield f"| {flags} | {cell(one.field.told)} | {cell(one.shown and f'`{one.shown}`')} |"
+        if examples:
+            yield from ["", "```bash", *examples, "```"]
 
 
 def cell(text):
     """As one cell of a table."""
-    return " ".join(plain(text).split()).replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|")

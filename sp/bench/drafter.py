@@ -19,7 +19,7 @@ from sp.bench.timing import HostTime, enough
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
-from sp.scoring.reading import attending
+from sp.scoring.reading import attending, recorded
 
 STAGES = {
     "block_means": "mean",
@@ -52,16 +52,21 @@ class Draft:
     ----------
     tokens : int
     options : mapping
-        Of the `tail` scorer; ``{"attention": "flashprefill", "alpha": 0.1}`` for example.
+        Of the `tail` scorer; ``{"sparse": "alpha:0.1"}`` for example.
     """
 
     tokens: int
     options: dict[str, Any]
 
     @property
+    def read(self) -> dict[str, Any]:
+        """How, as records have it."""
+        return recorded(SCORERS.build("tail", self.options))
+
+    @property
     def attention(self) -> str:
         """How the drafter attends: dense, alpha 0.1, density 0.05, blocks sqrt:64."""
-        return attending(self.options) or "dense"
+        return attending(self.read) or "dense"
 
 
 @dataclass(frozen=True)
@@ -182,12 +187,9 @@ def describe(
     """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
     config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in, timing.cards)}
-    config |= {"scorer": "tail"}
-    chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
-    chosen |= {name: value for name, value in draft.options.items() if name == "blocks"}
     return {
         "bench": "drafter",
-        "config": config | {"attention": draft.options.get("attention", "dense")} | chosen,
+        "config": config | draft.read,
         "metrics": timing.metrics(),
         "samples": list(timing.seconds),
         "sources": timing.sources,

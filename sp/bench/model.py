@@ -23,7 +23,7 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.imbalance import imbalance
 from sp.models.passes.prefill_graphs import MOST, PrefillGraphs, longest
-from sp.ops.sparse.flashprefill import TopDensity
+from sp.scoring.reading import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
@@ -37,18 +37,20 @@ SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one laun
 class Trial:
     """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length.
 
-    With a `density` the attention of a prefill reads the strongest key blocks up to that share, see `TopDensity`.
+    Which key blocks the attention of a prefill reads, `sparse` says, as of a scorer.
     """
 
     prompt: int
     new: int = 0
-    density: float | None = None
+    sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
 
     @property
     def name(self) -> str:
         """As llama-bench calls it: pp512, tg64, tg64@d4096; a sparse prefill pp512 sparse 0.05."""
         if not self.new:
-            return f"pp{self.prompt}" + ("" if self.density is None else f" sparse {self.density:g}")
+            return f"pp{self.prompt}" + (
+                "" if self.sparse == "off" else f" sparse {self.sparse.removeprefix('density:')}"
+            )
         return f"tg{self.new}" + (f"@d{self.prompt}" if self.prompt else "")
 
     @property
@@ -216,14 +218,14 @@ def read(
     ids: Ints,
     cache: Cache,
     chunk: int | None,
-    density: float | None,
+    sparse: Sparse,
     graphs: PrefillGraphs | None = None,
 ) -> tuple[float, ...]:
-    """Prefill, sparsely at a density; see `Timing.densities`."""
-    if density is None:
+    """Prefill, perhaps sparsely; see `Timing.densities`."""
+    if (rule := sparse.rule) is None:
         prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk, graphs=graphs)
         return ()
-    return prefill_sparse(model, ids, np.arange(len(ids)), cache, TopDensity(density), chunk=chunk)[1]
+    return prefill_sparse(model, ids, np.arange(len(ids)), cache, rule, chunk=chunk)[1]
 
 
 def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
@@ -233,7 +235,7 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
     """What reads a prompt on the device that is short, or that long graphs take; of others it would read little."""
     in_graphs = test.prompt <= MOST or longest(model.sharers, cache.math) > MOST
-    wanted = not test.new and test.density is None and in_graphs
+    wanted = not test.new and test.sparse == "off" and in_graphs
     return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 
 
@@ -249,12 +251,12 @@ def _prefill(
     ids = _ids(model, rng, test.prompt)
     if model.device == "cpu":
         start = time.perf_counter()
-        densities = read(model, ids, cache, chunk, test.density)
+        densities = read(model, ids, cache, chunk, test.sparse)
         return time.perf_counter() - start, densities
     events = import_cupy().cuda
     before, after = events.Event(), events.Event()
     before.record()
-    densities = read(model, ids, cache, chunk, test.density, graphs)
+    densities = read(model, ids, cache, chunk, test.sparse, graphs)
     after.record()
     after.synchronize()
     return float(events.get_elapsed_time(before, after)) / 1e3, densities
@@ -290,7 +292,8 @@ def describe(
             "samples": timing.rates,
             "sources": timing.sources,
         }
-    sparse = {} if test.density is None else {"asked_density": test.density}
+    asked = test.sparse.recorded()["density"]
+    sparse = {} if test.sparse == "off" else {"asked_density": asked} if asked else {"asked_sparse": str(test.sparse)}
     return {
         "bench": "prefill",
         "config": common | {"prompt_tokens": test.prompt} | sparse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
@@ -13,7 +13,7 @@ from sp.bench.record import running
 from sp.models.cache.pages import cache_name
 from sp.models.shards.shared_model import SharedModel
 from sp.prompt import Prompt
-from sp.scoring.reading import DRAFTING, drafting
+from sp.scoring.reading import DRAFTING, recorded
 from sp.selection import SELECTORS
 from sp.session import Loaded, Pipeline, RunOptions
 from sp.session.device_memory import format_bytes
@@ -108,7 +108,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
     return {
         "target": pipeline.target.path.name,
         "drafter": drafter.path.name if drafter else None,
-        **_told(drafting(scorer) if drafts else dict.fromkeys(DRAFTING)),
+        **(recorded(scorer) if drafts else dict.fromkeys(DRAFTING[:-1])),
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": cache_name(options.kv, options.rotate),
@@ -117,11 +117,6 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }
-
-
-def _told(how: Mapping[str, Any]) -> dict[str, Any]:
-    """`DRAFTING` as records have it, of which those from before there were rules say nothing of `blocks`."""
-    return {name: value for name, value in how.items() if name != "blocks" or value is not None}
 
 
 def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat.marks import Marks, marks_of
 from sp.chat.reasoning import Thinks
-from sp.config import check_fields
+from sp.config import Option, check_fields
 from sp.errors import ConfigError, GGUFError
 from sp.gguf.template import ChatTemplate, render_chat
 
@@ -22,8 +22,12 @@ EFFORT = "reasoning_effort"
 class Thinking:
     """What is asked of a model's thinking.
 
-    `mode`, one of "auto", "on", "off": as the template has it by itself, with, or without; `effort`: ``low``,
-    ``medium``, ``high`` or another word the template knows; ``none`` is ``off`` where it knows no words.
+    Parameters
+    ----------
+    mode : {"auto", "on", "off"}
+        Whether the model thinks first: as its chat template has it, with, or without.
+    effort : str, optional
+        How much it thinks: low, medium, high or another word the template knows; none is off where it knows no words.
 
     Raises
     ------
@@ -39,8 +43,10 @@ class Thinking:
     'the chat template reads no reasoning_effort, so high changes nothing'
     """
 
-    mode: Mode = "auto"
-    effort: str | None = None
+    group: ClassVar[str] = "Decoding"
+
+    mode: Annotated[Mode, Option(flags=("--thinking",))] = "auto"
+    effort: Annotated[str | None, Option(flags=("--reasoning-effort",))] = None
 
     def __post_init__(self) -> None:
         check_fields(self, "thinking")
@@ -70,7 +76,11 @@ class Thinking:
     def reply(self, template: ChatTemplate, generation_prompt: str) -> tuple[str, Thinks | None]:
         """How the reply begins.
 
-        `generation_prompt`: what the template wrote behind the last message.
+        Parameters
+        ----------
+        template : ChatTemplate
+        generation_prompt : str
+            What the template wrote behind the last message.
 
         Returns
         -------

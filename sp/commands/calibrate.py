@@ -5,24 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sp.commands.open_pair import compile_kernels
-from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar
+from sp.commands.asked import OnDevice, compile_kernels
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, check_file, check_folder, print_json, progress_bar
 from sp.errors import ConfigError
 
 
 def calibrate(
-    file: Annotated[Path | None, typer.Argument(help="A GGUF file; the embedded drafter if left out.")] = None,
+    file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if left out.")] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write it to this file, not to where the scorer looks for it.")
+        Path | None, opt("-o", "--out", help="Write it to this file, not to where the scorer looks for it.")
     ] = None,
     texts: Annotated[
         int | None,
-        typer.Option("-n", "--texts", min=1, max=64, help="Texts of each kind; 1 on the CPU, 4 on a GPU if left out."),
+        opt("-n", "--texts", least=1, most=64, help="Texts of each kind; 1 on the CPU, 4 on a GPU if left out."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="What texts and needles are drawn from.")] = 0,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    seed: Annotated[int, opt(help="What texts and needles are drawn from.")] = 0,
+    device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure which layers and heads of a drafter find facts in a text, for the scorer `calibrated`.
@@ -31,12 +30,10 @@ def calibrate(
     rotated or not, are chosen so that it holds on phrasings and kinds of text that were left out. The result is kept
     for the file, and found by its sha256 wherever that lies.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp calibrate
-
       sp calibrate SmolLM2-135M-Instruct.Q4_1.gguf -n 3
-
       sp run --drafter SmolLM2-135M-Instruct.Q4_1.gguf --scorer calibrated ...
     """
     from sp.kernels.device import pick_device
@@ -44,12 +41,11 @@ def calibrate(
     from sp.scoring.calibration.use import measured
     from sp.session.load import embedded, load
 
-    check_folder(folder() if out is None else out.parent, "SP_CACHE_DIR" if out is None else "--out")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"{out} is a folder; give --out the name of a file")
+    check_file(out, "--out")
+    check_folder(folder() if out is None else None, "SP_CACHE_DIR")
     if pick_device(device) == "cuda":
         compile_kernels()
-    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # type: ignore[arg-type]
+    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)
     made = measured(loaded.path, loaded.model, loaded.tokenizer, loaded.template, progress_bar, texts, seed)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
@@ -14,8 +13,8 @@ MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/
 def doctor(as_json: AsJson = False) -> None:
     """Examine the GPU, its driver, compiler and headers, and run a short self-test. Exit status 2 if it cannot be used.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp doctor
     """
     from sp.kernels.tools.doctor import examine, usable
@@ -31,4 +30,4 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"usable": fit, "findings": [finding._asdict() for finding in findings]})
     if not fit:
-        raise typer.Exit(2)
+        raise SystemExit(2)

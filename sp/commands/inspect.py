@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sp.commands.line import arg
 from sp.commands.terminal import AsJson, print_json
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its shards.")],
+    file: Annotated[Path, arg("A GGUF file, or the first of its shards.")],
     as_json: AsJson = False,
 ) -> None:
     """Show what a GGUF file holds, whether it runs, and what that takes.
@@ -23,8 +23,8 @@ def inspect(
     from running, and which file to take instead. A small model is told of as a drafter, of which the default scorer may
     read only the first layers. Exit status 2 if no command takes the file.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp inspect Qwen3.6-27B-Q4_K_M.gguf
     """
     from sp.planning.inspect import inspect_file
@@ -40,4 +40,4 @@ def inspect(
         if info["command"] is not None:
             console.print(f"\n{escape(info['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
     if info["refused"] is not None:
-        raise typer.Exit(2)
+        raise SystemExit(2)

@@ -6,14 +6,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.options import DrafterType, SyntheticDrafter, SyntheticTarget, TargetCards, TargetType
+from sp.commands.asked import Synthetic
+from sp.commands.line import Part, arg, opt
 from sp.commands.terminal import AsJson, print_json
 from sp.config import token_count
 from sp.errors import SHOWN, ConfigError, known_names, short
+from sp.planning.cards import KEEP
+from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
     from sp.models.arithmetic import AskedMath
@@ -22,41 +24,24 @@ if TYPE_CHECKING:
 
 MOST_TOGETHER = 16
 """Cards of a machine; `Share` tells of no more either."""
-KEEP = 0.05
-"""That of `sp.planning.cards`, which a command that is only listed does not import; a test compares them."""
 
 
 def plan(
-    file: Annotated[Path | None, typer.Argument(help="A GGUF file, or the first of its shards.")] = None,
-    target: Annotated[Path | None, typer.Option(help="The same, as an option.")] = None,
-    synthetic_target: SyntheticTarget = None,
-    target_type: TargetType = "q4_k_m",
-    drafter: Annotated[
-        Path | None, typer.Option(help="GGUF of the small model; a published one is reckoned with if left out.")
-    ] = None,
-    synthetic_drafter: SyntheticDrafter = None,
-    drafter_type: DrafterType = "bf16",
+    models: Annotated[ModelOptions, Part("target_rope drafter_rope")],
+    synthetic: Synthetic,
+    file: Annotated[Path | None, arg("A GGUF file, or the first of its shards.")] = None,
     card: Annotated[
         str | None,
-        typer.Option(
-            help="Memory of the card, e.g. 24g, or its name, e.g. rtx3090; the smallest that does, if left out."
-        ),
+        opt(help="Memory of the card, e.g. 24g, or its name, e.g. rtx3090; the smallest that does, if left out."),
     ] = None,
     context: Annotated[
-        str, typer.Option("-p", "--context", help="Prompt and answer together, in tokens, e.g. 32k, or 8k,128k.")
+        str, opt("-p", "--context", help="Prompt and answer together, in tokens, e.g. 32k, or 8k,128k.")
     ] = "128k",
-    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt that the target reads.")] = KEEP,
-    math: Annotated[
-        str, typer.Option(help="What the target multiplies where it reads a prompt: bf16 or int8.")
-    ] = "bf16",
-    drafter_math: Annotated[
-        str, typer.Option(help="The same of the drafter: bf16, or auto, which takes int8 where that is faster.")
-    ] = "bf16",
+    keep_ratio: Annotated[float, opt(help="Share of the prompt that the target reads.")] = KEEP,
     cards: Annotated[
-        int,
-        typer.Option(min=1, max=MOST_TOGETHER, help="Cards like it that share the target and read prompts together."),
+        int, opt(least=1, most=MOST_TOGETHER, help="Cards like it that share the target and read prompts together.")
     ] = 1,
-    target_cards: TargetCards = None,
+    target_cards: Annotated[int | None, opt(least=1, help="Cards that share it, if not as many as --cards.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a model file runs, on which card, with what memory and drafter, and by which command.
@@ -68,16 +53,12 @@ def plan(
     the target is shared, and memory is what each of them needs. Exit status 1 if the answer is no, 2 if no command
     takes the file.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp plan Qwen3.6-27B-Q4_K_M.gguf
-
       sp plan Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --card 24g --context 128k
-
       sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
-
       sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto --cards 4
-
       sp plan Llama-3.3-70B-Q4_K_M.gguf --card 24g --cards 2 --context 32k
     """
     from sp.planning.plan import make_plan
@@ -90,12 +71,13 @@ def plan(
         raise ConfigError(f"--keep-ratio {keep_ratio:g}: it is a share of the prompt, above 0 and up to 1")
     if card is not None:
         gib, known = read_card(card)
-    maths: dict[str, Any] = dict(read_maths(math, drafter_math))
+    maths: dict[str, Any] = dict(read_maths(models.math, models.drafter_math))
     on: dict[str, Any] = {"cards": cards, "target_cards": target_cards or cards}
-    heavy = read_model("target", file or target, synthetic_target, target_type, on["target_cards"])
-    if heavy is None or (file and target):
+    shapes = (synthetic.synthetic_target, synthetic.target_type), (synthetic.synthetic_drafter, synthetic.drafter_type)
+    heavy = read_model("target", file or models.target, *shapes[0], on["target_cards"])
+    if heavy is None or (file and models.target):
         raise ConfigError("give one model: a GGUF file, or --synthetic-target with the name of a shape")
-    small = read_model("drafter", drafter, synthetic_drafter, drafter_type)
+    small = read_model("drafter", models.drafter, *shapes[1])
     found = make_plan(heavy, small, gib, lengths[-1], keep_ratio, lengths if len(lengths) > 1 else ())
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
@@ -124,7 +106,7 @@ def plan(
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
     if told["verdict"]["runs"] == "no":
-        raise typer.Exit(1 if heavy.refused is None else 2)
+        raise SystemExit(1 if heavy.refused is None else 2)
 
 
 MOST_CARD, MOST_TOKENS, MOST_LENGTHS = 1 << 14, 1 << 24, 6
@@ -212,7 +194,7 @@ def expected(tokens: int) -> float | None:
     from sp.scoring import SCORERS
     from sp.scoring.reading import ReadingScorer
 
-    scorer = SCORERS.build("auto", {"attention": "auto"})
+    scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
     selector = scorer.settled("cuda", tokens).selector()
     return None if selector is None else expected_density(selector, tokens)

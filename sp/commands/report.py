@@ -5,30 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sp.commands.line import arg, opt
 from sp.commands.terminal import check_folder
 
 
 def report(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record, sp run and sp chat --out.")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
+    paths: Annotated[list[Path], arg("Files or folders of sp sweep, sp bench --record, sp run and sp chat --out.")],
+    out: Annotated[Path, opt("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
     pages: Annotated[
         list[Path] | None,
-        typer.Option(help="A page, or a folder of pages: put tables made from records between marks; no report."),
+        opt(help="A page, or a folder of pages: put tables made from records between marks; no report."),
     ] = None,
-    times: Annotated[bool, typer.Option(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
+    times: Annotated[bool, opt(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
 ) -> None:
     """Write report.md with tables, report.html to look at and sort, cells.csv, and pictures fit for a paper.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp report sp-sweep/quickstart -o report
-
       sp report results/nvidia-h200/study sp-run -o report
-
       sp report results/nvidia-h200 --pages README.md --pages docs
     """
     from sp.studies.pages.marked_pages import write_pages

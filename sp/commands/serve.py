@@ -1,42 +1,41 @@
-"""`sp serve`: the pair behind an OpenAI-compatible interface."""
+"""`sp serve`: the pair behind an OpenAI-compatible interface, in this process, or replicas of it behind a door."""
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import sys
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from sp.commands.known.strategies import read_settings
-from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, thinking_of
-from sp.commands.options import (
-    VRAM,
-    BreakEven,
-    Cache,
-    Compress,
-    Decode,
-    Draft,
-    Drafter,
-    DrafterMath,
-    DrafterRope,
-    OnDevice,
-    Positions,
-    RayAddress,
-    ReasoningEffort,
-    Rotate,
-    RunCards,
-    Scorer,
-    Selector,
-    Target,
-    TargetCards,
-    TargetMath,
-    TargetRope,
-    ThinkingMode,
-    tokens_option,
-)
-from sp.config import from_mapping
+from sp.chat import Thinking
+from sp.cluster import join
+from sp.commands.asked import Draft, RayAddress, RunAsked, draft_of, once, open_pair
+from sp.commands.line import Part, opt
 from sp.errors import ConfigError
+from sp.kernels.device import pick_device
+from sp.plugins import Plugin, loaded_plugins
+from sp.serve.options import Defaults, ServerOptions
+from sp.session import ConversationOptions, Conversations, Pipeline, RunOptions
+from sp.session.options import ModelOptions, PlaceOptions, check_run
+
+MISSING: str | None = None
+try:
+    from sp.serve.app import Service
+    from sp.serve.http.access import Limits, log_requests, origins_of
+    from sp.serve.metrics import Metrics
+    from sp.serve.replicas.door import Door
+    from sp.serve.replicas.replica import deployed
+    from sp.serve.server import Server, listen
+    from sp.serve.worker import Worker
+except ModuleNotFoundError as error:
+    if (error.name or "sp").partition(".")[0] == "sp":
+        raise
+    MISSING = error.name  # told when it is needed: help is not
 
 if TYPE_CHECKING:
     from sp.serve.server import Served
@@ -45,63 +44,25 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    target: Target = None,
-    drafter: Drafter = None,
-    target_rope: TargetRope = None,
-    drafter_rope: DrafterRope = None,
-    math: TargetMath = "bf16",
-    drafter_math: DrafterMath = "bf16",
-    keep_ratio: Annotated[
-        float, typer.Option(help="Share the target reads of what may be left out, in (0, 1].")
-    ] = 0.05,
-    scorer: Scorer = "auto",
-    selector: Selector = "top_chunks",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22; repeatable."),
-    ] = None,
-    compress: Compress = "auto",
-    threshold: Annotated[int, tokens_option(least=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
-    break_even: BreakEven = None,
-    positions: Positions = "original",
-    kv: Cache = "f16",
-    rotate: Rotate = None,
-    decode: Decode = "greedy",
+    models: ModelOptions,
+    asked: Annotated[RunAsked, Part(max_new_tokens=256)],
+    memory: ConversationOptions,
+    thinking: Thinking,
+    place: PlaceOptions,
+    server: ServerOptions,
     draft: Draft = None,
-    thinking: ThinkingMode = "auto",
-    reasoning_effort: ReasoningEffort = None,
-    max_new_tokens: Annotated[int, tokens_option(least=1, help="Answer length where a request names none.")] = 256,
-    max_tokens: Annotated[int, tokens_option(least=1, help="Longest answer a request may ask for.")] = 4096,
-    device: OnDevice = "auto",
-    cards: RunCards = 1,
-    target_cards: TargetCards = None,
-    vram: VRAM = None,
-    sessions: Annotated[int, typer.Option(min=0, help="Conversations to remember; 0 for none.")] = 8,
-    session_memory: Annotated[str, typer.Option(help="Host memory for all of them, e.g. 40g.")] = "8g",
-    session_vram: Annotated[
-        str | None,
-        typer.Option(help="GPU memory for them between requests, e.g. 8g; else until others need it."),
-    ] = None,
-    session_keys: Annotated[str, typer.Option(help="The drafter's keys in sessions: f16, q4_0 or f32.")] = "f16",
-    recall: Annotated[
-        str, typer.Option(help="How what was left out comes back in sessions: auto, append, rewind or off.")
-    ] = "auto",
     replicas: Annotated[
-        int, typer.Option(min=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
+        int, opt(least=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
     ] = 1,
     address: RayAddress = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
-    max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 16,
+    host: Annotated[str, opt(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, opt(least=0, most=65535, help="Port to listen on.")] = 8000,
     cors: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Origin whose web pages may use the server, e.g. http://localhost:3000; '*' for all; repeatable."
-        ),
+        opt(help="Origin whose web pages may use the server, e.g. http://localhost:3000; '*' for all; repeatable."),
     ] = None,
-    access_log: Annotated[bool, typer.Option(help="A line on standard error for every request.")] = True,
-    grace: Annotated[int, typer.Option(min=0, help="Seconds the request at work has to end on shutdown.")] = 30,
+    access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
+    grace: Annotated[int, opt(least=0, help="Seconds the request at work has to end on shutdown.")] = 30,
 ) -> None:
     """Serve chat and text completions of one resident pair, compressed request by request.
 
@@ -123,73 +84,30 @@ def serve(
     With --cards several GPUs read a prompt together and share a target that does not fit one of them; every request is
     read by itself then, without sessions.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp serve --keep-ratio 0.1 --threshold 4096
-
       sp serve --math auto --drafter-math auto
-
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
-
       sp serve --replicas 4
-
       sp serve --cards 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
-
       sp serve --cors http://localhost:3000
-
       sp serve --decode ddtree --set decode.budget=22
-
       sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
-
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
-    try:
-        from sp.commands.serving.service import Asked, open_service
-        from sp.serve.http.access import log_requests, origins_of
-        from sp.serve.server import Server, listen
-    except ModuleNotFoundError as error:
-        if (error.name or "sp").partition(".")[0] == "sp":
-            raise
-        raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp-prefill[serve]'") from None
     from sp.decode import Speculative
-    from sp.session import ConversationOptions, RunOptions
-    from sp.session.device_memory import parse_bytes
 
+    if MISSING:
+        raise ConfigError(f"sp serve needs the package {MISSING}; pip install 'sp-prefill[serve]'")
     if address and replicas == 1:
         raise ConfigError("--address is for a cluster; add --replicas 2 or more")
-    on = {"cards": cards, "target_cards": target_cards}
-    together = max(cards, target_cards or 1)
+    together = max(place.cards, place.target_cards or 1)
     if replicas > 1 and together > 1:
         raise ConfigError("--cards is for one server; leave it and --target-cards away, or --replicas")
-    given = {
-        "keep_ratio": keep_ratio,
-        **read_settings(scorer, selector, decode, settings or []),
-        "compress": compress,
-        "threshold": threshold,
-        "positions": positions,
-        "kv": kv,
-        "rotate": rotate,
-        "max_new_tokens": min(max_new_tokens, max_tokens),
-    }
-    options = from_mapping(RunOptions, given, "sp serve")
-    asked = Asked(
-        target=target,
-        drafter=drafter,
-        draft=draft_of(target, draft) if isinstance(options.decode, Speculative) else draft,
-        loading=asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math) | on,
-        device=device,
-        vram=vram,
-        break_even=break_even,
-        options=options,
-        thinking=thinking_of(thinking, reasoning_effort),
-        max_tokens=max_tokens,
-        memory=from_mapping(ConversationOptions, {"recall": recall, "keys": session_keys}, "sp serve"),
-        sessions=sessions,
-        host_bytes=parse_bytes(session_memory, "--session-memory"),
-        device_bytes=None if session_vram is None else parse_bytes(session_vram, "--session-vram"),
-        queue=queue,
-        body_bytes=max_body << 20,
-    )
+    options = replace(asked.options, max_new_tokens=min(asked.max_new_tokens, server.max_tokens))
+    draft = draft_of(models.target, draft) if isinstance(options.decode, Speculative) else draft
+    wanted = Asked(models, draft, place, options, thinking, memory, server)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener, origins = listen(host, port), origins_of(cors or [])
@@ -197,12 +115,10 @@ def serve(
         stack.callback(listener.close)
         served: Served
         if replicas == 1:
-            served = open_service(asked, tell, origins)
+            served = open_service(wanted, tell, origins)
             model, shared = served.model, f", {together} cards" if together > 1 else ""
         else:
-            from sp.commands.serving.replicas import open_door
-
-            served, model = stack.enter_context(open_door(asked, replicas, address, origins, tell))
+            served, model = stack.enter_context(open_door(wanted, replicas, address, origins, tell))
             shared = f", {replicas} replicas"
         if access_log:
             log_requests()
@@ -216,3 +132,82 @@ def serve(
 def tell(line: str) -> None:
     """A line on standard error."""
     print(f"sp: {line}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of `sp serve`, read and checked; plain, so that they can be sent to another process."""
+
+    models: ModelOptions
+    draft: Path | None
+    place: PlaceOptions
+    options: RunOptions
+    thinking: Thinking
+    memory: ConversationOptions
+    server: ServerOptions
+
+    @property
+    def limits(self) -> Limits:
+        """What one client may take."""
+        return Limits(body_bytes=self.server.max_body << 20)
+
+
+def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...] = ()) -> Service:
+    """The pair, loaded and warm, behind its endpoints; `tell` is called with a line for what should be known of it."""
+    pipeline = open_pair(asked.models, asked.place, draft=asked.draft)  # all layers: a request may name any scorer
+    if note := asked.thinking.note(pipeline.target.template):
+        tell(f"{pipeline.target.path.name}: {note}")
+    pipeline.ready(asked.options, once)
+    pipeline.warm_up(options=asked.options)
+    worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
+    defaults = Defaults(asked.options, asked.server.max_tokens, pipeline.draft is not None, asked.thinking)
+    return Service(worker, defaults, asked.limits, cors)
+
+
+def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> Conversations | None:
+    """The conversations that the service remembers, none if it is not to; `tell` hears why it does not."""
+    if not asked.server.sessions:
+        return None
+    if pipeline.on_cards:
+        tell("no sessions: what several cards hold of a request goes with it, and each is read by itself")
+        return None
+    try:
+        check_run(asked.options, pipeline.drafter)
+    except ConfigError as error:
+        tell(f"no sessions, but for requests that say otherwise: {error}")
+    room = {"memory": asked.server.session_memory, "device": asked.server.session_vram}
+    return Conversations(pipeline, asked.memory, most=asked.server.sessions, **room)
+
+
+@contextmanager
+def open_door(
+    asked: Asked, replicas: int, address: str | None, cors: tuple[str, ...], tell: Callable[[str], None]
+) -> Iterator[tuple[Door, str]]:
+    """A door before so many replicas, all ready, and the name of their target; `tell` hears what they have to note.
+
+    Raises
+    ------
+    ConfigError
+        Ray is missing, its cluster has no room, or the pair cannot be opened.
+    """
+    with ExitStack() as stack:
+        cluster = join("--replicas", address, replicas)
+        stack.callback(cluster.close)
+        kind: Literal["GPU", "CPU"] = "GPU" if pick_device(asked.place.device) == "cuda" else "CPU"
+        handle = stack.enter_context(
+            deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)
+        )
+        door = Door(handle, replicas, asked.limits, cors)
+        states = asyncio.run(door.states())
+        if not states:
+            raise ConfigError("the replicas have started but do not answer; see the logs of Ray Serve, /tmp/ray")
+        for note in states[0]["notes"]:
+            tell(note)
+        yield door, states[0]["model"]
+
+
+def open_replica(plugins: Sequence[Plugin], asked: bytes, tell: Callable[[str], None]) -> Service:
+    """The service of a replica; what was asked for is read only once the plugins are here that it may speak of."""
+    for plugin in plugins:
+        plugin.load()
+    return open_service(pickle.loads(asked), tell)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sp.commands.options import Devices, RayAddress
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, clock, followed, print_json
-from sp.errors import ConfigError, unknown_name
+from sp.commands.asked import Devices, RayAddress
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
+from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.studies.sweep.conduct import Plan
@@ -22,51 +21,44 @@ if TYPE_CHECKING:
     from sp.studies.sweep.executor import Pool
     from sp.studies.sweep.runs import Run
 
-EXECUTORS = ("local", "ray")
-
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A sweep file, e.g. experiments/quickstart.yaml.")],
+    file: Annotated[Path, arg("A sweep file, e.g. experiments/quickstart.yaml.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override, e.g. cells.keep_ratio=[0.1]; repeatable.")
+        list[str] | None, opt("--set", help="Override, e.g. cells.keep_ratio=[0.1]; repeatable.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs and estimate their time.")] = False,
-    only: Annotated[str | None, typer.Option(help="Only runs whose name matches, e.g. 'needle/4096/*'.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Part i of n equal parts, e.g. 2/16.")] = None,
-    executor: Annotated[str, typer.Option(help="local, or ray: actors on a cluster, a GPU or a CPU each.")] = "local",
+    dry_run: Annotated[bool, opt("--dry-run", help="Count the runs and estimate their time.")] = False,
+    only: Annotated[str | None, opt(help="Only runs whose name matches, e.g. 'needle/4096/*'.")] = None,
+    shard: Annotated[str | None, opt(help="Part i of n equal parts, e.g. 2/16.")] = None,
+    executor: Annotated[
+        Literal["local", "ray"], opt(help="local, or ray: actors on a cluster, a GPU or a CPU each.")
+    ] = "local",
     actors: Annotated[
-        int | None, typer.Option(min=1, help="With ray: how many; as many as the cluster has free if left out.")
+        int | None, opt(least=1, help="With ray: how many; as many as the cluster has free if left out.")
     ] = None,
     address: RayAddress = None,
     devices: Devices = "",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for rows and report; what the file says if left out.")
+        Path | None, opt("-o", "--out", help="Folder for rows and report; what the file says if left out.")
     ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks in many cells; what is finished is on the disk, and the next start does what is left.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp sweep experiments/quickstart.yaml
-
       sp sweep experiments/quickstart.yaml --dry-run --set cells.keep_ratio=[0.02,0.1]
-
       sp sweep experiments/study.yaml --shard 3/16 -o study
-
       sp sweep experiments/study.yaml --devices 0,1,2,3
-
       sp sweep experiments/study.yaml --executor ray --actors 4
-
       sp sweep experiments/study.yaml --executor ray --address 10.0.0.1:6379
     """
     from sp.studies.sweep.cards import read_cards
     from sp.studies.sweep.conduct import Ray, make_plan, open_pool
     from sp.studies.sweep.sweep import load_sweep
 
-    if executor not in EXECUTORS:
-        raise unknown_name("executor", executor, EXECUTORS)
     cards = read_cards(devices) if devices else ()
     if cards and executor != "local":
         raise ConfigError("--devices shares runs among the GPUs of this machine; leave it out with --executor ray")
@@ -112,7 +104,7 @@ def sweep(
     for failure in failures:
         print(f"sp: failed: {failure}", file=sys.stderr)
     if failures:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def expected(plan: Plan, workers: int, called: str = "devices") -> str:

@@ -6,34 +6,27 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sp.commands.line import opt
 from sp.commands.terminal import AsJson, print_json, progress_bar
 from sp.errors import unknown_name
 
 
 def synth(
-    shape: Annotated[
-        str, typer.Option(help="Named shape: qwen3.6-27b, llama-3.1-70b, qwen2.5-0.5b, dflash-..., tiny-..., ...")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
+    shape: Annotated[str, opt(help="Named shape: qwen3.6-27b, llama-3.1-70b, qwen2.5-0.5b, dflash-..., tiny-..., ...")],
+    out: Annotated[Path, opt("-o", "--out", help="GGUF file to write.")],
     type_: Annotated[
         str | None,
-        typer.Option(
-            "--type", help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m (default), ud-q4_k_xl; f16 of retrievers."
-        ),
+        opt("--type", help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m (default), ud-q4_k_xl; f16 of retrievers."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    seed: Annotated[int, opt(help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write a model or a draft with random weights in a real shape, or a constructed retriever (for tests).
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp synth --shape qwen3.6-27b --type q4_k_m -o target.gguf
-
       sp synth --shape dflash-qwen3.6-27b --type bf16 -o draft.gguf
-
       sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
     """
     from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes

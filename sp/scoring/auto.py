@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from sp.errors import ConfigError
 from sp.models import ModelConfig
 from sp.scoring.base import SCORERS, Importance, Scorer, ScoreRequest, register_scorer
-from sp.scoring.reading import DRAFTING, ReadingScorer
+from sp.scoring.reading import ReadingScorer
 from sp.values import shown
 
 CALIBRATED = "calibrated"
@@ -25,7 +25,7 @@ class AutoScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density, blocks
+    sparse
         See `ReadingScorer`.
     calibrate : {"auto", "never"}
         Whether a file that has no calibration gets one when it is first used.
@@ -50,7 +50,7 @@ class AutoScorer(ReadingScorer):
                 f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
                 "drafter; make it anew with sp calibrate, or name one with --scorer"
             )
-        return kind(**{option: getattr(self, option) for option in DRAFTING[1:]})
+        return SCORERS.build(name, {"sparse": self.sparse})
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Those of the scorer."""

@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from sp.errors import short
 from sp.serve.choices.speaker import Ended, Piece
-from sp.serve.errors import RequestError, as_request_error
-from sp.serve.http.access import around
-from sp.serve.http.bodies import Bodies, Limits
+from sp.serve.fields import RequestError, as_request_error
+from sp.serve.http.access import Bodies, Limits, around
 from sp.serve.http.page import HEADERS, chat_page
 from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults

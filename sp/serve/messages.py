@@ -1,4 +1,4 @@
-"""A chat to the prompt the target was trained on, with every byte's standing: markup, protected, compressible.
+"""A chat to the prompt the target was trained on, every byte with its standing, and which part of it is the question.
 
 The template sees what was said, so that it drops or keeps what it was written to. Where each message lies is found by
 `sp.chat.located`; in messages the spelling of a special token is only text, so none can pass for markup.
@@ -7,18 +7,136 @@ The template sees what was said, so that it drops or keeps what it was written t
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 from sp.chat import HiddenMessageError, Turn, render_located, spells_markup
 from sp.chat.turn import keys
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
 from sp.prompt.spans import SpanKind, in_bytes
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
+from sp.serve.options import Protect
 from sp.serve.protocol import Job
-from sp.serve.question import LONGEST, Question, question_of
 from sp.serve.thinking import KWARGS, TemplateRequest
+
+Found = Literal["turn", "part", "paragraph", "sentence", "line", "end"]
+"""Whether the question is all of the turn, its last part, or of that the last paragraph, sentence, line or words."""
+FOUND: tuple[Found, ...] = get_args(Found)
+
+LONG = 512
+"""Tokens of a text that is no question as a whole: a longer one holds a document."""
+LONGEST = 1024
+"""Characters of a question in a longer text; what is longer is no paragraph, sentence or line that asks."""
+LONGEST_OPENING = 256
+"""Characters of a first paragraph that is kept as well: it says what the document is, or asks before it."""
+CUE = 32
+"""Characters of a paragraph that, with a colon at its end, only says where the answer goes."""
+LONGEST_TOKEN = 16
+"""Characters of a token, on average, of texts that may be short; none of that many characters a token is counted."""
+BREAK = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；：])\s*|\n+")
+"""Between sentences, and between lines."""
+ASKS = ("?", "？", "؟")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Where in a turn, whose parts are joined by blank lines, its question begins.
+
+    Parameters
+    ----------
+    start : int
+        Its first character.
+    found : str
+        As `Found` says.
+    opening : int
+        Characters of the turn's beginning that are kept as well.
+    """
+
+    start: int
+    found: Found
+    opening: int = 0
+
+
+def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> Question:
+    """The question of a turn.
+
+    Parameters
+    ----------
+    parts : sequence of str
+        Of the turn; all but the last are documents.
+    protect : {"auto", "turn", "paragraph"}
+        "turn": all of the last part. "paragraph": what follows its last blank line. "auto": all of it up to `LONG`
+        tokens; of a longer one the last paragraph; where there is none, or one of over `LONGEST` characters, the last
+        sentence that asks and what follows; else the last line, sentence, or words.
+    tokenizer : Tokenizer
+        That counts.
+    keep_ratio : float
+        Share of the turn that may be kept; an opening paragraph stays only if half of that holds it and the question.
+
+    Examples
+    --------
+    >>> from sp.session import embedded, load
+    >>> tokenizer = load(embedded("target"), device="cpu").tokenizer
+    >>> text = "The grass is green. " * 400
+    >>> question_of([f"{text}\\n\\nWhat is green?"], "auto", tokenizer).found
+    'paragraph'
+    >>> asked = question_of([f"{text}What is green? Answer briefly."], "auto", tokenizer)
+    >>> asked.found, f"{text}What is green? Answer briefly."[asked.start:]
+    ('sentence', 'What is green? Answer briefly.')
+    """
+    last, whole = parts[-1], DOCUMENT_MARK.join(parts)
+    before = len(whole) - len(last)
+    if protect == "turn" or (protect == "auto" and not _long(last, tokenizer)):
+        return Question(before, "part" if before else "turn")
+    if protect == "paragraph":
+        return Question(before + _paragraph(last.rstrip()), "paragraph")
+    at, found = _asking(last.rstrip())
+    opening = _opening(whole)
+    fits = 2 * (opening + len(last) - at) <= keep_ratio * len(whole)
+    return Question(before + at, found, opening if fits and opening < before + at else 0)
+
+
+def _long(text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text has over `LONG` tokens; a long one is not counted to its end."""
+    if len(text.encode()) <= LONG:  # a token is a byte at least
+        return False
+    begin = text[: LONG * LONGEST_TOKEN]
+    return len(begin) < len(text) or len(tokenizer.encode(begin)) > LONG
+
+
+def _asking(body: str) -> tuple[int, Found]:
+    """Where in the end of a text its question begins, and what that is."""
+    at = _paragraph(body)
+    if at and len(body) - at <= CUE and body.endswith(":"):  # "Answer:" asks nothing
+        at = _paragraph(body[:at].rstrip())
+    if at and len(body) - at <= LONGEST:
+        return at, "paragraph"
+    first = max(len(body) - LONGEST, 0)
+    starts = [match.end() for match in BREAK.finditer(body, first) if match.end() < len(body)]
+    for start, end in reversed([*pairwise([*starts, len(body)])]):
+        if body[start:end].rstrip().endswith(ASKS):
+            return start, "sentence"
+    if first < (line := body.rfind("\n") + 1):
+        return line, "line"
+    if starts:
+        return starts[-1], "sentence"
+    return max(body.find(" ", first) + 1, first), "end"
+
+
+def _paragraph(body: str) -> int:
+    """Where the last paragraph begins; 0 if there is but one."""
+    head, mark, _ = body.rpartition(DOCUMENT_MARK)
+    return len(head) + len(mark)
+
+
+def _opening(text: str) -> int:
+    """Characters of a first paragraph that is short, its blank line among them; 0 if it is long."""
+    at = text.find(DOCUMENT_MARK, 0, LONGEST_OPENING + len(DOCUMENT_MARK))
+    return at + len(DOCUMENT_MARK) if at > 0 else 0
 
 
 def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
@@ -33,7 +151,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
-    asked = question_of(last_turn(job.messages), job.protect, tokenizer, job.options.keep_ratio)
+    asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template)
     calling = job.tools.calling(template)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
@@ -45,7 +163,7 @@ def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question 
     Otherwise it is found as in a chat: a short text is kept whole.
     """
     prompt = Prompt.from_text(job.prompt)
-    if job.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
+    if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
         asked = question_of([job.prompt], "auto", tokenizer, job.options.keep_ratio)
         kinds: tuple[SpanKind, ...] = ("protected", "question")
         spans = [Span(kind, asked.start, len(job.prompt)) for kind in kinds]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat import Thinking
-from sp.config import from_mapping
+from sp.config import Option, Tokens, check_type, from_mapping
 from sp.decode import DECODERS, Decoder, Sample, Speculative
-from sp.errors import ConfigError
+from sp.errors import ConfigError, unknown_name
+from sp.options import Field, fields_of
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.reading import by_length
 from sp.selection import SELECTORS
 from sp.serve.choices.sampling import decoder_of
-from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, MAX_NAME, number, shown
+from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, number, shown
 from sp.session import RunOptions
-from sp.session.options import Recall
+from sp.session.device_memory import Size
+from sp.session.options import BY_NAME, Recall
 
 Protect = Literal["auto", "turn", "paragraph"]
 
@@ -35,49 +36,80 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """`sp` of a request: how this prompt is compressed, where it differs from the server's options.
+class ServerOptions:
+    """What a server takes and remembers.
 
     Parameters
     ----------
-    keep_ratio : float
-        Share of the tokens that may be left out which the target reads; question, system message and markup are
-        read on top of it.
-    scorer, selector : str
-        By name.
+    max_tokens : int
+        Longest answer a request may ask for.
+    sessions : int
+        Conversations to remember; 0 for none.
+    session_memory : Size
+        Host memory for all of them, e.g. 40g.
+    session_vram : Size, optional
+        GPU memory for them between requests, e.g. 8g; else until others need it.
+    queue : int
+        Requests that may wait.
+    max_body : int
+        Largest request body, in MiB.
+    """
+
+    group: ClassVar[str] = "Server"
+
+    max_tokens: Annotated[Tokens, Option(least=1)] = 4096
+    sessions: Annotated[int, Option(least=0)] = 8
+    session_memory: Size = Size(8 << 30)  # noqa: RUF009  a number
+    session_vram: Size | None = None
+    queue: Annotated[int, Option(least=1)] = 32
+    max_body: Annotated[int, Option(least=1)] = 16
+
+
+OUTSIDE = ("max_new_tokens", "seed")
+"""Options of a run that have a field of their own beside `sp`."""
+REQUESTED = {
+    one.name: one
+    for one in fields_of(RunOptions)
+    if one.option.written and not one.option.fixed and one.name not in OUTSIDE
+}
+"""Options of a run that a request may change."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a request says in its field `sp`: options of a run, and how else its prompt is read.
+
+    Parameters
+    ----------
     alpha : float
-        Threshold of the selector, if it has one of that name; else FlashPrefill's, by which the drafter then attends.
+        Threshold of the selector, if it has one of that name; else the old word for sparse, as in alpha:0.1.
     off : bool
         Read the whole prompt.
-    compress : {"auto", "always", "off"}
-        As `--compress`.
-    threshold : int
-        As `--threshold`.
     protect : {"auto", "turn", "paragraph"}
         Whether the last part of the last user turn is kept, or of that what follows the last blank line; or, of one
-        that is long, its question; see `sp.serve.question`.
-    decode : str
-        How the answer is decoded, by name; the server needs a draft for all but `greedy`.
+        that is long, its question; see `sp.serve.messages`.
     session : bool
         Whether the request goes on with a session, and leaves one.
     recall : {"auto", "append", "rewind", "off"}
-        As `--recall`.
+        How what was left out comes back, where that differs from the server's.
     return_kept : bool
-        Whether the usage block says which text was kept, see `sp.serve.kept`.
+        Whether the usage block says which text was kept, see `sp.serve.usage`.
+    run : mapping
+        Options of a run that differ from the server's.
     """
 
-    keep_ratio: float | None = None
-    scorer: str | None = None
-    selector: str | None = None
     alpha: float | None = None
     off: bool = False
-    compress: Literal["auto", "always", "off"] | None = None
-    threshold: int | None = None
     protect: Protect = "auto"
-    decode: str | None = None
     session: bool = True
     recall: Recall | None = None
     return_kept: bool = False
+    run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
+
+
+def requested() -> dict[str, Field]:
+    """All that `sp` of a request may have, by name."""
+    return REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.written}
 
 
 def overrides_of(given: Any) -> Overrides:
@@ -89,8 +121,18 @@ def overrides_of(given: Any) -> Overrides:
     for name, value in given.items():
         if len(name) > MAX_NAME or (isinstance(value, str | list | dict) and len(value) > MAX_NAME):
             raise RequestError(f"sp.{name[:MAX_NAME]} is longer than any name; use a known one", "sp")
+    known, run = requested(), {}
     try:
-        return from_mapping(Overrides, given, "sp")
+        for name, value in given.items():
+            if name not in known:
+                raise unknown_name("option of sp", name, known)
+            if name in REQUESTED and value is not None:
+                where, one = f"sp.{name}", REQUESTED[name]
+                run[name] = check_type(value, str if name in BY_NAME else one.hint, where)
+                if one.option.least is not None:
+                    number({where: value}, where, int(one.option.least), BIGGEST, whole=True)
+        rest = from_mapping(Overrides, {name: given[name] for name in given if name not in REQUESTED}, "sp")
+        return replace(rest, run=run)
     except ConfigError as error:
         raise RequestError(str(error), "sp") from None
 
@@ -101,21 +143,17 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
     changes: dict[str, Any] = {}
     if (most := number(body, asked, 1, defaults.max_new_tokens, whole=True)) is not None:
         changes["max_new_tokens"] = most
-    if given.threshold is not None:
-        changes["threshold"] = number({"sp.threshold": given.threshold}, "sp.threshold", 0, BIGGEST, whole=True)
-    if given.keep_ratio is not None:
-        changes["keep_ratio"] = given.keep_ratio
-    if given.off and given.compress not in (None, "off"):
-        raise RequestError(f"sp.off is true but sp.compress is {given.compress!r}; send one of them", "sp")
-    if given.off or given.compress is not None:
-        changes["compress"] = "off" if given.off else given.compress
+    if given.off and given.run.get("compress", "off") != "off":
+        raise RequestError(f"sp.off is true but sp.compress is {given.run['compress']!r}; send one of them", "sp")
     try:
-        if given.scorer is not None:
-            changes["scorer"] = _scorer(given.scorer)
-        if given.selector is not None:
-            changes["selector"] = SELECTORS.build(given.selector)
-        decode = defaults.options.decode if given.decode is None else _decoder(given.decode, defaults)
-        changes["decode"] = decoder_of(body, decode, given.decode)
+        named = {name: given.run[name] for name in BY_NAME if name in given.run}
+        changes |= {**given.run, **({"compress": "off"} if given.off else {})}
+        if "scorer" in named:
+            changes["scorer"] = _scorer(named["scorer"])
+        if "selector" in named:
+            changes["selector"] = SELECTORS.build(named["selector"])
+        decode = _decoder(named["decode"], defaults) if "decode" in named else defaults.options.decode
+        changes["decode"] = decoder_of(body, decode, named.get("decode"))
         if not isinstance(changes["decode"], Sample):  # whose seed is its own: a conversation is the same with any
             seed = number(body, "seed", 0, BIGGEST, whole=True)
             changes |= {} if seed is None else {"seed": seed}
@@ -149,8 +187,6 @@ def _with_alpha(options: RunOptions, alpha: float) -> RunOptions:
     selector: Any = options.selector
     if hasattr(selector, "alpha"):
         return replace(options, selector=replace(selector, alpha=alpha))
-    if hasattr(scorer, "alpha"):
-        return replace(
-            options, scorer=replace(scorer, attention="flashprefill", alpha=alpha, density=None, blocks=None)
-        )
+    if hasattr(scorer, "sparse"):
+        return replace(options, scorer=replace(scorer, sparse=f"alpha:{alpha:g}"))
     raise ConfigError(f"neither {type(selector).__name__} nor {type(scorer).__name__} has an alpha; leave it out")

@@ -1,13 +1,10 @@
-"""Request bodies, checked field by field before anything is queued.
-
-What would change the answer and is not supported is refused, as is any field nobody knows: nothing is dropped
-silently but what cannot matter.
-"""
+"""Requests: bodies parsed and checked, field by field and message by message, before anything is queued."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -16,21 +13,98 @@ from sp.chat.thinking import EFFORT
 from sp.decode import Speculative
 from sp.errors import unknown_name
 from sp.serve.choices.format import PARAM, Format, format_of
-from sp.serve.choices.sampling import FIELDS as CHOOSING
-from sp.serve.choices.sampling import choices_of, logprobs_of
-from sp.serve.content import messages_of
-from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, MAX_NAME, like, shown, text_of, typed
-from sp.serve.http.shape import check_shape
-from sp.serve.options import Defaults, Protect, options_of, overrides_of
+from sp.serve.choices.sampling import NUMBERS, Choosing, logprobs_of
+from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, like, shown, text_of, typed
+from sp.serve.options import Defaults, Overrides, options_of, overrides_of
 from sp.serve.thinking import KWARGS, TemplateRequest, template_request
-from sp.serve.tools import ToolUse, tool_use
+from sp.serve.tools import ToolUse, calls_of, id_of, paired, tool_use
 from sp.session import RunOptions
-from sp.session.options import Recall
+
+MOST_VALUES = 200_000
+"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_shape(raw: bytes) -> None:
+    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes.
+
+    It need not be JSON: a string that does not end is for the parser to tell.
+
+    Examples
+    --------
+    >>> check_shape(b'{"messages": [1, 2, 3]}')
+    >>> check_shape(b"[" * 300_000)
+    Traceback (most recent call last):
+    sp.serve.fields.RequestError: the body has more than 200000 values; send fewer messages
+    """
+    at, found = 0, 0
+    while at < len(raw):
+        quote = raw.find(b'"', at)
+        stop = len(raw) if quote < 0 else quote
+        if stop - at > 1:  # between most strings there is a single sign
+            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
+        if found > MOST_VALUES:
+            raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
+        string = STRING.match(raw, stop) if quote >= 0 else None
+        if string is None:
+            return
+        at, found = string.end(), found + 1
+
+
+MAX_MESSAGES = 1024
+
+
+def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
+    """Messages as role, list of text parts, an assistant's reasoning and calls, the call that a tool answers.
+
+    RequestError names the first that is none, or that lacks the other half of a call.
+    """
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
+        raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
+    messages = [_message(item, f"messages[{index}]") for index, item in enumerate(given)]
+    for index, name in paired(messages).items():
+        messages[index]["name"] = name
+    return tuple(messages)
+
+
+def _message(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise RequestError(f"{where} is a {shown(given)}; send an object with role and content", where)
+    roles = ("system", "developer", "user", "assistant", "tool")
+    role = given.get("role")
+    if role not in roles:
+        raise RequestError(f"{where}.role is {shown(role)}; use one of {', '.join(roles)}", f"{where}.role")
+    own = {"assistant": ("reasoning_content", "tool_calls"), "tool": ("tool_call_id",)}.get(role, ())
+    for name, value in given.items():
+        if name in ("role", "content", "name", *own) or value in (None, []):
+            continue
+        place = f"{where}.{name[:MAX_NAME]}"
+        what = "not supported" if name in ("function_call", "audio", "refusal", "annotations") else "unknown"
+        raise RequestError(f"{place} is {what}; send the turn's text as content", place)
+    said: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    if role == "assistant":
+        thought = given.get("reasoning_content")
+        said["reasoning"] = "" if thought is None else text_of(thought, f"{where}.reasoning_content")
+        said["calls"] = calls_of(given.get("tool_calls"), f"{where}.tool_calls")
+    elif role == "tool":
+        said["call_id"] = id_of(given.get("tool_call_id"), f"{where}.tool_call_id")
+    spoken = said.get("reasoning") or said.get("calls")
+    content = "" if spoken and given.get("content") in (None, []) else given.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = []
+    for index, part in enumerate(parts):
+        place = f"{where}.content[{index}]" if isinstance(content, list) else f"{where}.content"
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise RequestError(f"{place} is no text; the models read text only", place)
+        texts.append(text_of(part.get("text"), place))
+    if not texts:
+        raise RequestError(f"{where}.content is empty; leave the message out", f"{where}.content")
+    return {**said, "parts": texts}
+
 
 MAX_STOPS = 16
 
-COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *CHOOSING, PARAM, "sp")
+COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *NUMBERS, "logprobs", PARAM, "sp")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FIELDS = {
     "chat": (*COMMON, "messages", "max_completion_tokens", "top_logprobs", *TOOLS, KWARGS, EFFORT),
@@ -63,11 +137,8 @@ class Job:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    protect: Protect = "auto"
+    asked: Overrides = field(default_factory=Overrides)
     template: TemplateRequest = field(default_factory=TemplateRequest)
-    session: bool = True
-    recall: Recall | None = None
-    return_kept: bool = False
     choices: int = 1
     logprobs: int | None = None
     format: Format | None = None
@@ -116,11 +187,16 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
     options = options_of(body, overrides, defaults)
     stream, include_usage = _stream_options(body)
     stop = _stop(body.get("stop"))
-    job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage,
-              session=overrides.session, recall=overrides.recall, return_kept=overrides.return_kept,
-              choices=choices_of(body), logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
-    if isinstance(options.decode, Speculative) and overrides.decode and (job.format or job.logprobs is not None):
-        raise RequestError(f"sp.decode {overrides.decode} takes neither {PARAM} nor logprobs; leave it out", "sp")
+    job = Job(kind, options, stop=stop, asked=overrides, stream=stream, include_usage=include_usage,
+              choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
+    if (
+        isinstance(options.decode, Speculative)
+        and "decode" in overrides.run
+        and (job.format or job.logprobs is not None)
+    ):
+        raise RequestError(
+            f"sp.decode {overrides.run['decode']} takes neither {PARAM} nor logprobs; leave it out", "sp"
+        )
     typed(body, "model", (str, type(None)), "a string")
     if kind == "completion":
         return replace(job, prompt=text_of(body.get("prompt"), "prompt"))

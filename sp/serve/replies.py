@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sp.chat import Call
-from sp.serve.choices.logprobs import chat_logprobs, completion_logprobs
-from sp.serve.choices.speaker import Ended, Piece
+from sp.serve.choices.speaker import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.protocol import Job
 from sp.serve.worker import Done
 

@@ -11,8 +11,7 @@ from sp.chat import Thinking
 from sp.chat.thinking import EFFORT, SWITCHES
 from sp.errors import ConfigError
 from sp.gguf import ChatTemplate
-from sp.serve.errors import RequestError
-from sp.serve.fields import MAX_NAME, shown, text_of, typed
+from sp.serve.fields import MAX_NAME, RequestError, shown, text_of, typed
 
 KWARGS = "chat_template_kwargs"
 LONGEST_KWARGS = 1 << 16

@@ -13,8 +13,7 @@ from sp.chat.calling import Calling
 from sp.chat.calls import call_style_of
 from sp.chat.plain_json import MOST_DEPTH, read_object, shallow
 from sp.gguf import ChatTemplate
-from sp.serve.errors import RequestError
-from sp.serve.fields import MAX_NAME, shown, text_of
+from sp.serve.fields import MAX_NAME, RequestError, shown, text_of
 
 MOST_TOOLS = 256
 MOST_CALLS = 128  # in one turn

@@ -1,4 +1,4 @@
-"""The usage block of a reply: what was read and written, and under `sp` what compression did and what it cost."""
+"""The usage block of an answer: tokens by where they went, and if asked for the text that was kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sp.decode import Sample
-from sp.serve.question import Question
+from sp.prompt.pieces import KINDS, edges, kinds
+from sp.prompt.whole import whole_characters
+from sp.serve.messages import Question
 from sp.session import RunOptions, RunResult, TurnResult
 
 
@@ -127,3 +129,23 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "stages": stages,
         },
     }
+
+
+def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
+    """Pieces of the rendered prompt, chat markup included.
+
+    Returns
+    -------
+    list of dict
+        ``kind`` (``kept``, ``question``, both of which were read, or ``dropped``), ``text``, together all of it, and
+        ``tokens``, how many that is.
+    """
+    run = None if isinstance(result, TurnResult) else result.selection
+    kept = result.present if isinstance(result, TurnResult) else None if run is None else run.kept
+    prompt, raw = result.prompt, result.prompt.prompt.text.encode()
+    found = kinds(prompt, kept)[whole_characters(prompt)]
+    pieces = []
+    for start, end in edges(found):
+        text = raw[prompt.bytes[start, 0] : prompt.bytes[end - 1, 1]].decode(errors="replace")
+        pieces.append({"kind": KINDS[found[start]], "text": text, "tokens": end - start})
+    return pieces

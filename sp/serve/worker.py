@@ -1,4 +1,4 @@
-"""The one thread that runs the pipeline, and the queue before it."""
+"""The worker: one thread that answers requests in turn, in the session each belongs to."""
 
 from __future__ import annotations
 
@@ -10,23 +10,97 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.choices.grammar import Grammars
+from sp.serve.choices.format import Grammars
 from sp.serve.choices.sampling import nth
 from sp.serve.choices.speaker import Ended, Piece, Speaker
-from sp.serve.errors import RequestError, as_request_error
-from sp.serve.http.bodies import busy
-from sp.serve.kept import kept_text
+from sp.serve.fields import RequestError, as_request_error
+from sp.serve.http.access import busy
 from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
-from sp.serve.sessions import Sessions
 from sp.serve.text import ReplyText
-from sp.serve.usage import PromptTokens, Told, usage
-from sp.session import Answer, Conversations, Pipeline, RunResult, TurnResult
+from sp.serve.usage import PromptTokens, Told, kept_text, usage
+from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
+from sp.session.result import OnToken, Reporter
+
+OFF = "the server keeps no sessions (--sessions 0, or several cards)"
+SEVERAL = "the request wants several answers (n)"
+NOT_ASKED = "the request wants none (sp.session false)"
+
+
+class Sessions:
+    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        For what no conversation can answer.
+    talks : Conversations or None
+        None remembers nothing.
+    metrics : Metrics
+    """
+
+    def __init__(self, pipeline: Pipeline, talks: Conversations | None, metrics: Metrics) -> None:
+        self.pipeline, self.talks, self._metrics = pipeline, talks, metrics
+        self._held = (0, 0, 0)
+        if talks is not None:
+            where = "memory that they hold between requests."
+            metrics.watch("sp_sessions", "Conversations that are remembered.", lambda: self._held[0])
+            metrics.watch("sp_session_device_bytes", f"Device {where}", lambda: self._held[1])
+            metrics.watch("sp_session_host_bytes", f"Host {where}", lambda: self._held[2])
+
+    def answer(
+        self, prompt: Prompt, job: Job, apart: str | None, reporter: Reporter, on_token: OnToken
+    ) -> RunResult | TurnResult:
+        """The answer to a prompt; `apart` is what `refusal` says of it."""
+        if self.talks is None or apart is not None:
+            self._metrics.sessions.labels("none").inc()
+            return self.pipeline.run(prompt, job.options, full=False, reporter=reporter, on_token=on_token)
+        memory, recall = self.talks.options, job.asked.recall
+        memory = memory if recall is None else replace(memory, recall=recall)
+        with self._counted(self.talks):
+            return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter)
+
+    def again(self, found: RunResult, options: RunOptions, reporter: Reporter, on_token: OnToken) -> Answer:
+        """Another answer to a prompt that a run by itself has read, from the same kept tokens."""
+        kept = np.ones(len(found.prompt), bool) if found.selection is None else found.selection
+        options = replace(found.options or options, decode=options.decode)
+        return self.pipeline.read(found.prompt, kept, options, reporter=reporter, on_token=on_token)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        if self.talks is not None:
+            with self._counted(self.talks):
+                self.talks.clear()
+
+    def refusal(self, prompt: Prompt, job: Job) -> str | None:
+        """Why a request is no turn of a conversation; None if it is one."""
+        if job.choices > 1:
+            return SEVERAL
+        if self.talks is None:
+            return OFF
+        return self.talks.refusal(prompt, job.options) if job.asked.session else NOT_ASKED
+
+    @contextmanager
+    def _counted(self, talks: Conversations) -> Iterator[None]:
+        """Afterwards the metrics tell what was found and what is held, whatever became of the request."""
+        before = replace(talks.counts)
+        try:
+            yield
+        finally:
+            now, found = talks.counts, self._metrics.sessions
+            found.labels("hit").inc(now.hits - before.hits)
+            found.labels("fork").inc(now.forks - before.forks)
+            found.labels("miss").inc(now.misses - before.misses)
+            self._metrics.evictions.inc(now.evictions - before.evictions)
+            self._held = len(talks), talks.device_nbytes, talks.host_nbytes
+
 
 log = logging.getLogger("sp.serve")
 
@@ -210,7 +284,7 @@ class Worker:
         assert result is not None, "a request wants one answer at least"
         self._count(result, told)
         used = usage(result, told, job.options)
-        if job.return_kept:
+        if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))
 

@@ -161,8 +161,8 @@ def read_prompt(
 ) -> tuple[Floats, tuple[float, ...]]:
     """Logits of the last token, and the densities of sparse attention layers; see `Begun`."""
     what = model, ids, positions, graphs.cache
-    if options.sparse is not None:
-        return prefill_sparse(*what, options.sparse, progress=progress)
+    if options.target_sparse is not None:
+        return prefill_sparse(*what, options.target_sparse, progress=progress)
     return prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs.prefill()), ()
 
 

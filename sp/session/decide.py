@@ -358,7 +358,7 @@ def settle(
     if drafter is not None:
         scorer = scorer.chosen(drafter)  # once, not for every length that a break-even is looked for at
     # Times were measured with a target that reads densely.
-    known = () if options.sparse else pipeline.break_evens
+    known = () if options.target_sparse else pipeline.break_evens
     measured = find_break_even(known, options.keep_ratio, scorer) if known else None
     decision = decide(
         target.model.config,
@@ -371,7 +371,7 @@ def settle(
         threshold=options.threshold,
         measured=measured,
         scorer=scorer,
-        sparse=options.sparse,
+        sparse=options.target_sparse,
     )
     settled = Settled(options, decision, window, protected)
     held = settled.budget + (0 if present is None else int(present.sum()))

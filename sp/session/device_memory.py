@@ -223,6 +223,18 @@ def parse_bytes(text: str | int, option: str = "--vram") -> int:
     return int(size)
 
 
+class Size(int):
+    """Bytes, which options have as a text such as ``24g``."""
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Size:
+        """Read them; see `parse_bytes`."""
+        return cls(parse_bytes(text, option))
+
+    def __str__(self) -> str:
+        return str(format_bytes(int(self)))
+
+
 def format_bytes(budget: int | None) -> str | None:
     """A budget as `parse_bytes` takes it, for records; None for none.
 

@@ -1,27 +1,88 @@
-"""The options of a run and of a conversation, checked once, before anything is loaded."""
+"""The options of a run, of its models and of where they run: each once, for Python, command line, sweeps and server."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
-from sp.config import Registry, Tokens, check_fields
-from sp.decode import DECODERS, Decoder, Greedy, Speculative
+from sp.config import Option, Registry, Tokens, check_fields
+from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
-from sp.models import Gaps, ModelConfig
+from sp.models import AskedScaling, Gaps, ModelConfig
 from sp.models.cache.pages import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
+from sp.scoring.reading import ReadingScorer, Sparse
 from sp.selection import SELECTORS, Selector, check_keep_ratio
-from sp.session.load import Loaded
+from sp.session.device_memory import Size
+from sp.session.load import Loaded, Where
 
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
 """Options that are strategies, and where their names stand."""
+MathName = Literal["auto", "bf16", "fp8", "int8"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which models there are, and what is asked of them.
+
+    Parameters
+    ----------
+    target : Path, optional
+        GGUF of the heavy model, or a known name; the embedded one if left out.
+    drafter : Path, optional
+        GGUF of the small model, or a known name; if left out, the best one here (see sp get).
+    target_rope : AskedScaling, optional
+        RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.
+    drafter_rope : AskedScaling, optional
+        The same of the drafter; left out, it reads beyond its window with YaRN as needed.
+    math : {"auto", "bf16", "fp8", "int8"}
+        What the target multiplies where it reads a prompt.
+    drafter_math : {"auto", "bf16", "fp8", "int8"}
+        The same of the drafter.
+    """
+
+    group: ClassVar[str] = "Models"
+
+    target: Path | None = None
+    drafter: Path | None = None
+    target_rope: AskedScaling | None = None
+    drafter_rope: AskedScaling | None = None
+    math: MathName = "bf16"
+    drafter_math: MathName = "bf16"
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where models run.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda"}
+        The GPU, the CPU, or the GPU if there is one.
+    cards : int
+        GPUs that work together, from the first on: they read a prompt for the drafter, and share the target.
+    target_cards : int, optional
+        GPUs that share the target, if not as many as cards.
+    vram : Size, optional
+        GPU memory for models, caches and work, e.g. 24g; all there is if left out.
+    break_even : Path, optional
+        Records of sp bench ttft that decide whether auto compresses, in place of a prediction.
+    """
+
+    group: ClassVar[str] = "Devices"
+
+    device: Where = "auto"
+    cards: Annotated[int, Option(least=1)] = 1
+    target_cards: Annotated[int | None, Option(least=1)] = None
+    vram: Size | None = None
+    break_even: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -33,36 +94,39 @@ class RunOptions:
     keep_ratio : float
         Share of the tokens that may be left out which the target reads, in (0, 1]; what is protected (question,
         system message, markup) is read on top of it.
-    scorer, selector : Scorer, Selector or str
-        Strategies, or their names with options as on the command line: ``"tail[queries=24]"``. By name a scorer is
-        what `SCORERS.build` makes of it.
+    scorer : Scorer or str
+        What makes a token important; by name with options in brackets, as in tail[queries=24], see sp list scorers.
+    selector : Selector or str
+        How tokens are chosen by importance; by name likewise, see sp list selectors.
     compress : {"auto", "always", "off"}
-        `auto` compresses when the predicted cost is lower than that of the full prefill.
+        Whether to compress; auto does so when the predicted cost is lower than that of the full prefill.
     threshold : int
-        With `auto`, shorter prompts (in tokens) are read whole whatever is predicted.
+        With auto, shorter prompts (in tokens) are read whole whatever is predicted.
     positions : {"original", "contiguous"}
         Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...; in a prompt that the target's window
-        is too short for, contiguously in any case (see `sp.session.decide`).
+        is too short for, contiguously in any case.
     mapping : {"byte_span", "text_rejoin"}
-        `byte_span` keeps the target tokens that share bytes with what the drafter found important;
-        `text_rejoin` joins the kept text and encodes it anew, which implies contiguous positions
-        (cross-family speculative prefill, arXiv 2603.02631).
+        From drafter to target: byte_span keeps the target tokens that share bytes with what the drafter found
+        important; text_rejoin joins the kept text and encodes it anew, which implies contiguous positions (cross-family
+        speculative prefill, arXiv 2603.02631).
     mark_omitted : bool
-        Write `[... 212 lines ...]` where something was left out, never inside a JSON value. Marks come on top of the
+        Write [... 212 lines ...] where something was left out, never inside a JSON value. Marks come on top of the
         tokens that are kept, and stand at positions of what they stand for.
     kv : {"f16", "q4_0", "f32"}
         Format of the target's cached keys and values.
     rotate : bool, optional
-        Hadamard rotation of cached keys and values. By default where `kv` is quantised, as llama.cpp has it.
+        Hadamard rotation of cached keys and values; by default where they are quantised, as llama.cpp has it.
     state_gaps : {"compact", "reset", "decay"}
-        What the target's recurrent layers do where tokens were left out; see `sp.models.passes.gaps`.
-    sparse : FlashPrefill, optional
+        What the target's recurrent layers do where tokens were left out.
+    sparse : Sparse, optional
+        Which key blocks the drafter reads, in place of what the scorer says: off, auto, alpha:0.1, density:0.05,
+        blocks:64, sqrt:64 or energy:0.9.
+    target_sparse : FlashPrefill, optional
         Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
     decode : Decoder or str
-        How the answer is decoded; by name as scorers are. The speculative ways need a pipeline with a draft, see
-        `Pipeline.with_draft`.
+        How the answer is decoded, by name: greedy, sample, or with a draft dflash (a chain) or ddtree (a tree).
     max_new_tokens : int
-        Longest answer.
+        Longest answer, thinking included, in tokens.
     seed : int
         For scorers that draw random numbers, and for sampled answers.
 
@@ -79,20 +143,23 @@ class RunOptions:
     2048
     """
 
+    group: ClassVar[str] = "Reading"
+
     keep_ratio: float = 0.05
-    scorer: Scorer = field(default_factory=lambda: SCORERS.build("auto"))
-    selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
+    scorer: Scorer = "auto"  # type: ignore[assignment]  # a name until it is read
+    selector: Selector = "top_chunks"  # type: ignore[assignment]
     compress: Compress = "auto"
-    threshold: Tokens = 0
-    positions: Positions = "original"
-    mapping: Mapping = "byte_span"
+    threshold: Annotated[Tokens, Option(least=0)] = 0
+    positions: Annotated[Positions, Option(fixed=True)] = "original"
+    mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: KVType = "f16"
-    rotate: bool | None = None
-    state_gaps: Gaps = "compact"
-    sparse: FlashPrefill | None = None
-    decode: Decoder = field(default_factory=Greedy)
-    max_new_tokens: Tokens = 64
+    kv: Annotated[KVType, Option(fixed=True)] = "f16"
+    rotate: Annotated[bool | None, Option(fixed=True)] = None
+    state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
+    sparse: Sparse | None = None
+    target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
+    decode: Decoder = "greedy"  # type: ignore[assignment]
+    max_new_tokens: Annotated[Tokens, Option(least=1)] = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,13 +168,16 @@ class RunOptions:
                 object.__setattr__(self, name, read_strategy(given, registry, name))  # frozen
         check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if self.sparse is not None:
+            if not isinstance(self.scorer, ReadingScorer):
+                raise ConfigError(f"scorer {SCORERS.name_of(self.scorer)} reads with no model; leave sparse out")
+            object.__setattr__(self, "scorer", replace(self.scorer, sparse=self.sparse))
+            object.__setattr__(self, "sparse", None)
         if self.mapping == "text_rejoin" and self.positions == "original":
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
-        if self.sparse is not None and isinstance(self.decode, Speculative):
+        if self.target_sparse is not None and isinstance(self.decode, Speculative):
             raise ConfigError("a draft needs a target that attends densely; leave target.alpha out or decode greedily")
-        if self.state_gaps != "compact" and (self.positions != "original" or self.sparse is not None):
+        if self.state_gaps != "compact" and (self.positions != "original" or self.target_sparse is not None):
             raise ConfigError(
                 f"state_gaps {self.state_gaps} needs positions original and a target that attends densely"
             )
@@ -153,19 +223,18 @@ class ConversationOptions:
     'append'
     """
 
+    group: ClassVar[str] = "Memory"
+
     recall: Recall = "auto"
     recall_ratio: float = 0.05
-    recall_tokens: Tokens = 384
-    keys: KVType = "f16"
-    snapshots: int = 8
+    recall_tokens: Annotated[Tokens, Option(least=1)] = 384
+    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = "f16"
+    snapshots: Annotated[int, Option(least=1)] = 8
 
     def __post_init__(self) -> None:
         check_fields(self, "conversation")
         if not 0 < self.recall_ratio <= 1:
             raise ConfigError(f"recall_ratio must be above 0 and at most 1, not {self.recall_ratio:g}")
-        for name in ("recall_tokens", "snapshots"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None:

@@ -8,10 +8,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.drafter import Draft, describe, run_drafts, work
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import Cards, load_model
@@ -27,7 +26,7 @@ def drafter():
 
 
 def test_every_draft_has_its_samples(drafter) -> None:
-    drafts = [Draft(300, {}), Draft(2000, {"attention": "flashprefill", "alpha": 0.95}), Draft(300, {"depth": 1})]
+    drafts = [Draft(300, {}), Draft(2000, {"sparse": "alpha:0.95"}), Draft(300, {"depth": 1})]
     ticks: list[int] = []
     timings = list(run_drafts(drafter, drafts, 2, progress=lambda: ticks.append(1)))
     assert len(ticks) == 6
@@ -56,7 +55,7 @@ def test_every_draft_has_its_samples(drafter) -> None:
 
 
 def test_cards_read_together(drafter) -> None:
-    drafts = [Draft(1100, {"attention": "flashprefill", "alpha": 0.95})]
+    drafts = [Draft(1100, {"sparse": "alpha:0.95"})]
     (alone,) = run_drafts(drafter, drafts, 1)
     (spread,) = run_drafts(drafter, drafts, 1, cards=Cards(HostGroup(2), [drafter] * 2))
     assert spread.density == pytest.approx(alone.density, rel=1e-2)
@@ -67,7 +66,7 @@ def test_text_is_read_in_place_of_random_tokens(drafter) -> None:
     """Other blocks pass the test of FlashPrefill."""
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(embedded("drafter")))
     text = np.asarray(tokenizer.encode(sample()[0]).ids)
-    drafts = [Draft(1300, {"attention": "flashprefill", "alpha": alpha}) for alpha in (0.2, 0.9)]
+    drafts = [Draft(1300, {"sparse": f"alpha:{alpha}"}) for alpha in (0.2, 0.9)]
     random, read = ([one.density for one in run_drafts(drafter, drafts, 1, text=ids)] for ids in (None, text))
     assert read != random
 
@@ -82,11 +81,11 @@ def test_work_is_that_of_all_layers_but_the_last() -> None:
 
 
 def command(*arguments: str):
-    return CliRunner().invoke(app, ["bench", "drafter", "--device", "cpu", "-r", "1", *arguments])
+    return invoke(["bench", "drafter", "--device", "cpu", "-r", "1", *arguments])
 
 
 def test_the_command_prints_every_test() -> None:
-    done = command("-p", "200,1k", "--alpha", "dense,0.5", "--density", "0.3", "--json")
+    done = command("-p", "200,1k", "--sparse", "off,alpha:0.5,density:0.3", "--json")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["tests"]
     assert [(row["prompt_tokens"], row["attention"]) for row in rows] == [
@@ -103,11 +102,11 @@ def test_the_command_prints_every_test() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--alpha", "few"), "numbers"),
-        (("--alpha", "2"), "alpha"),
-        (("--density", "0"), "density"),
+        (("--sparse", "alpha:few"), "takes off, auto"),
+        (("--sparse", "alpha:2"), "alpha"),
+        (("--sparse", "density:0"), "density"),
         (("--layers", "99"), "depth"),
-        (("-p", "0"), "nothing to time"),
+        (("-p", "0"), "at least 1"),
         (("--cards", "2"), "--cards is for GPUs"),
         (("-m", "a.gguf", "--synthetic", "qwen3-0.6b"), "either"),
         (("--synthetic", "qwen3-0.6b"), "GPU"),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.llama_cpp import bench_command, best_peer, describe_peer, parse
 from sp.bench.names import file_facts
-from sp.cli import app, main
+from sp.cli import main
 from sp.errors import ConfigError
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.session.load import embedded
@@ -45,7 +45,7 @@ def fake(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def run(program: Path, *arguments: str):  # type: ignore[no-untyped-def]
     given = ["--llama-bench", str(program), "-m", str(program.parent / "model.gguf"), *arguments]
-    return CliRunner().invoke(app, ["bench", "llama-cpp", *given])
+    return invoke(["bench", "llama-cpp", *given])
 
 
 def test_its_tests_become_rows_and_records(fake, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -20,6 +20,7 @@ from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.host import HostGroup
+from sp.scoring.reading import Sparse
 from sp.session.load import embedded
 from sp.studies.plots.roofline import draw, points, roof
 
@@ -33,7 +34,7 @@ def model():
 
 def test_names_are_those_of_llama_bench() -> None:
     assert [t.name for t in (Trial(512), Trial(0, 64), Trial(4096, 64))] == ["pp512", "tg64", "tg64@d4096"]
-    assert Trial(512, density=0.05).name == "pp512 sparse 0.05"
+    assert Trial(512, sparse=Sparse("density:0.05")).name == "pp512 sparse 0.05"
     assert [t.tokens for t in (Trial(512), Trial(4096, 64))] == [512, 64]
 
 
@@ -50,7 +51,7 @@ def test_every_test_has_its_samples(model) -> None:
 
 
 def test_a_sparse_prefill_tells_its_density(model) -> None:
-    (timing,) = run_tests(model, [Trial(2000, density=0.1)], 1)
+    (timing,) = run_tests(model, [Trial(2000, sparse=Sparse("density:0.1"))], 1)
     assert len(timing.densities) == model.config.layers - 1
     assert 0.1 < max(timing.densities) < 1
     entry = describe(timing, FACTS, "numpy", "f16")
@@ -181,9 +182,9 @@ def test_the_command_prints_each_form(sp) -> None:
         (("model", "x.gguf", "-p", "12,x"), "whole numbers"),
         (("model", "x.gguf", "-p", "-4"), "such as 512,8k, not '-4'"),
         (("model", "x.gguf", "-p", "0", "-n", "0"), "nothing to time"),
-        (("model", "x.gguf", "--path", "fast"), "unknown path"),
-        (("model", "x.gguf", "-o", "xml"), "unknown output"),
-        (("model", "x.gguf", "--device", "tpu"), "unknown device"),
+        (("model", "x.gguf", "--path", "fast"), "--path is 'fast'"),
+        (("model", "x.gguf", "-o", "xml"), "--output is 'xml'"),
+        (("model", "x.gguf", "--device", "tpu"), "--device is 'tpu'"),
         (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
         (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
         (("model", str(embedded("target")), "--device", "cpu", "--cards", "2"), "--cards is for GPUs"),

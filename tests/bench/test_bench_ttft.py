@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench import ttft as bench
 from sp.bench.memory import watched
@@ -21,7 +21,6 @@ from sp.bench.names import shape_name
 from sp.bench.prompts import PromptMaker
 from sp.bench.request import measure, without_ends
 from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
-from sp.cli import app
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
@@ -74,7 +73,7 @@ def test_a_request_tells_where_its_time_went(maker: PromptMaker, pair: Pipeline)
 def test_the_full_prefill_stands_beside_every_setting_and_the_cold_request_is_told_apart(
     maker: PromptMaker, pair: Pipeline
 ) -> None:
-    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.3})
+    sparse = SCORERS.build("tail", {"sparse": "density:0.3"})
     settings = [RunOptions(keep_ratio=0.5), RunOptions(keep_ratio=0.4, scorer=sparse)]
     ticks: list[int] = []
     made = Bench(pair, maker, 2, 1, timelines=True, progress=lambda: ticks.append(1))
@@ -181,7 +180,7 @@ def test_memory_is_watched_while_something_runs() -> None:
 
 
 def command(*arguments: str):  # type: ignore[no-untyped-def]
-    return CliRunner().invoke(app, ["bench", "ttft", "--device", "cpu", "-r", "1", "-n", "2", *arguments])
+    return invoke(["bench", "ttft", "--device", "cpu", "-r", "1", "-n", "2", *arguments])
 
 
 def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +218,9 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--keep-ratio", "2"), "keep_ratio"),
         (("--scorer", "tial"), "did you mean 'tail'"),
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
-        (("--density", "0"), "density"),
+        (("--sparse", "density:0"), "density"),
         (("-p", "10"), "ask for more"),
-        (("-p", "0"), "nothing to time"),
+        (("-p", "0"), "at least 1"),
         (("-n", "200000"), "no room for a prompt"),
         (("--resume",), "--record"),
         (("--kv", "q9"), "q4_0"),
@@ -249,9 +248,16 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
-    from sp.commands.bench.settings import settings_of
+    from sp.commands.bench.ttft import settings_of
+    from sp.scoring.reading import Sparse
 
-    made = settings_of("0.1", "tail,random", "top_chunks", ("", "0.05,0.1", "sqrt:8"), {})
+    made = settings_of(
+        (0.1,),
+        "tail,random",
+        "top_chunks",
+        [Sparse(x) for x in ("density:0.05", "density:0.1", "sqrt:8")],
+        RunOptions(),
+    )
     assert [type(options.scorer).__name__ for options in made] == [*["TailScorer"] * 3, "RandomScorer"]
     ways = [attending(drafting(options.scorer)) for options in made]
     assert ways == ["density 0.05", "density 0.1", "blocks sqrt:8", ""]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.record import FIELDS
 from sp.bench.request import without_ends
@@ -16,11 +16,10 @@ from sp.bench.turns import turn as bench
 from sp.bench.turns.policies import POLICIES, Turn
 from sp.bench.turns.transcripts import TranscriptMaker
 from sp.bench.turns.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
-from sp.cli import app
 from sp.errors import ConfigError, DeviceError
 from sp.scoring import SCORERS
 from sp.session import ConversationOptions, Pipeline, RunOptions, synthetic
-from sp.session.tokenise import same_start
+from sp.session.memory import same_start
 from sp.studies.sample import sample
 
 OPTIONS = RunOptions(keep_ratio=0.4, max_new_tokens=1)
@@ -162,7 +161,7 @@ def test_cells_are_told_apart(pair: Pipeline) -> None:
 
 
 def test_the_share_of_blocks_that_is_read_stands_beside_the_times(maker: TranscriptMaker, pair: Pipeline) -> None:
-    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.2})
+    sparse = SCORERS.build("tail", {"sparse": "density:0.2"})
     made = TurnBench(pair, maker, 1, ("conversation", "prefix"))
     talk, prefix = made.run([600], 300, replace(OPTIONS, scorer=sparse), ConversationOptions(recall="off"))
     assert 0 < talk.metrics()["density"] <= 1
@@ -171,7 +170,7 @@ def test_the_share_of_blocks_that_is_read_stands_beside_the_times(maker: Transcr
 
 def command(*arguments: str):  # type: ignore[no-untyped-def]
     common = ("--device", "cpu", "-n", "1", "--new-tokens", "100", "--synthetic-target", "tiny-qwen35")
-    return CliRunner().invoke(app, ["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
+    return invoke(["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
 
 
 def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
@@ -222,8 +221,8 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
         (("--scorer", "tail,bm25"), "one --scorer"),
         (("--scorer", "lookahead", "-p", "300"), "cannot go on from keys"),
         (("-p", "1024k"), "context"),
-        (("-p", "0"), "nothing to time"),
-        (("-p", "300", "--new-tokens", "100,200"), "one number"),
+        (("-p", "0"), "at least 1"),
+        (("-p", "300", "--new-tokens", "100,200"), "a number of tokens"),
         (("-p", "3"), "ask for more"),
         (("--vram", "none,18g"), "leave it out"),
         (("-o", "pdf"), "pdf"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.scoring.calibration import known, use
 from sp.scoring.calibration.known import find_calibration, shipped
@@ -30,10 +29,10 @@ def unread(monkeypatch):
 
 
 def run(*args: str) -> str:
-    done = CliRunner().invoke(app, ["calibrate", *args, "--device", "cpu"])
+    done = invoke(["calibrate", *args, "--device", "cpu"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.output
+    return done.stdout
 
 
 def test_it_measures_and_keeps_what_the_scorer_finds() -> None:

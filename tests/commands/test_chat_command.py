@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from sp import cli
-from sp.commands.talk import loop
-from sp.commands.talk.lines import piped_lines
-from sp.commands.talk.loop import Loop
-from sp.commands.talk.session import Session
-from sp.commands.talk.slash import COMMANDS
+from sp.commands import talk as loop
+from sp.commands.talk import COMMANDS, Loop, Session, piped_lines
 from sp.models.synthetic import retriever
 from sp.scoring import SCORERS
 from sp.session import Conversation, Pipeline, RunOptions

@@ -74,7 +74,7 @@ def test_own_questions(
         (None, ["--set", "haystack"], "options are NAME=VALUE"),
         (None, ["{mine}"], "two files are called 'mine'"),
         (None, ["/nowhere/x.jsonl"], "cannot read /nowhere/x.jsonl: No such file"),
-        (None, ["-n", "0"], "Invalid value"),
+        (None, ["-n", "0"], "--n must be at least 1, not 0"),
     ],
 )
 def test_mistakes_are_told_before_models_are_loaded(

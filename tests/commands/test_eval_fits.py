@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
-from sp.commands.eval.options import Asked
+from sp.commands.eval.run import Asked
 from sp.session import Pipeline, request
 
 WINDOW = 1500
@@ -39,7 +39,7 @@ def test_what_cannot_fit_is_refused_unread(
         raise AssertionError("a model was to read")
 
     def narrow(self: Asked, cells: Any) -> Pipeline:
-        pair = Pipeline.open(self.target, self.drafter, device="cpu")
+        pair = Pipeline.open(self.models.target, self.models.drafter, device="cpu")
         pair.target.model.config = replace(pair.target.model.config, context=WINDOW)
         return pair
 

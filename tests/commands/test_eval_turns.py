@@ -55,11 +55,11 @@ def test_rows_are_made_once_and_the_table_is_narrow(
     [
         (["--ways", "colt"], "unknown way 'colt'; did you mean 'cold'"),
         (["--ways", "cold,cold"], "--ways names a way twice"),
-        (["--layout", "plane"], "unknown layout 'plane'; did you mean 'plain'"),
+        (["--layout", "plane"], "--layout is 'plane'; did you mean 'plain'"),
         (["--turns", "21"], "turns must be from 1 to 20"),
         (["-t", "1k", "--turns", "4"], "ask for more tokens, or fewer turns"),
         (["--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
-        (["-n", "0"], "Invalid value"),
+        (["-n", "0"], "--n must be at least 1, not 0"),
         (["-t", "1800", "--turns", "2"], "take --layout plain"),
         (["-t", "1800", "--turns", "2", "--scorer", "lookahead"], "scorer lookahead cannot go on from keys"),
     ],

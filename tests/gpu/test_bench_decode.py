@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED
-from sp.cli import app
 
 
 def records(folder: Path, *arguments: object) -> list[dict[str, Any]]:
     given = ["bench", "decode", "--device", "cuda", "--record", folder, "-r", 2, *arguments]
-    found = CliRunner().invoke(app, list(map(str, given)))
+    found = invoke(list(map(str, given)))
     if found.exception is not None:
         raise found.exception
     return [record for path in sorted(folder.rglob("*.jsonl")) for record in newest(path)]

@@ -8,13 +8,12 @@ from dataclasses import replace
 import cupy
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.kernel_times import kernel_times
 from sp.bench.model import Trial, describe, run_tests
 from sp.bench.names import model_facts
 from sp.bench.record import FIELDS, make_record
-from sp.cli import app
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import random_model
 from sp.models.synthetic.synthetic import write_synthetic
@@ -67,7 +66,7 @@ def test_kernel_times_name_what_ran() -> None:
 
 def test_the_command_records_what_it_measures(tmp_path) -> None:
     arguments = ["bench", "model", str(embedded("target")), "-p", "200", "-n", "4", "-r", "2", "--kernels", "--json"]
-    done = CliRunner().invoke(app, [*arguments, "--record", str(tmp_path)])
+    done = invoke([*arguments, "--record", str(tmp_path)])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert [test["test"] for test in report["tests"]] == ["pp200", "tg4"]
@@ -75,9 +74,7 @@ def test_the_command_records_what_it_measures(tmp_path) -> None:
     files = {file.stem: file.read_text().splitlines() for file in tmp_path.rglob("*.jsonl")}
     assert {name: len(lines) for name, lines in files.items()} == {"load": 1, "prefill": 1, "decode": 1}
     assert json.loads(files["load"][0])["config"]["file_bytes"] == embedded("target").stat().st_size
-    portable = CliRunner().invoke(
-        app, ["bench", "model", "--synthetic", "tiny-qwen35", "-r", "1", "--path", "portable"]
-    )
+    portable = invoke(["bench", "model", "--synthetic", "tiny-qwen35", "-r", "1", "--path", "portable"])
     assert portable.exit_code == 0, portable.output
     assert "portable" in portable.stdout
     cupy.get_default_memory_pool().free_all_blocks()

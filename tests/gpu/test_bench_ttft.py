@@ -6,19 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.record import FIELDS
-from sp.cli import app
 from sp.session.measured import measured_break_evens
 
 
 @pytest.mark.no_sanitizer
 def test_a_synthetic_pair_is_timed_and_recorded(tmp_path: Path) -> None:
     pair = ["--synthetic-target", "tiny-qwen35", "--synthetic-drafter", "tiny-qwen3", "--drafter-type", "q8_0"]
-    given = ["-p", "2k,4k", "--keep-ratio", "0.2,0.1", "--density", "0.3", "-r", "2", "-n", "12"]
+    given = ["-p", "2k,4k", "--keep-ratio", "0.2,0.1", "--sparse", "density:0.3", "-r", "2", "-n", "12"]
     out = ["--record", str(tmp_path), "--plots", str(tmp_path / "plots"), "--json"]
-    done = CliRunner().invoke(app, ["bench", "ttft", "--device", "cuda", *pair, *given, *out])
+    done = invoke(["bench", "ttft", "--device", "cuda", *pair, *given, *out])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["tests"]
     assert len(rows) == 6

@@ -77,14 +77,14 @@ def test_lookahead_is_that_of_numpy() -> None:
 
 def test_alpha_zero_reads_every_block(path) -> None:
     dense = score("cuda", "tail")
-    sparse = score("cuda", "tail", attention="flashprefill", alpha=0.0)
+    sparse = score("cuda", "tail", sparse="alpha:0.0")
     assert sparse.densities == (1.0,) * (case("drafter").gpu.config.layers - 1)
     assert nmse(sparse.scores, dense.scores) < 1e-4
 
 
 @pytest.mark.parametrize("scorer", ["tail", "lookahead"])
 def test_sparse_is_that_of_numpy(scorer) -> None:
-    got, want = (score(d, scorer, attention="flashprefill", alpha=0.1) for d in ("cuda", "cpu"))
+    got, want = (score(d, scorer, sparse="alpha:0.1") for d in ("cuda", "cpu"))
     print(f"{scorer}: densities {got.densities} and {want.densities}, ranks {agree(got.scores, want.scores):.5f}")
     assert min(got.densities) < 1  # some layers of the pair look at all blocks
     np.testing.assert_allclose(got.densities, want.densities, atol=0.03)
@@ -118,7 +118,7 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
 
 
 def test_timings_name_their_stages(path) -> None:
-    drafts = [Draft(1500, {}), Draft(1500, {"attention": "flashprefill", "alpha": 0.1})]
+    drafts = [Draft(1500, {}), Draft(1500, {"sparse": "alpha:0.1"})]
     for timing, draft in zip(run_drafts(case("drafter").gpu, drafts, 2), drafts, strict=True):
         assert len(timing.seconds) >= 2
         assert sum(timing.seconds) >= 2 * EACH_SECONDS
@@ -132,8 +132,8 @@ def test_timings_name_their_stages(path) -> None:
         assert "importance.cu" in entry["kernels"]
 
 
-@pytest.mark.parametrize("attention", ["flashprefill", "dense"])
-def test_memory_is_that_of_one_layer(attention) -> None:
+@pytest.mark.parametrize("sparse", ["alpha:0.1", "off"])
+def test_memory_is_that_of_one_layer(sparse) -> None:
     model = random_model("qwen3-0.6b", "bf16")
     model.config = replace(model.config, context=1 << 20)
     pool, peaks = cupy.get_default_memory_pool(), {}
@@ -142,12 +142,10 @@ def test_memory_is_that_of_one_layer(attention) -> None:
         mask = np.zeros(n, bool)
         pool.free_all_blocks()
         before = pool.total_bytes()
-        found = SCORERS.build("tail", {"attention": attention}).score(
-            ScoreRequest(model, ids, np.arange(n), mask, mask)
-        )
+        found = SCORERS.build("tail", {"sparse": sparse}).score(ScoreRequest(model, ids, np.arange(n), mask, mask))
         assert np.isfinite(found.scores).all()
         peaks[n] = pool.total_bytes() - before
-    print(f"{attention}: {peaks}")
+    print(f"{sparse}: {peaks}")
     c = model.config
     # The stream in f32; queries, outputs, keys and values of one layer in 16 bits.
     token_bytes = 4 * c.hidden + 2 * 2 * c.heads * c.head_dim + 2 * 2 * c.kv_heads * c.head_dim

@@ -45,14 +45,14 @@ def test_scores_are_those_of_numpy(name, scorer, options, path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_alpha_zero_reads_every_block(name, path) -> None:
     dense = score(name, "cuda", "tail", {})
-    sparse = score(name, "cuda", "tail", {"attention": "flashprefill", "alpha": 0.0})
+    sparse = score(name, "cuda", "tail", {"sparse": "alpha:0.0"})
     assert set(sparse.densities) == {1.0}
     assert nmse(sparse.scores, dense.scores) < 1e-4
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sparse_reads_what_numpy_reads(name, path) -> None:
-    options = {"attention": "flashprefill", "alpha": 0.95}
+    options = {"sparse": "alpha:0.95"}
     got, want = (score(name, device, "tail", options) for device in ("cuda", "cpu"))
     assert min(want.densities) < 0.9
     np.testing.assert_allclose(got.densities, want.densities, atol=0.05)

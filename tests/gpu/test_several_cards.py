@@ -108,7 +108,7 @@ def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> Non
             models.append(random_model("qwen3-0.6b", "bf16", math="auto"))
             models[-1].arithmetic = scoring(models[-1].arithmetic, "cuda", models[-1].config.head_dim)
     nothing, ids = np.zeros(tokens, bool), np.random.default_rng(2).integers(0, models[0].config.vocab, tokens)
-    scorer, shown, show = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.1}), [], PeerGathers.show
+    scorer, shown, show = SCORERS.build("tail", {"sparse": "density:0.1"}), [], PeerGathers.show
     monkeypatch.setattr(PeerGathers, "show", lambda self, *given: shown.append(self) or show(self, *given))
     for reach in (reachable, lambda devices: False):
         monkeypatch.setattr(nccl, "reachable", reach)
@@ -121,7 +121,7 @@ def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> Non
         np.testing.assert_array_equal(found[0], other)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": "flashprefill", "alpha": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"sparse": "alpha:0.5"}])
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_kept_sets_are_those_of_one_card(count, options) -> None:
     group, models = group_of(count), []
@@ -140,7 +140,7 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("attention", ["flashprefill", "dense"])
+@pytest.mark.parametrize("sparse", ["density:0.1", "off"])
 @pytest.mark.parametrize(
     ("file_type", "math", "path", "tokens"),
     [
@@ -151,7 +151,7 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
         ("q4_k_m", "bf16", "portable", 6001),
     ],
 )
-def test_repeated_layers_change_nothing(file_type, math, path, tokens, attention, count, monkeypatch) -> None:
+def test_repeated_layers_change_nothing(file_type, math, path, tokens, sparse, count, monkeypatch) -> None:
     group, models, repeats = None if count == 1 else group_of(count), [], []
     tokens = min(tokens, 8000) if count == 1 else tokens
     for device in range(count):
@@ -162,7 +162,7 @@ def test_repeated_layers_change_nothing(file_type, math, path, tokens, attention
     again = Repeat.__call__
     monkeypatch.setattr(Repeat, "__call__", lambda self, to: (repeats.append(len(to)), again(self, to)))
     nothing, ids = np.zeros(tokens, bool), np.random.default_rng(1).integers(0, models[0].config.vocab, tokens)
-    options = {"attention": attention} | ({"density": 0.1} if attention == "flashprefill" else {})
+    options = {"sparse": sparse}
     cards = None if group is None else Cards(group, models)
     request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=cards)
     with forced_path(path) if path != "auto" else nullcontext():

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from dry_walk import walked
-from typer.testing import CliRunner
 
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile
 from sp.models.synthetic.synthetic import write_synthetic
@@ -70,23 +69,23 @@ def test_more_cards_are_proposed_where_nothing_else_is() -> None:
 
 
 def test_it_is_told_of_each_card_and_by_the_command() -> None:
-    told = CliRunner().invoke(app, [*PLAN, "--card", "48g", "--cards", "2"])
+    told = invoke([*PLAN, "--card", "48g", "--cards", "2"])
     assert told.exit_code == 0, told.output
     assert max(map(len, told.output.splitlines())) <= 80
     assert "32K tokens on each of 2 cards of 48 GB" in told.output
     assert "20.05 GiB on each of 2 cards" in told.output
-    found = json.loads(CliRunner().invoke(app, [*PLAN, "--card", "48g", "--cards", "2", "--json"]).output)
+    found = json.loads(invoke([*PLAN, "--card", "48g", "--cards", "2", "--json"]).output)
     assert found["shared_by"] == 2
     assert found["memory"][0]["together"] < room(48)
-    alone = json.loads(CliRunner().invoke(app, [*PLAN, "--card", "48g", "--json"]).output)
+    alone = json.loads(invoke([*PLAN, "--card", "48g", "--json"]).output)
     assert alone["shared_by"] == 1
 
 
 def test_a_command_for_a_file_names_the_cards(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny-llama", "q8_0")
-    told = CliRunner().invoke(app, ["plan", str(path), "--card", "24g", "--cards", "2", "-p", "1k", "--json"])
+    told = invoke(["plan", str(path), "--card", "24g", "--cards", "2", "-p", "1k", "--json"])
     assert json.loads(told.output)["command"].endswith("--cards 2")
-    more = CliRunner().invoke(app, ["plan", str(path), "--cards", "4", "--target-cards", "2", "-p", "1k", "--json"])
+    more = invoke(["plan", str(path), "--cards", "4", "--target-cards", "2", "-p", "1k", "--json"])
     assert json.loads(more.output)["command"].endswith("--cards 4 --target-cards 2")
 
 

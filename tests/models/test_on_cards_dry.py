@@ -53,7 +53,7 @@ for path in ("sm_90a", "portable"):
                     assert count["advance_counts"] == 0, count  # only the host counts
 for card, count in sorted(dry_nccl.launches.items()):
     print(card, sum(count.values()))
-scorer = SCORERS.build("tail", {"attention": "flashprefill"})
+scorer = SCORERS.build("tail", {"sparse": "alpha:0.1"})
 nothing = np.zeros(N, bool)
 asked = ScoreRequest(models[0], ids, np.arange(N), nothing, nothing, cards=Cards(group, models))
 dry_nccl.launches.clear()

@@ -73,7 +73,7 @@ for path in ("sm_90a", "portable"):
             prefill_by_layer(model, ids, ids, cache)
             cache.reset()
             prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=True))
-        for options in ({}, {"attention": "flashprefill", "alpha": 0.1}, {"rotary": "none"}):
+        for options in ({}, {"sparse": "alpha:0.1"}, {"rotary": "none"}):
             found = SCORERS.build("tail", options).score(ScoreRequest(model, ids, ids, none, none))
             assert found.scores.shape == (N,)
 print(dry_device.launches["attention_sm90"], dry_device.launches["attention_portable"])

@@ -26,7 +26,7 @@ from sp.session.load import Loaded, embedded, load
 from sp.session.options import RunOptions
 from sp.session.report import retrieval_lines
 
-SPARSE = {"attention": "flashprefill", "alpha": 0.3}
+SPARSE = {"sparse": "alpha:0.3"}
 
 
 @pytest.fixture(autouse=True)
@@ -126,9 +126,9 @@ def test_of_an_unknown_file_it_is_calibrated(tmp_path, options) -> None:
 
 
 def test_what_is_left_to_length_is_settled_before_it_is_passed_on(drafter) -> None:
-    scorer = AutoScorer(attention="auto", density=0.1).settled("cuda", 1 << 17)
+    scorer = AutoScorer(sparse="auto").settled("cuda", 1 << 17)
     chosen = scorer.chosen(drafter.model.config)
-    assert (chosen.attention, chosen.density) == ("flashprefill", 0.1)
+    assert chosen.sparse == "alpha:0.1"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from sp.session.load import embedded
 ROLES, SCORERS = ("drafter", "target"), ("tail", "lookahead")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"rotary": "none"},
-    {"attention": "flashprefill"},
-    {"attention": "flashprefill", "density": 0.2, "layers": [-1]},
+    {"sparse": "alpha:0.1"},
+    {"sparse": "density:0.2", "layers": [-1]},
 )
 SCORE = """
 import json, sys
@@ -62,4 +62,4 @@ def test_every_launch_fits(role, scorer, options, found) -> None:
     assert len(folds) == 4
     assert len(set(folds.values())) == 1
     assert ("unrotate" in launches) == (options.get("rotary") == "none")
-    assert any(name.startswith("block_select") for name in launches) == ("attention" in options)
+    assert any(name.startswith("block_select") for name in launches) == ("sparse" in options)

@@ -234,7 +234,7 @@ def test_beyond_the_window_with_yarn(far, tmp_path) -> None:
 
 def test_sparse_attention_is_that_of_the_options(drafter, tmp_path) -> None:
     head, request = random_head(drafter.config), prompt(drafter, 1100, (1060, 1090))
-    found = scorer_of(head, tmp_path, attention="flashprefill", alpha=0.9).score(request)
+    found = scorer_of(head, tmp_path, sparse="alpha:0.9").score(request)
     want = slow(request, head, SparseAttention(FlashPrefill(0.9)))
     np.testing.assert_allclose(found.scores, want, atol=2e-4)
     assert len(found.densities) == head.depth - 1  # the last layer does not attend

@@ -28,7 +28,7 @@ def request_alone() -> ScoreRequest:
     return ScoreRequest(model, np.resize(ids, N), np.arange(N), question, ~question)
 
 
-@pytest.mark.parametrize("options", [{"rotary": "none"}, {"attention": "flashprefill", "alpha": 0.5}])
+@pytest.mark.parametrize("options", [{"rotary": "none"}, {"sparse": "alpha:0.5"}])
 def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
     scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
 
@@ -39,7 +39,7 @@ def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
 
     want, density = kept(None)
     assert 200 < len(want) <= 20 + np.ceil(KEPT * (N - 20))
-    assert (not density) == (not options.get("attention"))
+    assert (not density) == ("sparse" not in options)
     for count in (2, 4):
         got, densities = kept(Cards(HostGroup(count), [request_alone.model] * count))
         assert got == want

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from retriever_files import token_task
 
-from sp.errors import ConfigError
+from sp.errors import ConfigError, SpWarning
 from sp.models import (
     Cache,
     Model,
@@ -67,7 +67,7 @@ def scored(model: Model, ids: np.ndarray, scorer: str, by_head: bool, options: d
 @pytest.mark.parametrize("rotary", ["post", "none"])
 def test_alpha_zero_is_dense(drafter, ids, scorer, rotary) -> None:
     dense = score(drafter, ids, scorer, rotary=rotary)
-    sparse = score(drafter, ids, scorer, rotary=rotary, attention="flashprefill", alpha=0.0)
+    sparse = score(drafter, ids, scorer, rotary=rotary, sparse="alpha:0.0")
     np.testing.assert_allclose(sparse.scores, dense.scores, rtol=1e-3, atol=1e-6)
     assert sparse.densities == (1.0,) * (drafter.config.layers - 1)
     assert dense.densities == ()
@@ -75,19 +75,19 @@ def test_alpha_zero_is_dense(drafter, ids, scorer, rotary) -> None:
 
 
 def test_a_threshold_leaves_blocks_out_and_a_density_sets_how_many(drafter, ids) -> None:
-    high, low = (score(drafter, ids, attention="flashprefill", alpha=a).densities for a in (0.9, 0.001))
+    high, low = (score(drafter, ids, sparse=f"alpha:{a}").densities for a in (0.9, 0.001))
     assert len(high) == len(low) == drafter.config.layers - 1
     assert sum(high) <= sum(low) < len(low)
     blocks = -(-N // 128)
     floor = forced(N, N, sink=2, window=4, last_n=2).sum() / (blocks * (blocks + 1) / 2)
     for share in (0.01, 0.95):
-        found = score(drafter, ids, attention="flashprefill", density=share).densities[0]
+        found = score(drafter, ids, sparse=f"density:{share}").densities[0]
         assert max(floor, share) - 1e-9 <= found <= max(floor, share) + 1 / blocks
 
 
 def test_rules_set_how_many_blocks_are_read(drafter, ids) -> None:
     def read(rule: str) -> tuple[float, ...]:
-        return score(drafter, ids, attention="flashprefill", blocks=rule).densities
+        return score(drafter, ids, sparse=rule).densities
 
     assert read("constant:999") == read("energy:1.0:0:999") == (1.0,) * len(read("constant:999"))
     for rule in ("constant:7", "sqrt:9:1024", "energy:0.5:1:7"):
@@ -192,34 +192,49 @@ def test_head_maps_on_request(drafter, ids) -> None:
 
 
 def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
-    scorer = by_length(SCORERS.build("tail", {"alpha": 0.2, "queries": 4}))
-    assert scorer.attention == "auto"
-    for device, tokens, attention in (
-        ("cpu", 1 << 20, "dense"),
-        ("cuda", SPARSE_TOKENS - 1, "dense"),
-        ("cuda", SPARSE_TOKENS, "flashprefill"),
+    scorer = by_length(SCORERS.build("tail", {"queries": 4}))
+    assert scorer.sparse == "auto"
+    for device, tokens, sparse in (
+        ("cpu", 1 << 20, "off"),
+        ("cuda", SPARSE_TOKENS - 1, "off"),
+        ("cuda", SPARSE_TOKENS, "alpha:0.1"),
     ):
         settled = scorer.settled(device, tokens)
-        assert (settled.attention, settled.alpha, settled.queries) == (attention, 0.2, 4)
-    sparse = SCORERS.build("tail", {"attention": "flashprefill"})
+        assert (settled.sparse, settled.queries) == (sparse, 4)
+    sparse = SCORERS.build("tail", {"sparse": "alpha:0.1"})
     assert by_length(sparse) is sparse is sparse.settled("cpu", 5)
     lexical = SCORERS.build("lexical")
     assert by_length(lexical) is lexical is lexical.settled("cuda", 1 << 20)
-    assert score(drafter, ids, attention="auto").densities == ()
+    assert score(drafter, ids, sparse="auto").densities == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "sparse"),
+    [
+        ({"attention": "flashprefill", "alpha": 0.2}, "alpha:0.2"),
+        ({"attention": "flashprefill"}, "alpha:0.1"),
+        ({"attention": "flashprefill", "alpha": 0.1, "density": 0.05}, "density:0.05"),
+        ({"attention": "flashprefill", "blocks": "constant:64"}, "blocks:64"),
+        ({"attention": "auto", "alpha": 0.1, "density": None}, "alpha:0.1"),
+        ({"attention": "auto"}, "auto"),
+        ({"attention": "dense", "alpha": 0.1}, "off"),
+    ],
+)
+def test_old_words_are_read_with_a_line(old, sparse) -> None:
+    with pytest.warns(SpWarning, match=f"an old spelling; write sparse={sparse}"):
+        assert SCORERS.build("tail", old).sparse == sparse
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention": "flashprefill", "alpha": 1.5}, "alpha"),
-        ({"attention": "auto", "alpha": 1.5}, "alpha"),
-        ({"attention": "flashprefill", "density": 0.0}, "density"),
-        ({"density": 0.1}, "flashprefill"),
-        ({"blocks": "constant:8"}, "flashprefill"),
-        ({"attention": "flashprefill", "blocks": "constant:0"}, "count is 0"),
-        ({"attention": "auto", "blocks": "energy"}, "blocks takes constant:COUNT"),
-        ({"attention": "flashprefill", "blocks": "sqrt:8", "density": 0.1}, "density and blocks both"),
-        ({"attention": "sparse"}, "attention"),
+        ({"sparse": "alpha:1.5"}, "alpha"),
+        ({"sparse": "density:0.0"}, "density"),
+        ({"attention": "dense", "density": 0.1}, "reads all blocks"),
+        ({"sparse": "blocks:0"}, "count is 0"),
+        ({"sparse": "energy"}, "sparse takes off, auto, alpha:THRESHOLD"),
+        ({"sparse": "alpha:0.1:2"}, "sparse takes off"),
+        ({"sparse": "blocks:many"}, "sparse takes off"),
         ({"depth": 0}, "depth"),
     ],
 )

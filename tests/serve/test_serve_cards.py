@@ -12,15 +12,15 @@ import httpx
 import pytest
 import serving as tool
 import web
-from typer.testing import CliRunner
+from command_line import invoke
 
-from sp.cli import app
-from sp.commands.serving.service import talks_of
+from sp.commands.serve import talks_of
 from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel
 from sp.parallel.host import HostGroup
-from sp.serve.choices.grammar import GrammarConstraint
+from sp.serve.choices.format import GrammarConstraint
+from sp.serve.options import ServerOptions
 from sp.session import Pipeline, embedded, load
 
 KEY, VALUE = tool.TASKS[0]
@@ -122,11 +122,11 @@ def test_a_grammar_that_fails_on_the_first_card_leaves_no_other_waiting(
 
 
 def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipeline, on_cards: tool.Running) -> None:
-    asked: Any = SimpleNamespace(sessions=8)
+    asked: Any = SimpleNamespace(server=ServerOptions())
     told: list[str] = []
     assert talks_of(asked, shared, told.append) is None
     assert told == ["no sessions: what several cards hold of a request goes with it, and each is read by itself"]
-    assert talks_of(SimpleNamespace(sessions=0), shared, told.append) is None  # type: ignore[arg-type]
+    assert talks_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
     assert len(told) == 1
     assert not pair.on_cards
     assert "several cards" in json.dumps(ask(on_cards).json()["usage"])
@@ -142,5 +142,5 @@ def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipe
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_a_line(options: list[str], told: str) -> None:
-    done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    done = invoke(["serve", "--port", "0", *options])
     assert str(done.exception).startswith(told)

@@ -14,9 +14,8 @@ import web
 from sampling_reference import LEAST, agree, shares
 
 from sp.decode import Chooser
-from sp.serve.choices.format import Format
-from sp.serve.choices.grammar import GrammarConstraint, Grammars
-from sp.serve.errors import RequestError
+from sp.serve.choices.format import Format, GrammarConstraint, Grammars
+from sp.serve.fields import RequestError
 from sp.session import Conversations, Pipeline
 
 PROMPT = "The grass is"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import serving as tool
+from command_line import invoke
 from models.tiny_drafts import write_draft
-from typer.testing import CliRunner
 
-from sp.cli import app
 from sp.session import Pipeline
 
 openai = pytest.importorskip("openai")
@@ -72,14 +71,14 @@ def test_a_server_without_a_draft_says_so(server: tool.Running) -> None:
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], said: str) -> None:
-    assert said in str(CliRunner().invoke(app, ["serve", *arguments]).exception)
+    assert said in str(invoke(["serve", *arguments]).exception)
 
 
 def test_help_shows_an_example() -> None:
-    assert "sp serve --decode ddtree" in CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "sp serve --decode ddtree" in invoke(["serve", "--help"]).output
 
 
 def test_draft_files_are_read_before_anything_is_served(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.gguf")
-    found = CliRunner().invoke(app, ["serve", "--port", "0", "--device", "cpu", "--draft", missing])
+    found = invoke(["serve", "--port", "0", "--device", "cpu", "--draft", missing])
     assert "no such file" in str(found.exception)

@@ -19,10 +19,9 @@ import web
 from fuzz_bodies import fuzz
 
 from sp.errors import ConfigError
-from sp.serve.errors import RequestError
-from sp.serve.http.access import origins_of
-from sp.serve.http.bodies import AT_ONCE, Bodies, Limits
-from sp.serve.http.shape import MOST_VALUES, check_shape
+from sp.serve.fields import RequestError
+from sp.serve.http.access import AT_ONCE, Bodies, Limits, origins_of
+from sp.serve.protocol import MOST_VALUES, check_shape
 from sp.session import Pipeline
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}

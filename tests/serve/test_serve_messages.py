@@ -14,9 +14,8 @@ from sp.chat.calls import CALLS
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt
-from sp.serve.errors import RequestError
-from sp.serve.messages import chat_prompt
-from sp.serve.question import question_of
+from sp.serve.fields import RequestError
+from sp.serve.messages import chat_prompt, question_of
 from sp.serve.text import ReplyText
 from sp.session import Pipeline
 

@@ -8,7 +8,7 @@ import web
 from markup_read import Read
 from serving import TASKS, chat
 
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_request
 

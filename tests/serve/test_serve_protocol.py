@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.chat import Call
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.tools import ToolUse
@@ -177,7 +177,7 @@ def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str
 def test_a_request_changes_only_what_it_names() -> None:
     job = parse(sp={"keep_ratio": 0.25, "scorer": "lookahead", "alpha": 0.2}, max_tokens=9, seed=3, user="me", n=1)
     assert (job.options.keep_ratio, job.options.max_new_tokens, job.options.seed) == (0.25, 9, 3)
-    assert (job.options.scorer.attention, job.options.scorer.alpha) == ("flashprefill", 0.2)
+    assert job.options.scorer.sparse == "alpha:0.2"
     assert job.options.selector == DEFAULTS.options.selector
     assert parse(sp={"selector": "alpha", "alpha": 0.2}).options.selector.alpha == 0.2
     assert parse(sp={"off": True}).options.compress == "off"

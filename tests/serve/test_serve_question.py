@@ -10,9 +10,8 @@ import web
 from serving import ALWAYS, TASKS
 
 from sp.prompt import Prompt
-from sp.serve.messages import chat_prompt, to_prompt
+from sp.serve.messages import LONG, LONGEST, Question, chat_prompt, question_of, to_prompt
 from sp.serve.protocol import Job
-from sp.serve.question import LONG, LONGEST, Question, question_of
 from sp.session import Pipeline, RunOptions
 
 FILL = "The grass is green. The sky is blue. "

@@ -22,22 +22,23 @@ import web
 from sp import cli, cluster
 from sp.chat import Thinking
 from sp.errors import ConfigError
-from sp.serve.errors import RequestError
-from sp.serve.replicas.beginnings import Beginnings, prefixes_of
+from sp.serve.fields import RequestError
+from sp.serve.replicas.router import Beginnings, prefixes_of
 from sp.serve.server import Server, listen
 from sp.session import ConversationOptions, embedded
+from sp.session.device_memory import Size
+from sp.session.options import ModelOptions, PlaceOptions
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
-from sp.commands.serving.replicas import open_door
-from sp.commands.serving.service import Asked, open_service
-from sp.serve.replicas.deploy import deployed
+from sp.commands.serve import Asked, open_door, open_service
+from sp.serve.options import ServerOptions
 from sp.serve.replicas.door import Passing
+from sp.serve.replicas.replica import deployed
 
 ASKED = Asked(
-    target=None, drafter=None, draft=None, loading={}, device="cpu", vram=None, break_even=None, options=tool.OPTIONS,
-    thinking=Thinking(), max_tokens=64, memory=ConversationOptions(), sessions=8, host_bytes=1 << 30,
-    device_bytes=None, queue=16, body_bytes=1 << 20,
+    ModelOptions(), None, PlaceOptions(device="cpu"), tool.OPTIONS, Thinking(), ConversationOptions(),
+    ServerOptions(max_tokens=64, session_memory=Size(1 << 30), queue=16, max_body=1),
 )  # fmt: skip
 WHOLE = {"sp": {"off": True}}
 
@@ -57,7 +58,10 @@ def three() -> Iterator[cluster.Cluster]:
 def url(three: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where two replicas are, of the same pair as `pair`."""
     (target := tmp_path_factory.mktemp("models") / "target.gguf").symlink_to(embedded("drafter"))
-    with open_door(replace(ASKED, target=target, drafter=embedded("drafter")), 2, None, ("*",), print) as (door, model):
+    with open_door(replace(ASKED, models=ModelOptions(target, embedded("drafter"))), 2, None, ("*",), print) as (
+        door,
+        model,
+    ):
         assert model == "target"
         server, listener = Server(door, grace=5), listen("127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_on, args=[listener])
@@ -179,7 +183,7 @@ def test_what_cannot_start_is_told_in_one_line(
     three: cluster.Cluster, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (missing := tmp_path / "x.gguf").write_bytes(b"none")
-    asked = replace(ASKED, target=missing)
+    asked = replace(ASKED, models=ModelOptions(missing))
     told = r"^no replica could be started: .*x\.gguf.*$"
     joined = replace(three, alone=False, opened=False)
     with pytest.raises(ConfigError, match=told), deployed(joined, partial(open_service, asked), 1, "CPU"):

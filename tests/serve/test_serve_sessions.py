@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import serving as tool
 import web
+from command_line import invoke
 from serving import client, document, question
-from typer.testing import CliRunner
 
-from sp.cli import app
 from sp.selection import SELECTORS
 from sp.session import Conversations, Pipeline
 
@@ -265,10 +264,10 @@ def test_wrong_fields_are_refused(warm: tool.Running, given: dict[str, Any], sai
     ],
 )
 def test_wrong_options_end_with_one_line(option: str, value: str, said: str) -> None:
-    result = CliRunner().invoke(app, ["serve", option, value])
+    result = invoke(["serve", option, value])
     assert result.exit_code != 0
     assert said in (result.stderr or str(result.exception))
 
 
 def test_the_help_has_an_example() -> None:
-    assert "sp serve --sessions 8 --session-memory 40g" in CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "sp serve --sessions 8 --session-memory 40g" in invoke(["serve", "--help"]).output

@@ -17,7 +17,7 @@ from tool_templates import BARE, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 from sp.chat import Call
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt
-from sp.serve.errors import RequestError
+from sp.serve.fields import RequestError
 from sp.serve.messages import chat_prompt
 from sp.session import Pipeline, RunResult
 

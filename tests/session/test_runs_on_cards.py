@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
-from sp.cli import app
 from sp.errors import ConfigError
 from sp.models import Cards
 from sp.parallel.host import HostGroup
@@ -84,5 +83,5 @@ def test_mistakes_are_one_line(alone: Pipeline) -> None:
     recurrent = synthetic("tiny-qwen35", device="cpu")
     with pytest.raises(ConfigError, match=r"tiny-qwen35.* has recurrent layers"):
         spread(recurrent, HostGroup(2), lambda _: recurrent)
-    done = CliRunner().invoke(app, ["run", "--device", "cpu", "--cards", "2"])
+    done = invoke(["run", "--device", "cpu", "--cards", "2"])
     assert str(done.exception) == "--cards is for GPUs; on the CPU leave it away"

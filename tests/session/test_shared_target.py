@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from sp.bench.request import measure, pair_config
-from sp.cli import app
 from sp.errors import ConfigError, PromptError
 from sp.models import Cards
 from sp.models.shards.shared_model import SharedModel
@@ -132,7 +131,7 @@ def test_refusals_are_one_line(shared: Pipeline) -> None:
         match=r"3 cards cannot share 2 kv heads, .*; 1 or 2 can: --target-cards says how many share the target$",
     ):
         load(embedded("target"), device="cpu", group=HostGroup(3))
-    done = CliRunner().invoke(app, ["run", "--device", "cpu", "--target-cards", "2"])
+    done = invoke(["run", "--device", "cpu", "--target-cards", "2"])
     assert str(done.exception) == "--target-cards is for GPUs; on the CPU leave it away"
 
 

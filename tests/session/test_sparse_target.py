@@ -35,9 +35,9 @@ def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
         compress="always",
         kv=kv,
         rotate=rotate,
-        sparse=sparse,
+        target_sparse=sparse,
         max_new_tokens=8,
-        scorer=SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.05}),
+        scorer=SCORERS.build("tail", {"sparse": "alpha:0.05"}),
     )
     result = pair.run(prompt, options, full=True)
     assert result.full is not None
@@ -45,7 +45,7 @@ def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
     told = summary(result, {})
     assert told["target_density"] == np.mean(result.answer.densities) < 1
     assert told["drafter_density"] == np.mean(result.importance.densities) < 1
-    dense = summary(pair.run(prompt, replace(options, sparse=None, compress="off")), {})
+    dense = summary(pair.run(prompt, replace(options, target_sparse=None, compress="off")), {})
     assert (dense["target_density"], dense["drafter_density"]) == (1, None)
 
 

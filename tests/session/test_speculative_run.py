@@ -84,7 +84,7 @@ def test_sampled_answers_depend_on_the_seed_alone(pair: Pipeline, draft_file: Pa
 
 def test_combinations_that_cannot_be(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="attends densely"):
-        RunOptions(decode=DFlash(), sparse=FlashPrefill(alpha=0.1))
+        RunOptions(decode=DFlash(), target_sparse=FlashPrefill(alpha=0.1))
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
     tokenised = pair.tokenise(prompt)
     with pytest.raises(ConfigError, match="needs the target's draft"):

@@ -95,7 +95,7 @@ def test_an_arithmetic_is_a_pair_of_its_own(sweep_file: Path) -> None:
     assert {job.hash for job in plain.jobs} < {job.hash for job in asked.jobs}, "bf16 is what earlier runs were"
     found = {(job.config["models"].get("target_math"), job.config["models"].get("drafter_math")) for job in asked.jobs}
     assert found == {(None, None), ("int8", None), (None, "auto"), ("int8", "auto")}
-    pair = next(run.pair for run in asked.sweep.runs if run.pair.maths == {"math": "int8", "drafter_math": "auto"})
+    pair = next(run.pair for run in asked.sweep.runs if run.pair.asked == {"math": "int8", "drafter_math": "auto"})
     pipeline = Worker("cpu").pipeline(pair)
     assert pipeline.drafter is not None
     made_in = [str(one.model.arithmetic.asked) for one in (pipeline.target, pipeline.drafter)]
@@ -167,7 +167,7 @@ def test_rows_on_disk_have_facts_once_and_depths_as_examples_of_one_task(tmp_pat
     ("arguments", "message"),
     [
         (["--shard", "0/2"], "--shard takes i/n"),
-        (["--executor", "raye"], "unknown executor 'raye'; did you mean 'ray'"),
+        (["--executor", "raye"], "--executor is 'raye'; did you mean 'ray'"),
         (["--set", "cells.scorer=tial"], "--set cells.scorer: unknown scorer 'tial'; did you mean 'tail'"),
         (["--set", "tasks.task=nedle"], "unknown task 'nedle'; did you mean 'needle'"),
     ],

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sp.commands.terminal import check_folder
+from sp.commands.line import arg, opt
+from sp.commands.terminal import check_file
 from sp.errors import ConfigError
 from sp.named import read_strategies
 
@@ -16,20 +15,19 @@ USUAL = "tail[queries=24]"
 
 
 def board(
-    paths: Annotated[list[Path], typer.Argument(help="Files or folders of sp sweep and sp eval --out.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown page to write.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="HTML page to write; it needs nothing else.")] = None,
+    paths: Annotated[list[Path], arg("Files or folders of sp sweep and sp eval --out.")],
+    out: Annotated[Path | None, opt("-o", "--out", help="Markdown page to write.")] = None,
+    html: Annotated[Path | None, opt("--html", help="HTML page to write; it needs nothing else.")] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Scorer that the Markdown page holds all others against; tail\\[queries=24] if left out."),
+        opt(help="Scorer that the Markdown page holds all others against; tail[queries=24] if left out."),
     ] = None,
 ) -> None:
     """Write the leaderboard: every scorer by task, length and keep ratio, against full prefill and oracle.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval board sp-sweep/leaderboard -o docs/leaderboard.md --html docs/leaderboard.html
-
       sp eval board rows.jsonl discriminates.jsonl -o leaderboard.md
     """
     from sp.evals.run import label
@@ -42,9 +40,7 @@ def board(
     if out is None and html is None:
         raise ConfigError("name a page to write: -o leaderboard.md, --html leaderboard.html, or both")
     for path, option in ((out, "--out"), (html, "--html")):
-        check_folder(path.parent if path else None, option)
-        if path and path.is_dir():
-            raise ConfigError(f"{path} is a folder; name a file in {option}")
+        check_file(path, option)
     named = read_strategies(USUAL if against is None else against, SCORERS, "--against")
     if len(named) > 1:
         raise ConfigError(f"--against takes one scorer here, not {against!r}")

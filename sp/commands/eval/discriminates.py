@@ -9,19 +9,18 @@ from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sp.commands.bench.bench import numbers
-from sp.commands.eval.run import check_writable
-from sp.commands.known.strategies import read_shares
-from sp.commands.options import Devices, Drafter, OnDevice, Target
+from sp.commands.asked import Devices, OnDevice, read_shares
+from sp.commands.eval.run import Lengths, check_writable
+from sp.commands.line import Part, opt
 from sp.commands.sweep import carry_on, expected
 from sp.commands.terminal import AsJson, print_json
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError
 from sp.named import read_strategies
+from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
     from sp.studies.board.entries import Entry
@@ -40,32 +39,30 @@ them more."""
 
 
 def discriminates(
+    models: Annotated[ModelOptions, Part("target_rope drafter_rope math drafter_math")],
     names: Annotated[
-        str, typer.Option("-t", "--tasks", help="Tasks, as sp eval tasks has them; the suite unmatched if left out.")
+        str, opt("-t", "--tasks", help="Tasks, as sp eval tasks has them; the suite unmatched if left out.")
     ] = "",
-    lengths: Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths, comma-separated.")] = "8k,32k",
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a task and length.")] = 100,
-    keep_ratio: Annotated[str, typer.Option("--keep-ratio", help="Share of the prompt the target reads.")] = "0.05",
+    lengths: Lengths = (8192, 32768),
+    n: Annotated[int, opt("-n", "--n", least=1, help="Examples a task and length.")] = 100,
+    keep_ratio: Annotated[str, opt("--keep-ratio", help="Share of the prompt the target reads.")] = "0.05",
     selector: Annotated[
-        str, typer.Option("--selector", help="Selector, options as in 'sentence\\[neighbours=0]'.")
+        str, opt("--selector", help="Selector, options as in 'sentence[neighbours=0]'.")
     ] = "top_chunks",
-    target: Target = None,
-    drafter: Drafter = None,
     device: OnDevice = "auto",
     devices: Devices = "",
-    seed: Annotated[int, typer.Option(help="Of the examples and of the random control.")] = 0,
+    seed: Annotated[int, opt(help="Of the examples and of the random control.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Rows as sp sweep writes them; what is there already is not run again.")
+        Path | None, opt(help="Rows as sp sweep writes them; what is there already is not run again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether tasks discriminate: words and chance must not solve them, full prefill and the evidence must.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval discriminates --out discriminates.jsonl
-
-      sp eval discriminates -t needle,'vt\\[shots=0]' -p 8k -n 20 --json
+      sp eval discriminates -t needle,'vt[shots=0]' -p 8k -n 20 --json
     """
     from sp.evals import TASKS
     from sp.selection import SELECTORS
@@ -77,28 +74,22 @@ def discriminates(
     keeps = read_shares(keep_ratio, "--keep-ratio")
     if len(keeps) > 1:
         raise ConfigError(f"--keep-ratio takes one share here, e.g. 0.05, not {keep_ratio!r}")
-    if device not in ("auto", "cpu", "cuda"):
-        raise unknown_name("device", device, ("auto", "cpu", "cuda"))
     selecting = read_strategies(selector, SELECTORS, "--selector")
     if len(selecting) > 1:
         raise ConfigError(f"--selector takes one selector here, not {selector!r}")
     given = read_strategies(names, TASKS, "--tasks", {"seed": seed}) if names else []
-    tasks, sizes, cards = (
-        chosen_tasks(given, seed),
-        numbers(lengths, "--lengths"),
-        read_cards(devices) if devices else (),
-    )
+    tasks, cards = chosen_tasks(given, seed), read_cards(devices) if devices else ()
     with ExitStack() as stack:
         rows = out or Path(stack.enter_context(TemporaryDirectory())) / "rows.jsonl"
         sweep = plan_runs(
             tasks,
-            sizes,
+            lengths,
             n,
             keeps[0],
-            Pair(target, drafter),
+            Pair(models.target, models.drafter),
             selector=selecting[0],
             seed=seed,
-            device=device,  # type: ignore[arg-type]
+            device=device,
         )
         plan = make_plan(sweep, file=rows)
         check_writable(out)
@@ -114,7 +105,7 @@ def discriminates(
     for failure in failures:
         print(f"sp: failed: {failure}", file=sys.stderr)
     if failures:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def as_record(verdict: Verdict, asked: int) -> dict[str, Any]:

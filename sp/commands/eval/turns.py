@@ -6,15 +6,12 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from sp.commands.bench.bench import numbers
-from sp.commands.eval.options import Asked, asking
-from sp.commands.eval.run import check_writable, gather, trained_for, write_page
-from sp.commands.tables import print_table
-from sp.commands.terminal import print_json, text_width
+from sp.commands.eval.run import Asked, check_writable, gather, trained_for, write_page
+from sp.commands.line import opt
+from sp.commands.terminal import print_json, print_table, text_width
+from sp.config import Tokens
 from sp.errors import ConfigError, PromptError, unknown_name
 
 if TYPE_CHECKING:
@@ -27,23 +24,19 @@ x: times faster than full, median. * words of the question match the evidence.""
 NOT_RUN = "not run: the turn did not fit the budget of device memory"
 
 
-@asking(keep_ratio="0.1")
 def turns(
-    lengths: Annotated[
-        str, typer.Option("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
-    ] = "16k",
-    number: Annotated[
-        int, typer.Option("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
-    ] = 0,
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Transcripts a length.")] = 4,
-    ways: Annotated[
-        str, typer.Option("--ways", help="How the pair goes through turns, comma-separated; all if left out.")
-    ] = "",
-    layout: Annotated[
-        str, typer.Option(help="chat: messages of the chat template; plain: one document and a question.")
-    ] = "chat",
-    *,
     asked: Asked,
+    lengths: Annotated[
+        tuple[Tokens, ...], opt("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
+    ] = (16384,),
+    number: Annotated[
+        int, opt("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
+    ] = 0,
+    n: Annotated[int, opt("-n", "--n", least=1, help="Transcripts a length.")] = 4,
+    ways: Annotated[str, opt("--ways", help="How the pair goes through turns, comma-separated; all if left out.")] = "",
+    layout: Annotated[
+        Literal["chat", "plain"], opt(help="chat: messages of the chat template; plain: one document and a question.")
+    ] = "chat",
 ) -> None:
     """Ask about the results of an agent's tools, new and old: what going through the turns in some way costs and keeps.
 
@@ -53,11 +46,10 @@ def turns(
     old one, two of them, a value that later results update, or a fact by its own name. Rows that --out holds already
     are not made again.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp eval turns -t 16k -n 4
-
-      sp eval turns -t 128k --turns 20 -n 10 --scorer 'tail\\[queries=24]' --keep-ratio 0.1,0.2 --out turns.jsonl
+      sp eval turns -t 128k --turns 20 -n 10 --scorer 'tail[queries=24]' --keep-ratio 0.1,0.2 --out turns.jsonl
     """
     from sp.evals.fits import check_example
     from sp.evals.run import counter
@@ -73,33 +65,31 @@ def turns(
             raise unknown_name("way", way, WAYS)
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"--ways names a way twice: {ways}")
-    if layout not in ("chat", "plain"):
-        raise unknown_name("layout", layout, ("chat", "plain"))
-    task, sizes = Turns(seed=asked.seed, turns=number, layout=layout), numbers(lengths, "--lengths")  # type: ignore[arg-type]
+    task = Turns(seed=asked.seed, turns=number, layout=layout)
     cells = asked.cells(task.name)
     check_writable(asked.out)
-    models = asked.models() if asked.out else {}
+    models = asked.facts() if asked.out else {}
     done = known_rows(asked.out, models) if asked.out else {}
     pipeline = asked.open(cells)
     count = counter(pipeline.target.tokenizer)
-    work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
+    work = Work(pipeline, rounds(chosen, cells), layout, asked.thinking)
     for one in work.rounds:
         for _, cell in one.cells:
             WAYS[one.way].check(pipeline, cell)
-    firsts = [task.transcript(0, tokens, count) for tokens in sizes]  # what has no room is told before anything runs
+    firsts = [task.transcript(0, tokens, count) for tokens in lengths]  # what has no room is told before anything runs
     try:
         shown = firsts[0].example(firsts[0].asked[0], count, layout)
-        shown.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
+        shown.prompt(pipeline.target.template, asked.thinking, pipeline.target.tokenizer)
     except PromptError as error:  # no template, or one that shows no results of tools
         raise PromptError(f"{error}; or take --layout plain") from None
     for first in firsts:
-        check_example(pipeline, first.example(first.asked[-1], count, layout), asked.asked_thinking())
+        check_example(pipeline, first.example(first.asked[-1], count, layout), asked.thinking)
     before: list[Row] = []
     wanted = 0
 
     def measure(*, progress: Any) -> Iterator[Row]:
         nonlocal wanted
-        for tokens, index in product(sizes, range(n)):
+        for tokens, index in product(lengths, range(n)):
             one = task.transcript(index, tokens, count)
             keys = work.all_keys(one, count)
             wanted += len(keys)

@@ -41,7 +41,7 @@ class AttentionScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density, blocks
+    sparse
         See `ReadingScorer`.
     queries : int or "question"
         Number of query tokens whose attention counts, or all from the first token of the question on.

@@ -18,7 +18,7 @@ from sp.ops.attention.paged_kv import PagedKV
 from sp.scoring.attention.attention import Fold, importance_of
 from sp.scoring.attention.tail import TailScorer, padded
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import DRAFTING, ReadingScorer
+from sp.scoring.reading import ReadingScorer
 
 LAST_QUERIES = 32
 """Tokens at the end of a prompt that ask where no question is known."""
@@ -37,7 +37,7 @@ class CalibratedScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density, blocks
+    sparse
         See `ReadingScorer`.
     calibrate : {"auto", "never"}
         Whether a file that has no calibration gets one when it is first used.
@@ -54,9 +54,8 @@ class CalibratedScorer(ReadingScorer):
 
     def reader(self, retrieval: Retrieval) -> TailScorer:
         """How the drafter reads."""
-        how = {name: getattr(self, name) for name in DRAFTING[1:]}
         return TailScorer(
-            **how,
+            sparse=self.sparse,
             queries="question",
             rotary=retrieval.rotary,
             order="heads,queries,pool",

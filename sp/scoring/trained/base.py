@@ -33,7 +33,7 @@ class TrainedScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density, blocks
+    sparse
         See `ReadingScorer`.
     weights : str
         File that ``sp train scorer`` made for this drafter; left empty, the embedded one.

@@ -55,7 +55,7 @@ class LateInteractionScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density, blocks
+    sparse
         See `ReadingScorer`.
     weights : str
         File of a head; left empty, that which ships for the drafter's file.

@@ -15,7 +15,7 @@ from sp.prompt.sentences import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
 from sp.scoring.attention.tail import TailScorer
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import DRAFTING, densities
+from sp.scoring.reading import densities
 from sp.scoring.trained.attention_features import (
     Asking,
     Rotations,
@@ -90,8 +90,7 @@ class ProbeScorer(TrainedScorer):
     def features(self, request: ScoreRequest, options: Any) -> tuple[Floats, Ints, Asking, LayerAttention]:
         """Features (units, f) without neighbours', bounds (units + 1,), who asks, and what attended."""
         bounds, asking = self.units(request, options), Asking.of(request, options.queries)
-        how = {name: getattr(self, name) for name in DRAFTING[1:]}
-        reader = TailScorer(**how, queries=asking.rows)
+        reader = TailScorer(sparse=self.sparse, queries=asking.rows)
         features, attend = attention_features(request, reader, asking, bounds, options.rotary)
         return features, bounds, asking, attend
 

@@ -4,20 +4,53 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
 
+from sp.config import Option
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.sample import COLDEST
-from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, number, shown
+from sp.options import fields_of
+from sp.serve.fields import BIGGEST, RequestError, number, number_of, shown
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
-HOTTEST = 2
 LEAST_SHARE = 1e-9
 """A `top_p` of 0 leaves the likeliest token."""
-FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs")
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Numbers of a request that say how its tokens are chosen.
+
+    Parameters
+    ----------
+    temperature : float, optional
+        Above 0 samples, 0 takes the likeliest token; as the server was started without one.
+    top_p, min_p : float, optional
+        Filters of sampling, as in vLLM.
+    top_k : int, optional
+        Likeliest tokens to draw from; 0 or -1 for all.
+    seed : int, optional
+        Repeats an answer.
+    n : int, optional
+        Answers.
+    """
+
+    temperature: Annotated[float | None, Option(least=0, most=2)] = None
+    top_p: Annotated[float | None, Option(least=0, most=1)] = None
+    top_k: Annotated[int | None, Option(least=-1, most=(1 << 31) - 1)] = None
+    min_p: Annotated[float | None, Option(least=0, most=1)] = None
+    seed: Annotated[int | None, Option(least=0, most=BIGGEST)] = None
+    n: Annotated[int | None, Option(least=1, most=MOST_CHOICES)] = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Those of a body; RequestError for one that is none, or out of bounds."""
+        return cls(**{name: number_of(body, one) for name, one in NUMBERS.items()})
+
+
+NUMBERS = {one.name: one for one in fields_of(Choosing)}
 
 
 def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> Decoder:
@@ -47,10 +80,8 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
     >>> decoder_of({"top_p": 0.9}, Greedy(), None)
     Greedy()
     """
-    temperature = number(body, "temperature", 0, HOTTEST)
-    top_p, min_p = number(body, "top_p", 0, 1), number(body, "min_p", 0, 1)
-    top_k = number(body, "top_k", -1, (1 << 31) - 1, whole=True)
-    seed = number(body, "seed", 0, BIGGEST, whole=True)
+    asked = Choosing.of(body)
+    temperature, top_p, top_k, min_p, seed = asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed
     if temperature is None and not isinstance(given, Sample):
         return given
     if temperature is not None and temperature < COLDEST:
@@ -66,11 +97,6 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
         min_p=base.min_p if min_p is None else float(min_p),
         seed=kept if seed is None else seed,
     )
-
-
-def choices_of(body: Mapping[str, Any]) -> int:
-    """How many answers a request wants."""
-    return number(body, "n", 1, MOST_CHOICES, whole=True) or 1
 
 
 def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) -> int | None:

@@ -19,12 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
 from sp.serve.app import SMALL, disconnected
-from sp.serve.errors import RequestError
-from sp.serve.http.access import HEADER, around
-from sp.serve.http.bodies import Bodies, Limits
+from sp.serve.fields import RequestError
+from sp.serve.http.access import HEADER, Bodies, Limits, around
 from sp.serve.protocol import parse_json
-from sp.serve.replicas.beginnings import prefixes_of
 from sp.serve.replicas.replica import PASSED, Call, Message
+from sp.serve.replicas.router import prefixes_of
 from sp.serve.replies import event
 from sp.serve.worker import stopping
 

@@ -132,7 +132,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "kv": options.kv,
             "rotate": options.rotated,
             "state_gaps": options.state_gaps,
-            "sparse": None if options.sparse is None else repr(options.sparse),
+            "target_sparse": None if options.target_sparse is None else repr(options.target_sparse),
             "decode": repr(options.decode),
             "max_new_tokens": options.max_new_tokens,
             "seed": options.seed,

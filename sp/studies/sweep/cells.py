@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sp.decode import DECODERS, Greedy
 from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import best_oracles, grouped
@@ -21,7 +20,7 @@ from sp.studies.sweep.store import Row
 
 FULL = "full prefill"
 DEFAULTS = {
-    each.name: DECODERS.name_of(Greedy()) if each.name == "decode" else each.default
+    each.name: each.default
     for each in fields(RunOptions)
     if each.name in (*COLUMNS, "decode") and each.name != "keep_ratio"
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from sp.config import Tokens
+from sp.config import Option, Tokens
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -62,25 +62,9 @@ class TaskKeys:
     """
 
     task: str
-    tokens: Tokens
-    examples: int
-    first: int = 0
-    per_run: int = 10
+    tokens: Annotated[Tokens, Option(least=1, most=1 << 24)]
+    examples: Annotated[int, Option(least=1, most=1_000_000)]
+    first: Annotated[int, Option(least=0, most=1_000_000_000)] = 0
+    per_run: Annotated[int, Option(least=1, most=1_000_000)] = 10
     thinking: Literal["off", "on", "auto"] = "off"
     reasoning_effort: str | None = None
-
-
-def names_of(keys: type) -> tuple[str, ...]:
-    """Names of the keys.
-
-    Examples
-    --------
-    >>> names_of(TaskKeys)[:3]
-    ('task', 'tokens', 'examples')
-    """
-    return tuple(field.name for field in fields(keys))
-
-
-def types_of(keys: type) -> dict[str, Any]:
-    """What each must be, as `sp.config.check_type` takes it."""
-    return get_type_hints(keys, include_extras=True)

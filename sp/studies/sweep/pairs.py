@@ -7,68 +7,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sp.errors import ConfigError, GGUFError
+from sp.errors import GGUFError
 from sp.hub import model_path
-from sp.models import AskedScaling, read_math
-from sp.quant import Math
+from sp.options import fields_of
 from sp.scoring import Scorer
 from sp.session.load import embedded
+from sp.session.options import ModelOptions
 from sp.session.pair import default_drafter
 from sp.studies.sweep.combine import Combination
-from sp.studies.sweep.keys import names_of
 from sp.studies.sweep.located import Located, check_located
-
-ROPES = ("target_rope", "drafter_rope")
-MATHS = ("math", "drafter_math")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Files of the models.
+class Pair(ModelOptions):
+    """Files of the models, and what is asked of them.
 
     Parameters
     ----------
-    target, drafter : Path, optional
-        GGUF files, or names of known models; the embedded ones if left out, but for another target the best drafter
-        that was fetched.
     draft : Path, optional
         DFlash draft of the target, where cells guess ahead; the embedded target has its own.
-    target_rope, drafter_rope : AskedScaling, optional
-        Scaling of RoPE in place of the file's own: none, linear:2 or yarn:4.
-    math, drafter_math : str
-        What target and drafter multiply where they read a prompt: bf16, int8, fp8 or auto.
     """
 
-    target: Path | None = None
-    drafter: Path | None = None
     draft: Path | None = None
-    target_rope: AskedScaling | None = None
-    drafter_rope: AskedScaling | None = None
-    math: str = "bf16"
-    drafter_math: str = "bf16"
 
     @property
-    def ropes(self) -> dict[str, AskedScaling]:
-        """Scalings that are asked for, as `Pipeline.open` takes them."""
-        return {name: asked for name in ROPES if (asked := getattr(self, name)) is not None}
-
-    @property
-    def maths(self) -> dict[str, str]:
-        """Arithmetic other than BF16, as `Pipeline.open` takes it."""
-        return {name: asked for name in MATHS if (asked := getattr(self, name)) != Math.BF16}
+    def asked(self) -> dict[str, Any]:
+        """What is asked of RoPE and arithmetic, where it is not what both are without, as `Pipeline.open` takes it."""
+        names = ("target_rope", "drafter_rope", "math", "drafter_math")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Pair, name)}
 
 
-PAIR_KEYS = names_of(Pair)
+OF_PAIRS = {one.name: one for one in fields_of(Pair)}
 
 
 def make_pair(each: Combination) -> Pair:
     """The model files of a combination, which must exist, and what is asked of them."""
     found: dict[str, Any] = {}
-    for role, value in each.items():
-        if role in (*ROPES, *MATHS):
-            found[role] = _asked(role, value)
-            continue
-        found[role] = located_model(value, role)
+    for name, value in each.items():
+        a_file = OF_PAIRS[name].hint == Path | None
+        found[name] = located_model(value, name) if a_file else check_located(value, OF_PAIRS[name].hint, name)
     return Pair(**found)
 
 
@@ -82,14 +59,6 @@ def located_model(value: Located, role: str) -> Path:
     if not there:
         raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
     return path
-
-
-def _asked(role: str, value: Located) -> AskedScaling | str:
-    text = check_located(value, str, role)
-    try:
-        return str(read_math(text, role)) if role in MATHS else AskedScaling.parse(text, role)
-    except ConfigError as error:
-        raise value.error(error) from None
 
 
 def with_drafter(pair: Pair, scorers: Iterable[type[Scorer]]) -> Pair:

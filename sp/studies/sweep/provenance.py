@@ -71,8 +71,8 @@ def pair_facts(pair: Pair) -> PairFacts:
         models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
-            config, asked = read_config(file), pair.ropes.get(f"{role}_rope")
-            math = pair.maths.get("math" if role == "target" else f"{role}_math")
+            config, asked = read_config(file), pair.asked.get(f"{role}_rope")
+            math = pair.asked.get("math" if role == "target" else f"{role}_math")
             configs[role] = config if asked is None else asked.applied(config)
             template = chat_template(file)
             models[role] = {

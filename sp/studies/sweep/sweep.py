@@ -12,43 +12,38 @@ import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sp.chat import Thinking
 from sp.config import Registry, from_mapping
-from sp.decode import DECODERS, Greedy, Speculative
+from sp.decode import Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
 from sp.evals.natural.task import NaturalTask
 from sp.evals.run import label as strategy_label
+from sp.options import REQUIRED, fields_of
 from sp.plugins import find_plugin
-from sp.scoring import SCORERS
-from sp.selection import SELECTORS
+from sp.scoring.reading import ReadingScorer
 from sp.session import RunOptions
+from sp.session.options import BY_NAME
 from sp.studies.sweep.combine import Combination, expand, for_task, override
-from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
+from sp.studies.sweep.keys import TaskKeys, TopKeys
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
-from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft, with_drafter
+from sp.studies.sweep.pairs import OF_PAIRS, Pair, make_pair, with_draft, with_drafter
 from sp.studies.sweep.runs import Cell, Run, Sweep, TaskSpec, config_hash
 
 SECTIONS = ("pairs", "tasks", "cells")
-TOP, OF_TASKS = types_of(TopKeys), types_of(TaskKeys)
-OPTIONS = names_of(RunOptions)
-STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
-    "scorer": (SCORERS, "auto"),
-    "selector": (SELECTORS, "top_chunks"),
-    "decode": (DECODERS, "greedy"),
-}
+TOP, OF_TASKS = ({one.name: one for one in fields_of(keys)} for keys in (TopKeys, TaskKeys))
+WRITTEN = {one.name: one for one in fields_of(RunOptions) if one.option.written}
+STRATEGIES = {name: (registry, str(WRITTEN[name].default)) for name, registry in BY_NAME.items()}
 COMPRESS = "always"
 """What cells do unless the file says otherwise."""
-UNWRITTEN = ("sparse",)
-"""Options of cells that no plain value says."""
-CELL_KEYS = (*(name for name in OPTIONS if name not in UNWRITTEN), *(f"{name}." for name in STRATEGIES))
-LIMITS = {"tokens": (1, 1 << 24), "examples": (1, 1_000_000), "first": (0, 1_000_000_000), "per_run": (1, 1_000_000)}
+CELL_KEYS = (*WRITTEN, *(f"{name}." for name in STRATEGIES))
 MOST_RUNS = 100_000
 MOST_CELLS = 1_000_000
 """Of all runs together, as each is checked and hashed with its cells."""
 TASK_KEYS = (*OF_TASKS, "task.")
+NUMBERS = {name: one for name, one in OF_TASKS.items() if name in ("tokens", "examples", "first", "per_run")}
 
 
 def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None) -> Sweep:
@@ -69,7 +64,7 @@ def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None
         if key not in TOP and key not in (*SECTIONS, "parts"):
             raise value.error(unknown_name("key of a sweep", key, [*TOP, *SECTIONS, "parts"]))
         if key in TOP:
-            check_located(value, TOP[key], key)
+            check_located(value, TOP[key].hint, key)
     given = {key: value.plain() for key, value in entries.items() if key in TOP}
     shared = {key: value for key, value in entries.items() if key in SECTIONS}
     parts = [{**shared, **part.mapping()} for part in entries["parts"].items()] if "parts" in entries else [shared]
@@ -144,7 +139,7 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
 
 
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:
-    keys = {"pairs": PAIR_KEYS, "tasks": TASK_KEYS, "cells": CELL_KEYS}[section]
+    keys = {"pairs": OF_PAIRS, "tasks": TASK_KEYS, "cells": CELL_KEYS}[section]
     return expand(entries[section], keys, section.removesuffix("s"))
 
 
@@ -181,23 +176,22 @@ def make_cell(each: Combination, section: Located) -> Cell:
     for kind, (registry, default) in STRATEGIES.items():
         built[kind], config[kind] = make_strategy(each, kind, registry, default)
     rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
-    hints = {key: value for key, value in rest.items() if key in OPTIONS}
     base = {"compress": COMPRESS, **built}
-    options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
-    config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    options = build_located(lambda values: RunOptions(**{**base, **values}), rest, section)
+    config |= {name: getattr(options, name) for name in WRITTEN if name not in STRATEGIES}
+    config["scorer"] = {"name": config["scorer"]["name"], **vars(options.scorer)}
+    config["sparse"] = options.target_sparse  # as all runs have it, whose hashes stand
     config["rotate"] = options.rotated  # whether named or by default: it is one run, and f16 has the hash it had
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
         del config["decode"]
     if not options.mark_omitted:  # likewise
         del config["mark_omitted"]
-    if config["scorer"].get("blocks", "") is None:  # likewise
-        del config["scorer"]["blocks"]
+    if isinstance(options.scorer, ReadingScorer):  # likewise, in the words of before there was one value
+        read = options.scorer.sparse.recorded()
+        told = {name: value for name, value in read.items() if name != "blocks" or value is not None}
+        config["scorer"] = config["scorer"] | told | {"alpha": 0.1 if read["alpha"] is None else read["alpha"]}
+        del config["scorer"]["sparse"]
     return Cell(options, config)
-
-
-def check_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run with an int taken for a float, as YAML writes 1 for 1.0."""
-    return {key: float(value) if key == "keep_ratio" and type(value) is int else value for key, value in values.items()}
 
 
 def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
@@ -206,17 +200,9 @@ def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
 
 
 def make_thinking(each: Combination) -> tuple[Thinking, dict[str, str]]:
-    """What a task asks of thinking, and the keys that say so where it is not what they are without: off.
-
-    YAML reads a bare ``on`` as true and ``off`` as false.
-    """
-    given: dict[str, Located] = {}
-    if "thinking" in each:
-        value = each["thinking"].value
-        word = ("on" if value else "off") if isinstance(value, bool) else value
-        given["mode"] = Located(word, each["thinking"].where)
-    if "reasoning_effort" in each:
-        given["effort"] = each["reasoning_effort"]
+    """What a task asks of thinking, and the keys that say so where it is not what they are without: off."""
+    named = {"mode": "thinking", "effort": "reasoning_effort"}
+    given = {name: each[key] for name, key in named.items() if key in each}
     where = next(iter(given.values()), Located(None, "default"))
     thinking = build_located(lambda values: from_mapping(Thinking, {"mode": "off", **values}, "thinking"), given, where)
     asked = {} if thinking.mode == "off" else {"thinking": thinking.mode}
@@ -244,14 +230,11 @@ def make_runs(
 
 def read_numbers(each: Combination, known: Container[str] = ()) -> dict[str, int]:
     """The numbers of a task within their limits, by key; 0 for those that are `known` otherwise and left out."""
-    numbers = {name: getattr(TaskKeys, name, 0) for name in LIMITS}
-    for key, (least, most) in LIMITS.items():
+    numbers = {name: 0 if one.value is REQUIRED else one.value for name, one in NUMBERS.items()}
+    for key, one in NUMBERS.items():
         if key in each:
-            numbers[key] = check_located(each[key], OF_TASKS[key], key)
-            if not least <= numbers[key] <= most:
-                bounds = f"at least {least}" if numbers[key] < least else f"at most {most:,}"
-                raise each[key].error(f"{key} must be {bounds}, not {numbers[key]}")
-        elif key in ("tokens", "examples") and key not in known:
+            numbers[key] = check_located(each[key], Annotated[one.hint, one.option], key)
+        elif one.value is REQUIRED and key not in known:
             raise each["task"].error(f"the task needs {key}: a number")
     return numbers
 

@@ -48,8 +48,7 @@ class Worker:
         if self._loaded is None or self._loaded[0] != pair:
             self._loaded = None
             paths = pair_paths(pair)
-            asked = {**pair.ropes, **pair.maths}
-            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, vram=None, **asked)  # type: ignore[arg-type]
+            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, **pair.asked)
             if "draft" in paths:
                 pipeline = pipeline.with_draft(paths["draft"])
             pipeline.warm_up()
@@ -103,8 +102,9 @@ def natural_rows(job: Run, work: Work, progress: Callable[[int], None]) -> Itera
 def pair_name(job: Run) -> str:
     """Paths of the models of a run, and what was asked of them; empty for the embedded pair."""
     named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
-    asked = job.pair.ropes | job.pair.maths
-    return "+".join([str(path) for path in named if path] + [f"{name} {value}" for name, value in asked.items()])
+    return "+".join(
+        [str(path) for path in named if path] + [f"{name} {value}" for name, value in job.pair.asked.items()]
+    )
 
 
 def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:

@@ -104,7 +104,7 @@ def build_trained(kind: str, weights: str = "") -> TrainedScorer:
     """A trained scorer by name, its attention left to device and length; ConfigError if it is none."""
     if kind not in trained_kinds():
         raise unknown_name("kind of trained scorer", kind, trained_kinds())
-    found = SCORERS.build(kind, {"weights": weights, "attention": "auto"})
+    found = SCORERS.build(kind, {"weights": weights, "sparse": "auto"})
     assert isinstance(found, TrainedScorer)
     return found
 

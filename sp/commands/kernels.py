@@ -9,13 +9,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.options import RecordBelow
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
+from sp.commands.line import opt
+from sp.commands.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
 
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report
@@ -23,29 +21,22 @@ if TYPE_CHECKING:
 SHOWN_CARDS = ("sm_80", "sm_90a", "sm_120")
 """Of the table of needs, where a line has no room for all."""
 
-kernels_app = typer.Typer(
-    help="Check, list, build and time the CUDA kernels.", no_args_is_help=True, rich_markup_mode="rich"
-)
-
-Family = Annotated[str | None, typer.Option(help="Only this family; see `sp kernels list`.")]
+Family = Annotated[str | None, opt(help="Only this family; see `sp kernels list`.")]
+RecordBelow = Annotated[Path | None, opt("--record", help="Append the results below this folder, e.g. results.")]
 
 
-@kernels_app.command("list")
 def list_kernels(
     family: Family = None,
-    dispatch: Annotated[
-        bool, typer.Option("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")
-    ] = False,
-    path: Annotated[str, typer.Option(help="With --dispatch: sm_90a or portable.")] = "sm_90a",
+    dispatch: Annotated[bool, opt("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")] = False,
+    path: Annotated[str, opt(help="With --dispatch: sm_90a or portable.")] = "sm_90a",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Show every declared kernel: source, cards, number of variants; with --json also arguments and defines.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp kernels list
-
       sp kernels list --dispatch
     """
     from sp.kernels.manifest import family_of, kernels
@@ -93,14 +84,13 @@ def _list_dispatch(path: str, wide: bool, as_json: bool) -> None:
     print(fill(told, text_width()))
 
 
-@kernels_app.command()
 def check(
-    arch: Annotated[str | None, typer.Option(help="Comma-separated, e.g. 80,90a; all if left out.")] = None,
+    arch: Annotated[str | None, opt(help="Comma-separated, e.g. 80,90a; all if left out.")] = None,
     family: Family = None,
-    update: Annotated[bool, typer.Option("--update", help="Write the needs found as the new baseline.")] = False,
-    baseline: Annotated[Path | None, typer.Option(help="Baseline file; the repository's if left out.")] = None,
+    update: Annotated[bool, opt("--update", help="Write the needs found as the new baseline.")] = False,
+    baseline: Annotated[Path | None, opt(help="Baseline file; the repository's if left out.")] = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Compile what is not as it was for the baseline, and a few others.")
+        bool, opt("--changed", help="Compile what is not as it was for the baseline, and a few others.")
     ] = False,
     wide: Wide = False,
     as_json: AsJson = False,
@@ -110,12 +100,10 @@ def check(
     Worse is: it does not compile, a warning, a new spill, over a tenth more registers than the baseline, or more
     registers or shared memory than the card has.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp kernels check
-
       sp kernels check --changed --arch 80,90a
-
       sp kernels check --update
     """
     from sp.errors import ConfigError, unknown_name
@@ -152,7 +140,7 @@ def check(
         told = f"{report.jobs} compilations, NVRTC {compiler()}, {seconds:.0f} s"
         console.print(f"{len(report.rows)} kernels, {told}: {outcome}")
     if report.problems:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def print_needs(report: Report, wide: bool) -> None:
@@ -170,12 +158,11 @@ def print_needs(report: Report, wide: bool) -> None:
     print_table(["kernel", "shared", *cards], lines, "table", 1, main=("kernel", "shared", *SHOWN_CARDS), wide=wide)
 
 
-@kernels_app.command()
 def build(family: Family = None) -> None:
     """Compile every shipped variant for the present GPU ahead of its first use.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp kernels build
     """
     from sp.folders import cache_folder
@@ -193,18 +180,17 @@ def build(family: Family = None) -> None:
     print(f"{len(jobs)} modules in {cache_folder() / 'kernels'}, {compiled} compiled now, {seconds:.1f} s")
 
 
-@kernels_app.command()
 def bench(
-    family: Annotated[str | None, typer.Option(help="Only this family of cases.")] = None,
-    repeats: Annotated[int, typer.Option(min=5, help="Samples a case.")] = 20,
+    family: Annotated[str | None, opt(help="Only this family of cases.")] = None,
+    repeats: Annotated[int, opt(least=5, help="Samples a case.")] = 20,
     record: RecordBelow = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time the kernels on the present GPU: median and quartiles, bandwidth, arithmetic rate.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp kernels bench --family norms
     """
     from sp.bench.record import append
@@ -236,16 +222,15 @@ def print_times(rows: Sequence[Mapping[str, Any]], wide: bool) -> None:
     print_table(heads, cells, "table", 3, main=("bench", "case", "path", "ms", "GB/s", "TFLOP/s"), wide=wide)
 
 
-@kernels_app.command()
 def tune(
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The table; the package's own if left out.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", help="The table; the package's own if left out.")] = None,
     record: RecordBelow = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Samples a time.")] = 3,
+    repeats: Annotated[int, opt(least=1, help="Samples a time.")] = 3,
 ) -> None:
     """Time every kernel for products of 1 to 128 rows on the present GPU, and write the table that dispatch reads.
 
-    [bold]Example[/bold]
-
+    Examples
+    --------
       sp kernels tune --record results
     """
     import json

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from sp.commands.bench.asked import asked_output
-from sp.commands.bench.bench import numbers
-from sp.commands.bench.bench_drafter import parts
-from sp.commands.open_pair import draft_of
-from sp.commands.options import Cache, Draft, OnDevice, Output, RecordBelow, Rotate, Target, tokens_option
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, progress_bar, text_width
+from sp.commands.asked import Draft, OnDevice, Results, draft_of, kernels_of
+from sp.commands.line import Part, opt
+from sp.commands.terminal import check_folder, progress_bar
+from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
+from sp.session import RunOptions
 
 if TYPE_CHECKING:
     from sp.bench.decode import Question
@@ -27,6 +23,10 @@ if TYPE_CHECKING:
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
 
 
+DECODED = (
+    "keep_ratio scorer selector compress threshold sparse positions mapping mark_omitted decode max_new_tokens seed"
+)
+"""Options of a run that decoding alone has nothing of."""
 MAIN = (
     "method", "guesses", "simulated acceptance", "tokens a pass", "tok/s", "against greedy",
     "pass", "nodes", "pass (ms)", "in greedy steps", "draft step (ms)",
@@ -34,42 +34,43 @@ MAIN = (
 
 
 def bench_decode(
-    target: Target = None,
+    results: Results,
+    run: Annotated[RunOptions, Part(DECODED)],
+    target: Annotated[
+        Path | None, opt(help="GGUF of the target, or a known name; the embedded one if left out.")
+    ] = None,
     draft: Draft = None,
     synthetic: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
+        str | None, opt(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
     ] = None,
-    type_: Annotated[str, typer.Option("--type", help="File type of the target's random weights.")] = "q4_k_m",
-    draft_type: Annotated[str, typer.Option(help="File type of the draft's random weights.")] = "q8_0",
+    type_: Annotated[str, opt("--type", help="File type of the target's random weights.")] = "q4_k_m",
+    draft_type: Annotated[str, opt(help="File type of the draft's random weights.")] = "q8_0",
     accept: Annotated[
-        str, typer.Option(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
-    ] = "",
+        tuple[int, ...], opt(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
+    ] = (),
     simulate: Annotated[
-        Path | None, typer.Option(help="Simulate acceptance: lengths recorded by --trace, of another pair perhaps.")
+        Path | None, opt(help="Simulate acceptance: lengths recorded by --trace, of another pair perhaps.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="greedy, dflash, ddtree, comma-separated; greedy is always run.")] = (
-        "greedy,dflash,ddtree"
+    methods: Annotated[tuple[str, ...], opt(help="greedy, dflash, ddtree, comma-separated; greedy is always run.")] = (
+        "greedy",
+        "dflash",
+        "ddtree",
     ),
-    budgets: Annotated[str, typer.Option(help="Guesses a pass, comma-separated.")] = "1,4,8,15,22,32,48,63",
+    budgets: Annotated[tuple[int, ...], opt(help="Guesses a pass, comma-separated.")] = (1, 4, 8, 15, 22, 32, 48, 63),
     tasks: Annotated[
-        str, typer.Option(help="Tasks of sp eval to answer, with options.", show_default="six of needles, and vt")
+        str, opt(help="Tasks of sp eval to answer, with options; six of needles and vt if left out.")
     ] = TASKS,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Tokens read before, e.g. 1k.")] = "1k",
-    examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts a task.")] = 4,
-    new: Annotated[int, tokens_option(least=1, help="Tokens a repetition, where acceptance is simulated.")] = 256,
-    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Repetitions, and samples of a pass.")] = 5,
+    prompt: Annotated[Tokens, opt("-p", "--prompt", least=1, help="Tokens read before, e.g. 1k.")] = 1024,
+    examples: Annotated[int, opt("-n", "--examples", least=1, help="Prompts a task.")] = 4,
+    new: Annotated[Tokens, opt(least=1, help="Tokens a repetition, where acceptance is simulated.")] = 256,
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Repetitions, and samples of a pass.")] = 5,
     nodes: Annotated[
-        str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
-    ] = "16,23",
-    kv: Cache = "f16",
-    rotate: Rotate = None,
+        tuple[int, ...],
+        opt(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated."),
+    ] = (16, 23),
     device: OnDevice = "auto",
-    record: RecordBelow = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the accepted lengths of every way, for --simulate.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Draw acceptance and speed over budget into this folder.")] = None,
-    output: Output = "table",
-    wide: Wide = False,
-    as_json: AsJson = False,
+    trace: Annotated[Path | None, opt(help="Write the accepted lengths of every way, for --simulate.")] = None,
+    plots: Annotated[Path | None, opt(help="Draw acceptance and speed over budget into this folder.")] = None,
 ) -> None:
     """Time decoding with a draft by budget, beside plain greedy decoding of the same prompts in the same run.
 
@@ -78,12 +79,10 @@ def bench_decode(
     but how many tokens a pass gives is taken from elsewhere. All of that is called simulated acceptance wherever it
     stands.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp bench decode -n 10 --trace accepted.json
-
-      sp bench decode --tasks 'needle,vt\\[chains=2]' --methods ddtree --budgets 8,22 --device cpu
-
+      sp bench decode --tasks 'needle,vt[chains=2]' --methods ddtree --budgets 8,22 --device cpu
       sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
     """
     from sp.bench.decode import describe, measure_pair, measure_simulated, ways_of
@@ -92,13 +91,10 @@ def bench_decode(
     from sp.bench.request import without_ends
     from sp.bench.simulate import Acceptance, read_trace, write_trace
     from sp.bench.verify import describe_round, fitting, time_round
-    from sp.config import from_mapping
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
     from sp.models.cache.pages import cache_name
-    from sp.session import RunOptions
 
-    output = asked_output(output, as_json, record)
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
         check_folder(folder, option)
     simulated = bool(accept or simulate)
@@ -106,25 +102,21 @@ def bench_decode(
         raise ConfigError("random weights guess nothing right; say what to simulate with --accept N or --simulate FILE")
     if simulated and trace is not None:
         raise ConfigError("--trace writes what was accepted, but here it is simulated; leave one of them out")
-    chosen, asked = methods_of(methods), guesses_of(budgets)
-    acceptances = [Acceptance.always(n) for n in numbers(accept, "--accept")] if accept else []
+    check_methods(methods, budgets, nodes)
+    acceptances = [Acceptance.always(n) for n in accept]
     acceptances += [read_trace(simulate)] if simulate else []
-    options = from_mapping(RunOptions, {"kv": kv, "rotate": rotate, "compress": "off"}, "sp bench decode")
-    lengths = numbers(prompt, "-p")
-    if len(lengths) != 1 or not lengths[0]:
-        raise ConfigError(f"-p takes one number of tokens, at least 1, not {prompt!r}")
+    options = replace(run, compress="off")
     made = read_strategies(tasks, KNOWN, "--tasks")
-    sizes = sizes_of(nodes)
     where = pick_device(device)
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
-    ways, sizes = ways_of(chosen, asked, guesser.block_size), fitting(sizes, guesser.block_size)
+    ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
-    cached = {"kv": cache_name(kv, rotate), "context": lengths[0]}
-    common = {**facts, **cached, **running(path_of(where)), "engine": "sp"}
+    cached = {"kv": cache_name(run.kv, run.rotate), "context": prompt}
+    common = {**facts, **cached, **running(kernels_of("auto", where)[0]), "engine": "sp"}
     found: list[dict[str, Any]] = []
 
     def keep(measured: Measured) -> None:
-        found.append(kept(describe(measured, loaded, guesser, common), record))
+        found.append(kept(describe(measured, loaded, guesser, common), results))
 
     if simulated:
         loaded = without_ends(loaded)
@@ -133,58 +125,43 @@ def bench_decode(
         with progress_bar("measuring", repeats * (1 + len(runs))) as advance:
             for measured in measure_simulated(
                 *(loaded, guesser, ways, acceptances, options),
-                context=lengths[0], tokens=new, repeats=repeats, progress=lambda: advance(1),
+                context=prompt, tokens=new, repeats=repeats, progress=lambda: advance(1),
             ):  # fmt: skip
                 keep(measured)
     else:
-        questions = questions_of(made, examples, lengths[0], loaded)
+        questions = questions_of(made, examples, prompt, loaded)
         with progress_bar("measuring", (1 + len(questions)) * len(ways)) as advance:
-            results = measure_pair(loaded, guesser, questions, ways, options, lambda: advance(1))
-        for measured in results:
+            answered = measure_pair(loaded, guesser, questions, ways, options, lambda: advance(1))
+        for measured in answered:
             keep(measured)
         if trace is not None:
             origin = {"target": loaded.path.name, "draft": guesser.path.name, "on": where, "tasks": tasks,
-                      "prompt tokens": lengths[0], "prompts a task": examples}  # fmt: skip
-            lengths_of = {m.way: [n for answer in m.answers for n in answer.passes] for m in results[1:]}
+                      "prompt tokens": prompt, "prompts a task": examples}  # fmt: skip
+            lengths_of = {m.way: [n for answer in m.answers for n in answer.passes] for m in answered[1:]}
             write_trace(trace, origin, lengths_of)
     greedy_ms = found[0]["metrics"]["pass_ms"]
     with progress_bar("a round's parts", len(sizes)) as advance:
         for size in sizes:
-            part = time_round(loaded, guesser, size, greedy_ms, options, context=lengths[0], repeats=4 * repeats)
-            found.append(kept(describe_round(part, loaded, guesser, common), record))
+            part = time_round(loaded, guesser, size, greedy_ms, options, context=prompt, repeats=4 * repeats)
+            found.append(kept(describe_round(part, loaded, guesser, common), results))
             advance(1)
-    show(found, pictures(found, plots), output, wide)
+    from sp.studies.plots.decode_plots import draw_decoding
+
+    show(found, list(draw_decoding(found, plots)) if plots is not None else [], results)
 
 
-def methods_of(text: str) -> list[str]:
-    """Methods named; ConfigError for others."""
+def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequence[int]) -> None:
+    """ConfigError for a method that there is not, and for more guesses than a pass has room for."""
     from sp.decode import DECODERS
+    from sp.models.passes.tree import MOST_NODES
 
-    found = parts(text)
-    for name in found:
+    for name in methods:
         if name not in DECODERS:
             raise unknown_name("method", name, DECODERS)
-    return found
-
-
-def guesses_of(text: str) -> list[int]:
-    """Budgets; ConfigError unless each is 1 to 63."""
-    from sp.models.passes.tree import MOST_NODES
-
-    found = numbers(text, "--budgets")
-    if any(not 1 <= n < MOST_NODES for n in found):
-        raise ConfigError(f"--budgets {text}: a pass with a draft has 1 to {MOST_NODES - 1} guesses")
-    return found
-
-
-def sizes_of(text: str) -> list[int]:
-    """Nodes of passes; ConfigError unless each is 2 to 64."""
-    from sp.models.passes.tree import MOST_NODES
-
-    found = numbers(text, "--nodes") if text else []
-    if any(not 2 <= n <= MOST_NODES for n in found):
-        raise ConfigError(f"--nodes {text}: a pass with guesses has 2 to {MOST_NODES} nodes")
-    return found
+    if any(not 1 <= n < MOST_NODES for n in budgets):
+        raise ConfigError(f"--budgets {budgets}: a pass with a draft has 1 to {MOST_NODES - 1} guesses")
+    if any(not 2 <= n <= MOST_NODES for n in nodes):
+        raise ConfigError(f"--nodes {nodes}: a pass with guesses has 2 to {MOST_NODES} nodes")
 
 
 def open_models(
@@ -244,45 +221,25 @@ def type_of(loaded: Any, random: str | None) -> str | None:
     return random or file_type_name(loaded.file or GGUFFile.open(loaded.path))
 
 
-def path_of(where: str) -> str:
-    """Kernels that run."""
-    from sp.kernels.path import native_path
+def kept(described: dict[str, Any], results: Results) -> dict[str, Any]:
+    """The record of a measurement, on disk at once if asked for."""
+    from sp.bench.record import make_record
 
-    return native_path() if where == "cuda" else "numpy"
-
-
-def kept(described: dict[str, Any], record: Path | None) -> dict[str, Any]:
-    """The record of a measurement, on disk at once if asked for: a later one may fail."""
-    from sp.bench.record import append, make_record
-
-    made = make_record(**described)
-    if record is not None:
-        append(made, record)
+    results.keep(made := make_record(**described))
     return made
 
 
-def pictures(records: Sequence[dict[str, Any]], folder: Path | None) -> list[Path]:
-    """Pictures of the records, if a folder is named."""
-    from sp.studies.plots.decode_plots import draw_decoding
-
-    return list(draw_decoding(records, folder)) if folder is not None else []
-
-
-def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], output: str, wide: bool = False) -> None:
+def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], results: Results) -> None:
     """The tables, or all of it as JSON or CSV."""
     from sp.studies.tables.decode_table import decode_tables, row_of
 
-    rows = [row_of(record) for record in records]
-    if output == "json":
-        tests = [row | {"samples": record["samples"]} for row, record in zip(rows, records, strict=True)]
-        print_json({"tests": tests, "pictures": [str(path) for path in drawn]})
-    elif output == "csv":
-        print_csv(rows)
-    else:
-        for title, heads, cells, left in decode_tables(records):
-            print((fill(title, text_width()) if output == "table" else title) + "\n")
-            main = MAIN if {*MAIN} & {*heads[left:]} else ()  # all tasks are, in a table of tasks
-            print_table(heads, cells, output, left, main=main, wide=wide)
-            print()
-        for path in drawn:
-            print(path)
+    rows, samples = [row_of(record) for record in records], [record["samples"] for record in records]
+    if results.plain(rows, samples, pictures=[str(path) for path in drawn]):
+        return
+    for title, heads, cells, left in decode_tables(records):
+        results.title(title)
+        main = MAIN if {*MAIN} & {*heads[left:]} else ()  # all tasks are, in a table of tasks
+        results.table(heads, cells, left, main)
+        print()
+    for path in drawn:
+        print(path)

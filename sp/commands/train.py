@@ -6,27 +6,23 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from sp.commands.tables import Wide, print_table
-from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, text_width
+from sp.commands.asked import OnDevice
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.scoring.trained.weights_file import ScorerFile
 
-train_app = typer.Typer(help="Train scorers.", no_args_is_help=True, rich_markup_mode="rich")
 
-
-@train_app.command("scorer")
 def train_scorer(
-    data: Annotated[Path, typer.Argument(help="What to learn from, e.g. experiments/scorers/probe.yaml.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the weights to this file.")] = None,
+    data: Annotated[Path, arg("What to learn from, e.g. experiments/scorers/probe.yaml.")],
+    out: Annotated[Path | None, opt("-o", "--out", help="Write the weights to this file.")] = None,
     leave_one_out: Annotated[
         Path | None,
-        typer.Option(help="Also train one file a task that never saw it: KIND-without-TASK.safetensors, here."),
+        opt(help="Also train one file a task that never saw it: KIND-without-TASK.safetensors, here."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    device: OnDevice = "auto",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -36,31 +32,22 @@ def train_scorer(
     of examples, and where labels come from:
 
       kind: probe
-
-      tasks: \\[needle, {name: vt, hops: 2}]
-
-      lengths: \\[1024, 4096]
-
+      tasks: [needle, {name: vt, hops: 2}]
+      lengths: [1024, 4096]
       n: 20
-
-      labels: evidence          # or {scorer: target_attention, scorer.queries: 24, top: 0.02}
-
-      leave_out: vt             # judged by, not learnt from
-
-      drafter: drafter.gguf     # the embedded one if left out; target likewise
-
+      labels: evidence   # or {scorer: target_attention, top: 0.02}
+      leave_out: vt      # judged by, not learnt from
+      drafter: d.gguf    # the embedded one if left out; target likewise
       options: {chunk_size: 16, neighbours: 1, l2: 0.001}
 
     Two runs on one machine find the same weights; they belong to the drafter they were trained for.
 
-    [bold]Examples[/bold]
-
+    Examples
+    --------
       sp train scorer experiments/scorers/probe.yaml -o scorer.safetensors
-
       sp train scorer data.yaml --leave-one-out scorers --device cuda
-
       sp run --scorer probe --set scorer.weights=scorer.safetensors ...
-      sp eval needle --scorer 'probe\\[weights=scorer.safetensors],tail\\[queries=24]'
+      sp eval needle --scorer 'probe[weights=scorer.safetensors],tail[queries=24]'
     """
     from sp.studies.training.plan import load_plan, without
     from sp.studies.training.prompts import Readers, check_lengths
@@ -75,7 +62,7 @@ def train_scorer(
     plan = load_plan(data)
     if leave_one_out is not None:
         without(plan, next(iter(plan.tasks)))
-    readers = Readers.open(plan, device)  # type: ignore[arg-type]
+    readers = Readers.open(plan, device)
     check_lengths(readers, plan)
     written: list[tuple[Path, ScorerFile]] = []
     rows: list[dict[str, Any]] = []

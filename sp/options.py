@@ -1,16 +1,24 @@
-"""The options of a dataclass as people write them, each with what its docstring says of it."""
+"""Options as dataclasses have them: name, type, default, and what the docstring says; read from text, and shown.
+
+The command line, the keys of sweeps, the fields of requests and the pages are all made from this.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+from contextlib import suppress
+from dataclasses import MISSING
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sp.config import TOKENS
+from sp.config import Option, Tokens, check_type, option_of
+from sp.errors import ConfigError, short
 
+REQUIRED: Any = ...
+"""In place of a default."""
 HEADING = re.compile(r"^(\w[\w ]*)\n-+$", re.M)
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true | false", Path: "file", NoneType: "null"}
 ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")
@@ -27,12 +35,21 @@ class Field:
         As it is written in YAML; None for an option that must be given.
     told : str
         What the docstring says; empty where it says nothing.
+    hint : type
+        What it must be.
+    option : Option
+        What else its annotation says.
+    value : object
+        The default itself; `REQUIRED` if it must be given.
     """
 
     name: str
     type: str
     default: str | None
     told: str
+    hint: Any = None
+    option: Option = Option()  # noqa: RUF009  nothing changes it
+    value: Any = REQUIRED
 
     @property
     def shown(self) -> str:
@@ -47,7 +64,7 @@ class Field:
 
 
 def fields_of(cls: type) -> list[Field]:
-    """The options of a strategy, in the order of its class.
+    """The options of a dataclass, in the order of its class.
 
     Examples
     --------
@@ -55,12 +72,16 @@ def fields_of(cls: type) -> list[Field]:
     >>> [(one.shown, one.told[:20]) for one in fields_of(SCORERS.class_of("random"))]
     [('run=32', 'Tokens that share on')]
     """
-    told, hints = _told(cls), get_type_hints(cls, include_extras=True)
-    return [
-        Field(field.name, type_shown(hints[field.name]), _default(field), told.get(field.name, ""))
-        for field in dataclasses.fields(cls)
-        if field.init
-    ]
+    told, hints, found = _told(cls), get_type_hints(cls, include_extras=True), []
+    for field in dataclasses.fields(cls):
+        if field.init:
+            hint, option = option_of(hints[field.name])
+            value = field.default if field.default_factory is MISSING else field.default_factory()
+            value = REQUIRED if value is MISSING else value
+            default = None if value is REQUIRED else as_yaml(value)
+            said = told.get(field.name, "")
+            found.append(Field(field.name, type_shown(hint), default, said, hint, option, value))
+    return found
 
 
 def type_shown(hint: Any) -> str:
@@ -73,8 +94,10 @@ def type_shown(hint: Any) -> str:
     ('max | mean | null', 'list of whole number', 'true | false')
     """
     origin = get_origin(hint)
-    if origin is Annotated and TOKENS in get_args(hint):
+    if hint is Tokens or hint == Tokens:
         return "tokens"
+    if origin is Annotated:
+        return type_shown(option_of(hint)[0])
     if origin is Literal:
         return " | ".join(map(str, get_args(hint)))
     if origin in (Union, UnionType):
@@ -101,15 +124,55 @@ def as_yaml(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(as_yaml, value))}]"
-    return str(value) if value != "" else "''"
+    text = str(value)
+    return f"'{text}'" if text.lower() in ("", "on", "off", "yes", "no", "true", "false", "null") else text
 
 
-def _default(field: dataclasses.Field[Any]) -> str | None:
-    if field.default is not dataclasses.MISSING:
-        return as_yaml(field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return as_yaml(field.default_factory())
-    return None
+def from_text(text: str, hint: Any, where: str) -> Any:
+    """What a text says where a value of a type is wanted; strategies and others that are read later stay text.
+
+    Raises
+    ------
+    ConfigError
+        It says no such value; `where` it stands is told.
+
+    Examples
+    --------
+    >>> from_text("8k,1m", tuple[Tokens, ...], "-p"), from_text("0.5", float | None, "--keep-ratio")
+    ((8192, 1048576), 0.5)
+    >>> from_text("many", int, "-r")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: -r must be a whole number, not 'many'
+    """
+    kind, option = option_of(hint)
+    if get_origin(kind) in (Union, UnionType):
+        *others, last = (one for one in get_args(kind) if one is not NoneType)
+        for one in others:
+            with suppress(ConfigError):
+                return from_text(text, one, where)
+        return from_text(text, last, where)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        try:
+            value: Any = tuple(from_text(part.strip(), item, where) for part in text.split(",") if part.strip())
+        except ConfigError as error:
+            if item not in (int, float, Tokens):
+                raise
+            kinds = "numbers" if item is float else "whole numbers"
+            example = "0.05,0.1" if item is float else "512,8k"
+            told = f"{where} takes {kinds} with commas between them, such as {example}, not {short(repr(text))}"
+            raise ConfigError(told if " must be at " not in str(error) else str(error)) from None
+    elif kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ConfigError(f"{where} must be a {WORDS[kind]}, not {short(repr(text))}") from None
+    elif kind in (str, Tokens) or get_origin(kind) is Literal or hasattr(kind, "parse"):
+        value = check_type(text, kind, where)
+    else:
+        value = Path(text) if kind is Path else text
+    option.check(value, where)
+    return value
 
 
 def _told(cls: type) -> dict[str, str]:

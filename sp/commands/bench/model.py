@@ -1,0 +1,234 @@
+"""`sp bench`: the speed of whole models, and pictures of what was measured."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from sp.commands.asked import KernelPath, OnDevice, Results, kernels_of
+from sp.commands.line import arg, opt
+from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
+from sp.config import Tokens
+from sp.errors import ConfigError
+from sp.models.cache.pages import KVType
+from sp.scoring.reading import Sparse
+from sp.session.options import MathName
+
+
+def bench_model(
+    results: Results,
+    file: Annotated[Path | None, arg("A GGUF file; or use --synthetic.")] = None,
+    synthetic: Annotated[
+        str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
+    ] = None,
+    type_: Annotated[str, opt("--type", help="File type of the random weights.")] = "q4_k_m",
+    prompts: Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")] = (512,),
+    new: Annotated[tuple[Tokens, ...], opt("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = (64,),
+    depth: Annotated[tuple[Tokens, ...], opt("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = (
+        0,
+    ),
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test.")] = 5,
+    device: OnDevice = "auto",
+    path: KernelPath = "auto",
+    math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
+    kv: Annotated[KVType, opt(help="Cached keys and values; f32 on the CPU alone.")] = "f16",
+    rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
+    chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
+    sparse: Annotated[
+        Sparse, opt(help="Which key blocks attention reads in a prefill, such as density:0.05; off for all.")
+    ] = Sparse("off"),  # noqa: B008
+    cards: Annotated[int, opt(least=1, help="GPUs that share the model, from the first on.")] = 1,
+    kernels: Annotated[bool, opt(help="Also list the kernels a test spends its time in.")] = False,
+) -> None:
+    """Time prefill and decoding of a model with random tokens, after a warm-up.
+
+    Examples
+    --------
+      sp bench model Qwen3.6-27B-Q4_K_M.gguf -p 512,8192,32768,131072 -n 64 -r 5
+      sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
+      sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --math int8
+      sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --sparse density:0.05
+      sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
+    """
+    from sp.bench.model import Trial, describe, run_tests
+    from sp.bench.names import file_type_name, model_facts
+    from sp.bench.record import make_record
+    from sp.gguf import GGUFFile
+    from sp.kernels.device import pick_device
+    from sp.models import read_math
+    from sp.models.cache.pages import cache_name
+    from sp.parallel.nccl import group_of
+
+    if (file is None) == (synthetic is None):
+        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+    tests = [Trial(n, sparse=sparse) for n in prompts if n] + [Trial(d, n) for d in depth for n in new if n]
+    if not tests:
+        raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
+    where, asked = pick_device(device), read_math(math, "--math")
+    if kernels and cards > 1:
+        raise ConfigError("--kernels is for one card; leave --cards away")
+    group = group_of(cards, where)
+    with kernels_of(path, where)[1]:
+        opened, name, load = open_model(file, synthetic, type_, where, asked, group)
+    model, together = (opened, None) if group is None else (opened.models[0], opened.run)
+    config = opened.config
+    facts = model_facts(name, config, type_ if file is None else file_type_name(GGUFFile.open(file)))
+    on_gpu = where == "cuda"
+    taken, on_path = kernels_of(path, where)
+
+    def keep(**entry: Any) -> None:
+        """Write a result down at once: a later test may fail."""
+        if on_gpu and results.record is not None:
+            results.keep(make_record(**entry))
+
+    if load is not None and group is None:
+        first = {"model": name, "file_bytes": load[1], "mode": "first"}
+        keep(bench="load", config=first, metrics={"seconds": load[0]}, samples=[load[0]])
+    timings = []
+    with on_path:
+        how: dict[str, Any] = {"kv": kv, "rotate": rotate, "chunk": chunk, "together": together}
+        with progress_bar("measuring", repeats * len(tests)) as advance:
+            for timing in run_tests(model, tests, repeats, progress=lambda _: advance(1), **how):
+                timings.append(timing)
+                if timing.refused is not None:
+                    print(f"sp: {timing.test.name}: not in a CUDA graph: {timing.refused}", file=sys.stderr)
+                keep(**describe(timing, facts, taken, cache_name(kv, rotate), model.arithmetic))
+        profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
+    rows = [_row(timing, name, model, kv, taken) for timing in timings]
+    loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
+    tables = {test: [vars(item) for item in found] for test, found in profiles}
+    if results.plain(rows, [timing.rates for timing in timings], **loading, kernels=tables):
+        return
+    print_rows(rows, results)
+    if results.output == "table" and load is not None:
+        print(f"loaded {load[1] / 1e9:.2f} GB in {load[0]:.2f} s ({load[1] / load[0] / 1e9:.1f} GB/s)")
+    for timing in timings:
+        if timing.imbalance is not None and results.output == "table":
+            print(f"{timing.test.name}: the most loaded expert has {timing.imbalance:.2f} times the mean load")
+    for test, found in profiles:
+        print_kernels(test, found, results)
+
+
+def roofline(
+    results: Annotated[Path, arg("Folder of one card, e.g. results/nvidia-h200.")],
+    out: Annotated[
+        Path | None, opt("-o", "--out", help="Folder of the pictures; that of the records if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the recorded kernels under the limits of their card: arithmetic rate over arithmetic intensity.
+
+    Writes roofline.png with all of them and roofline-FAMILY.png for each family.
+
+    Examples
+    --------
+      sp bench roofline results/nvidia-h200
+    """
+    from sp.studies.plots.roofline import draw, points
+    from sp.studies.plots.roofline_families import draw_families
+
+    found, folder = points(results), out or results
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [draw(found, folder / "roofline.png"), *draw_families(found, folder)]
+    if as_json:
+        print_json({"pictures": [str(picture) for picture in pictures], "points": [vars(point) for point in found]})
+        return
+    for picture in pictures:
+        print(picture)
+
+
+def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, Any]:
+    """One line of the report."""
+    from sp.bench.record import running
+
+    metrics = timing.metrics()
+    return {
+        "model": name,
+        "weights_gb": model.nbytes / 1e9,
+        "kv": kv,
+        "path": path,
+        "math": running(path, model.arithmetic)["math"],
+        "cards": timing.cards,
+        "test": timing.test.name,
+        "tok_s": metrics["tok_s_mean"],
+        "sd": metrics["tok_s_sd"],
+        "median": metrics["tok_s"],
+        "peak_gb": metrics["peak_bytes"] / 1e9,
+    }
+
+
+def open_model(
+    file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
+) -> tuple[Any, str, tuple[float, int] | None]:
+    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading.
+
+    The last is None for random weights.
+    """
+    from sp.gguf import GGUFFile
+    from sp.models import load_model
+    from sp.models.shards.load_shards import load_shards
+    from sp.models.synthetic.random_shards import random_shards
+    from sp.models.synthetic.random_store import random_model
+
+    if shape is not None:
+        if device == "cpu":
+            raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
+        random = random_shards(shape, file_type, group, math) if group else random_model(shape, file_type, math=math)
+        return random, f"{shape} {file_type} (random)", None
+    assert file is not None
+    start = time.perf_counter()
+    opened = GGUFFile.open(file)
+    with progress_bar("loading", opened.nbytes) as progress:
+        how: dict[str, Any] = {"device": device, "progress": progress, "math": math}
+        model: Any = load_shards(opened, group, **how) if group else load_model(opened, **how)
+    return model, name_of(opened), (time.perf_counter() - start, opened.nbytes)
+
+
+def name_of(file: Any) -> str:
+    """What an open file is called in results."""
+    from sp import values
+    from sp.errors import plain
+
+    name = values.text(file.metadata.get("general.name"))
+    return plain(name, 80) if name else str(file.path.stem)
+
+
+def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
+    """Kernels of one run of a test: of its prefill, or of one decoded token."""
+    import numpy as np
+
+    from sp.bench.kernel_times import kernel_times
+    from sp.bench.model import read
+    from sp.models import decode_step, prefill
+
+    cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, max(1, test.prompt))
+    if not test.new:
+        return kernel_times(lambda: read(model, ids, cache, chunk, test.sparse))
+    prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
+    decode_step(model, 0, len(ids), cache)
+    return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
+    """Tests of `sp bench model`, one a row."""
+    columns: list[Column] = [
+        ("model", lambda row: row["model"] + (f" on {row['cards']} cards" if row["cards"] > 1 else "")),
+        ("weights", "{weights_gb:.2f} GB"),
+        *((name, f"{{{name}}}") for name in ("kv", "path", "math", "test")),
+        ("tok/s", "{tok_s:.2f} ± {sd:.2f}"),
+        ("median", "{median:.2f}"),
+        ("peak memory", lambda row: f"{row['peak_gb']:.2f} GB" if row["peak_gb"] else ""),
+    ]
+    results.table(*cells_of(rows, columns), 6, ("model", "test", "tok/s", "median", "peak memory"))
+
+
+def print_kernels(test: str, found: Any, results: Results) -> None:
+    """Kernels of a test, and what they take of its time."""
+    total = sum(item.ms for item in found)
+    print(f"{test}: {total:.3f} ms")
+    cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in found]
+    results.table(["kernel", "variant and grid", "launches", "ms", "share"], cells, 2)

@@ -1,1 +1,0 @@
-"""What every command has: plugins, and options in groups."""

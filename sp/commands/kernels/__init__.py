@@ -1,1 +1,0 @@
-"""`sp kernels`: what is done with the CUDA kernels."""

@@ -1,1 +1,0 @@
-"""What there is to choose from: strategies, tasks, families of models, and the keys of sweeps."""

@@ -1,1 +1,0 @@
-"""`sp train`: what learns."""
