@@ -144,7 +144,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
             return value
     elif isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
         return value
-    shown = getattr(expected, "__name__", str(expected))
+    shown = "str" if hasattr(expected, "parse") else getattr(expected, "__name__", str(expected))
     raise ConfigError(f"{where} must be {shown}, not {short(repr(value))}")
 
 

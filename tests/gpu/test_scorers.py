@@ -120,8 +120,8 @@ def test_late_interaction_is_that_of_numpy(tokens, asking, size, tmp_path, monke
     print(f"{tokens} tokens: off by {off:.1e}, squared error {error:.1e}")
     assert type(got.scores) is np.ndarray
     assert got.scores.dtype == want.scores.dtype
-    # Parts are divided by their spread, which is small for a head that was trained for nothing: rounding shows.
-    assert error < 1e-2 or not want.scores.any()
+    # Parts are divided by their spread, which is small for a head that was trained for nothing: 5e-5 was seen.
+    assert error < 5e-4 or not want.scores.any()
     assert not got.scores[question].any()
 
 

@@ -173,7 +173,11 @@ def test_override_of_zip_and_list() -> None:
         ("cells:", "pairs: {target: none.gguf}\ncells:", r"line 6: target none.gguf is not a file"),
         ("cells:", "pairs: {drafter_rope: yarn}\ncells:", r"line 6: drafter_rope takes none, linear:FACTOR or yarn"),
         ("cells:", "pairs: {math: int4}\ncells:", r"line 6: math is 'int4'; did you mean 'int8'"),
-        ("cells:", "pairs: {drafter_math: 8}\ncells:", r"line 6: drafter_math must be str, not 8"),
+        (
+            "cells:",
+            "pairs: {drafter_math: 8}\ncells:",
+            r"line 6: drafter_math is 8; did you mean 'fp8'\? Known: auto, bf16, fp8, int8",
+        ),
         ("cells:", "pairs: {target_rope: 4}\ncells:", r"line 6: target_rope must be str, not 4"),
         ("cells:", "cells: [", r"line \d+: not YAML"),
         ("  - list:\n", "  - {}\n  - list:\n", r"line 11: no cell is set here"),
