@@ -94,7 +94,7 @@ def type_shown(hint: Any) -> str:
     ('max | mean | null', 'list of whole number', 'true | false')
     """
     origin = get_origin(hint)
-    if hint is Tokens or hint == Tokens:
+    if hint == Tokens:
         return "tokens"
     if origin is Annotated:
         return type_shown(option_of(hint)[0])

@@ -25,6 +25,12 @@ from sp.session import Pipeline, RunOptions
 from sp.session.request import score_request
 
 QUESTION = "Which of the settings has to be changed before two of them can be used together?"
+READINGS = {
+    "attention=flashprefill density=0.05": "sparse=density:0.05",
+    "attention=flashprefill alpha=0.1": "sparse=alpha:0.1",
+    "dense": "",
+}
+"""How the drafter attends: as records name it, which keeps their keys, and as a scorer's option."""
 HOW = ("auto", "calibrated", "tail", "tail[queries=question]", "bm25")
 
 
@@ -49,19 +55,19 @@ def main() -> None:
                 need = int(len(text) * tokens / len(whole.ids)) - 600
                 document = (text * (1 + need // len(text)))[:need]
                 drafted = Prompt.from_document(document, QUESTION, loaded.template).tokenise(loaded.tokenizer)
-                for reading in (("attention=flashprefill density=0.05",), ("attention=flashprefill alpha=0.1",), ("",)):
-                    if "bm25" in scorer and reading[0]:
+                for attention, sparse in READINGS.items():
+                    if "bm25" in scorer and sparse:
                         continue
                     name = scorer.partition("[")[0]
-                    options_text = " ".join(filter(None, (scorer.partition("[")[2].rstrip("]"), reading[0])))
+                    options_text = " ".join(filter(None, (scorer.partition("[")[2].rstrip("]"), sparse)))
                     one = RunOptions(scorer=f"{name}[{options_text}]" if options_text else name).scorer
                     row = timed(loaded, drafted, one, args.repeats)
                     config: dict[str, Any] = {
                         "model": "smollm2-135m", "prompt_tokens": tokens, "tokens": "text", "scorer": scorer,
-                        "attention": reading[0] or "dense", "depth": loaded.model.depth,
+                        "attention": attention, "depth": loaded.model.depth,
                         **running("sm_90a", loaded.model.arithmetic),
                     }  # fmt: skip
-                    print(math, scorer, tokens, reading[0] or "dense", row["metrics"], flush=True)
+                    print(math, scorer, tokens, attention, row["metrics"], flush=True)
                     if args.record:
                         append(make_record("real_drafter", config, **row), args.record)
 

