@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from html import escape
 
 from sp.page.frame import asset, page
-from sp.page.markup import Html
+from sp.page.markup import Html, tag
 from sp.page.tables import sort_script
 from sp.studies.board.entries import Board, Entry, Interval
 from sp.studies.board.markdown import INTRODUCTION, LEFT_OUT, points
@@ -38,7 +38,7 @@ def as_html(board: Board) -> str:
             title = f"{matrix.tokens:,} tokens, keep {matrix.keep:g}"
             parts.append(f"<details{opened}><summary>{title}</summary>\n{_matrix(matrix)}\n</details>")
     parts += ["<h2>Every entry</h2>", _filters(board.entries), _everything(board.entries)]
-    body = Html("\n".join(parts))
+    body = tag("main", Html("\n".join(parts)))
     return page("Leaderboard", body, styles=(asset("board.css", __package__),), scripts=(scripts(),))
 
 
