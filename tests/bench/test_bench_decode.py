@@ -12,8 +12,7 @@ from command_line import invoke
 from models.tiny_drafts import write_draft
 
 from sp.bench import decode as bench
-from sp.bench.decode import ways_of
-from sp.bench.decode_metrics import Answered, Measured, ratio_interval
+from sp.bench.decode import Answered, Measured, ratio_interval, ways_of
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_trace
 from sp.decode import DDTree

@@ -16,11 +16,9 @@ import pytest
 from command_line import invoke
 
 from sp.bench import ttft as bench
-from sp.bench.memory import watched
-from sp.bench.names import shape_name
 from sp.bench.prompts import PromptMaker
-from sp.bench.request import measure, without_ends
-from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
+from sp.bench.record import shape_name
+from sp.bench.ttft import Bench, Cell, config_of, describe, measure, requests_of, watched, without_ends
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
