@@ -29,7 +29,7 @@ from sp.evals.natural.documents import (
 from sp.evals.natural.overlap import HARD, overlap
 from sp.evals.natural.questions import QUESTIONS, known_questions, own_questions
 from sp.evals.natural.verdict import BUDGET, CUT, PLACE, RANK, judge
-from sp.hub import download
+from sp.hub import fetch as download
 from sp.selection import Selection
 
 SHIPPED = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 from sp.errors import ConfigError
 from sp.folders import cache_folder
-from sp.hub.archives import take_member
-from sp.hub.download import Steps, download
+from sp.hub.fetch import Steps, download, take_member
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
@@ -41,7 +40,7 @@ class Archive:
 def fetch_members(archive: Archive, members: Sequence[str], watch: Callable[[int], None]) -> list[bytes]:
     """Download an archive, read some of its files, and leave nothing on disk.
 
-    `watch` is called as by `sp.hub.download.download`; FetchError as there, and as by `sp.hub.archives.take_member`.
+    `watch` is called as by `sp.hub.fetch.download`; FetchError as there, and as by `sp.hub.fetch.take_member`.
     """
     with TemporaryDirectory(prefix="sp-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from html import escape
 
-from sp.page.frame import asset, page
-from sp.page.markup import Html, tag
-from sp.page.tables import sort_script
+from sp.page.markup import Html, asset, page, tag
 from sp.studies.board.entries import Board, Entry, Interval
 from sp.studies.board.markdown import INTRODUCTION, LEFT_OUT, points
 from sp.studies.board.matrix import Line, Matrix, matrices
@@ -44,7 +42,7 @@ def as_html(board: Board) -> str:
 
 def scripts() -> str:
     """What sorts and filters."""
-    return sort_script() + asset("filter.js", __package__)
+    return asset("sort.js") + asset("filter.js", __package__)
 
 
 def _matrix(matrix: Matrix) -> str:

@@ -8,9 +8,7 @@ from typing import Any
 
 from sp.evals.run import scorer_class
 from sp.page.forest import Kind, Line, Scale, forest, spread
-from sp.page.frame import asset, page
-from sp.page.markup import Html, tag
-from sp.page.tables import Cell, sort_script, sortable
+from sp.page.markup import Cell, Html, asset, page, sortable, tag
 from sp.scoring.base import ModelFreeScorer
 
 Summary = Mapping[str, Any]
@@ -93,7 +91,7 @@ def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "")
         tag("h2", "Every line"),
         _table(lines, view),
     )
-    return page(title, main, styles=(asset("forest.css"),), scripts=(sort_script(),))
+    return page(title, main, styles=(asset("forest.css"),), scripts=(asset("sort.js"),))
 
 
 def _plot(title: str, lines: Sequence[Summary], view: View) -> Html:

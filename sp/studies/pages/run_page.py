@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.page.frame import asset, page
-from sp.page.heat import Heated, Place
-from sp.page.markup import Html, join, tag
-from sp.page.strip import strip
-from sp.page.tables import Cell, facts, sort_script, sortable
+from sp.page.heat import Heated, Place, strip
+from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.prompt.heat import LEVELS
 from sp.session import RunResult
 
@@ -44,7 +41,7 @@ def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, An
             tag("h2", "Times"), _times(result),
             tag("h2", "Settings"), _settings(told, report)),
         styles=(asset("heat.css"), STYLE),
-        scripts=(asset("heat.js"), sort_script()),
+        scripts=(asset("heat.js"), asset("sort.js")),
     )  # fmt: skip
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sp.page.forest import Kind, Line, Scale, forest, spread
-from sp.page.frame import asset, page
-from sp.page.markup import Html, join, tag
-from sp.page.tables import Cell, facts, sort_script, sortable
+from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.studies.style import tokens_label
 from sp.studies.sweep.cells import FULL, Group, Table, is_control, is_oracle
 from sp.studies.sweep.store import Row
@@ -56,7 +54,7 @@ def study_page(
         body.append(tag("h2", section.title if len(sections) > 1 else "Answers"))
         body += _section(section, times)
     main = tag("main", join(body, "\n"))
-    return page(title, main, styles=(asset("forest.css"),), scripts=(sort_script(),))
+    return page(title, main, styles=(asset("forest.css"),), scripts=(asset("sort.js"),))
 
 
 def _section(section: Section, times: bool) -> Iterator[Html]:
