@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 from sp.evals import TASKS
 from sp.evals.heads import measure_heads
-from sp.evals.metrics import score_answer
+from sp.evals.matches import score_answer
 from sp.ops.attention.attention_rows import attention_rows
 from sp.session.load import embedded, load
 from sp.scoring import ScoreRequest

@@ -12,8 +12,8 @@ from typing import Any
 
 from sp.bench.simulate import read_trace
 from sp.commands.asked import overrides, read_settings
-from sp.evals.formats.file_task import FORMATS, recognise
-from sp.evals.turns.rows import KEY, known_rows
+from sp.evals.formats.records import FORMATS, recognise
+from sp.evals.turns.ways import KEY, known_rows
 from sp.named import read_strategies
 from sp.scoring import SCORERS
 from sp.scoring.attention import head_map

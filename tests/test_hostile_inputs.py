@@ -16,7 +16,7 @@ from input_cases import ASKED, CASES, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT, 
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.evals.formats.file_task import FORMATS, recognise
+from sp.evals.formats.records import FORMATS, recognise
 from sp.json_lines import parse_json, parse_object, read_jsonl
 from sp.plain_yaml import MOST_BYTES, read_value
 from sp.scoring.attention.head_map import HeadMap

@@ -20,7 +20,7 @@ from pathlib import Path
 from facts import FACTS
 
 from sp.errors import SpError
-from sp.evals.natural.documents import known_documents
+from sp.evals.natural.questions import known_documents
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokenizer import Tokenizer
 from sp.hub.known import model_path

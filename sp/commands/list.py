@@ -101,7 +101,7 @@ def registries() -> dict[str, Any]:
     import sp.evals  # noqa: F401  # registers tasks and formats
     from sp.decode import DECODERS
     from sp.evals import TASKS
-    from sp.evals.formats.file_task import FORMATS
+    from sp.evals.formats.records import FORMATS
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
 

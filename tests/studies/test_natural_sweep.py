@@ -125,7 +125,7 @@ def test_the_sweep_of_real_weights_is_sound(tmp_path: Path, file: Path, monkeypa
     for length in ("6k", "28k", "60k", "120k"):
         write_questions(tmp_path / "needles" / f"needles-{length}.jsonl")
     mine = own_questions(tmp_path / "mine.jsonl")
-    monkeypatch.setattr("sp.evals.natural.task.known_questions", lambda: mine)
+    monkeypatch.setattr("sp.evals.natural.questions.known_questions", lambda: mine)
     pair = [f"pairs.{role}={embedded(role)}" for role in ("target", "drafter")]
     sweep = load_sweep(ROOT / "experiments" / "real.yaml", pair)
     assert len(sweep.runs) == 5 * 5

@@ -157,10 +157,8 @@ def run_tasks(
         in a column of their own.
     """
     from sp.evals import TASKS, evaluate
-    from sp.evals.fits import check_example, check_lengths
-    from sp.evals.formats.file_task import FileTask
-    from sp.evals.formats.record_task import LongPromptError
-    from sp.evals.run import counter, label
+    from sp.evals.formats.records import FileTask, LongPromptError
+    from sp.evals.run import check_example, check_lengths, counter, label
     from sp.evals.summary import summarise
 
     cells = {task: asked.cells(task.name) for task in tasks}

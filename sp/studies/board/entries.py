@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.evals.statistics import paired_difference, wilson
+from sp.evals.summary import paired_difference, wilson
 from sp.evals.trained_for import note_of_records
 from sp.studies.board.command import command_of
 from sp.studies.board.naming import KINDS, Kind, kind_of, shown_name, task_label, trained_of, weights_of

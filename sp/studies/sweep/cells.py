@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from sp.evals.run import COLUMNS, scorer_class
-from sp.evals.statistics import paired_difference, wilson
-from sp.evals.summary import best_oracles, grouped
+from sp.evals.summary import best_oracles, grouped, paired_difference, wilson
 from sp.models.cache.pages import rotates
 from sp.scoring.base import ModelFreeScorer
 from sp.session import RunOptions

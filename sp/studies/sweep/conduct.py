@@ -12,7 +12,7 @@ from typing import Any
 from sp.bench.record import commit
 from sp.cluster import join
 from sp.errors import ConfigError
-from sp.evals.natural.task import NaturalTask
+from sp.evals.natural.questions import NaturalTask
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.plugins import loaded_plugins

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.evals.natural.task import NaturalTask
+from sp.evals.natural.questions import NaturalTask
 from sp.evals.trained_for import note_of_metadata
 from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template

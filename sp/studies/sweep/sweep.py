@@ -19,7 +19,7 @@ from sp.config import Registry, from_mapping
 from sp.decode import Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
-from sp.evals.natural.task import NaturalTask
+from sp.evals.natural.questions import NaturalTask
 from sp.evals.run import label as strategy_label
 from sp.options import REQUIRED, fields_of
 from sp.plugins import find_plugin

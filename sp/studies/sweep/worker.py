@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sp.errors import SpError
 from sp.evals.base import RESERVED, Example
+from sp.evals.natural.questions import NaturalTask
 from sp.evals.natural.rows import Work
-from sp.evals.natural.task import NaturalTask
 from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
 from sp.plugins import Plugin
