@@ -34,7 +34,7 @@ from sp.ops.attention.attention_rows import attention_rows
 from sp.session.load import embedded, load
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
-from sp.studies.style import tidy
+from sp.studies.figures import tidy
 
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "experiments").is_dir())
 instrument = root / "experiments" / "instrument"

@@ -14,9 +14,8 @@ from sp.evals.natural.rows import Work
 from sp.session import Pipeline
 from sp.session.load import embedded
 from sp.studies.sweep.conduct import carry_out, make_plan
-from sp.studies.sweep.runs import Sweep
 from sp.studies.sweep.store import dump_line, read_results
-from sp.studies.sweep.sweep import load_sweep
+from sp.studies.sweep.sweep import Sweep, load_sweep
 
 ROOT = Path(__file__).parents[2]
 SWEEP = """\

@@ -142,7 +142,7 @@ def bench_decode(
             part = time_round(loaded, guesser, size, greedy_ms, options, context=prompt, repeats=4 * repeats)
             found.append(kept(describe_round(part, loaded, guesser, common), results))
             advance(1)
-    from sp.studies.plots.decode_plots import draw_decoding
+    from sp.studies.plots.ttft_plots import draw_decoding
 
     show(found, list(draw_decoding(found, plots)) if plots is not None else [], results)
 

@@ -126,8 +126,7 @@ def roofline(
     --------
       sp bench roofline results/nvidia-h200
     """
-    from sp.studies.plots.roofline import draw, points
-    from sp.studies.plots.roofline_families import draw_families
+    from sp.studies.plots.roofline import draw, draw_families, points
 
     found, folder = points(results), out or results
     folder.mkdir(parents=True, exist_ok=True)

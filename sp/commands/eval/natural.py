@@ -83,7 +83,7 @@ def natural(
     rows = [*before, *fresh]
     lines = summarise_questions(rows)
     if asked.out:
-        from sp.studies.pages.lines_page import NATURAL, lines_page
+        from sp.studies.pages.study_page import NATURAL, lines_page
 
         page = lines_page(f"sp eval natural: {asked.out.name}", lines, NATURAL, trained_for(pipeline))
         write_page(asked.out, page)

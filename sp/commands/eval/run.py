@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sp.evals import Example, Row, Task
     from sp.scoring import Scorer
     from sp.session import Pipeline
-    from sp.studies.sweep.pairs import Pair
+    from sp.studies.sweep.sweep import Pair
 
 CONTROLS = ("random", "lexical", "head_tail", "oracle")
 
@@ -109,7 +109,7 @@ class Asked:
 
     def pair(self) -> Pair:
         """Both models as a sweep names them."""
-        from sp.studies.sweep.pairs import Pair, with_drafter
+        from sp.studies.sweep.sweep import Pair, with_drafter
 
         return with_drafter(Pair(**vars(self.models)), self.scorers())
 

@@ -171,7 +171,7 @@ def ppl(
     from sp.evals.summary import summarise_perplexity
     from sp.prompt import Prompt
     from sp.session.decide import check_context
-    from sp.studies.pages.lines_page import PREDICTED, lines_page
+    from sp.studies.pages.study_page import PREDICTED, lines_page
 
     if asked.thinking != Thinking("off"):
         raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")

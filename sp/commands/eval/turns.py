@@ -54,7 +54,7 @@ def turns(
     from sp.evals.run import check_example, counter
     from sp.evals.transcripts.turns import Turns
     from sp.evals.turns.ways import WAYS, Work, known_rows, rounds, summarise_turns
-    from sp.studies.pages.lines_page import TURNS, lines_page
+    from sp.studies.pages.study_page import TURNS, lines_page
 
     chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
     for way in chosen:
