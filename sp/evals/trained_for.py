@@ -43,7 +43,6 @@ def note_of_metadata(metadata: Mapping[str, Any]) -> str:
     return TRAINED_FOR if values.text(metadata.get("general.name")) == NEEDLE_PAIR else ""
 
 
-@cache
 def note_of_file(drafter: Path) -> str:
     """The same of the drafter in a file; nothing of a file that cannot be read."""
     try:
@@ -58,7 +57,7 @@ def note_of_records(drafters: Iterable[Mapping[str, Any]]) -> str:
     `drafters`: ``sha256`` and, where the file said it, ``trained_for``: a note of `note_of_file`."""
     known = list(drafters)
     if not known:
-        ours = note_of_file(embedded("drafter"))
+        ours = _note_of_embedded()
         return f"If the drafter was the embedded one: {ours}" if ours else ""
     notes = []
     for each in known:
@@ -74,3 +73,8 @@ def one_line(text: str) -> str:
     'two lines, (b)loud(/b)'
     """
     return plain(text, LONGEST).translate(MARKUP)
+
+
+@cache
+def _note_of_embedded() -> str:
+    return note_of_file(embedded("drafter"))
