@@ -22,7 +22,7 @@ from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.imbalance import imbalance
-from sp.models.passes.prefill_graphs import MOST, PrefillGraphs, longest
+from sp.models.run.graph import MOST, PrefillGraphs, longest
 from sp.scoring.reading import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -77,7 +77,7 @@ class Timing:
     imbalance : float or None
         Of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`.
     read : dict of str to int
-        Tokens of the last prefill by how they were read, see `sp.models.passes.prefill_graphs.Way`; empty where that
+        Tokens of the last prefill by how they were read, see `sp.models.run.graph.Way`; empty where that
         was not asked.
     cards : int
         How many share the model; memory is that of the one that held most.

@@ -17,10 +17,10 @@ from sp.decode import DDTree, DFlash, Speculative
 from sp.decode.graph_cycle import new_cycle
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import prefill
+from sp.models import Hooks, prefill
 from sp.models.drafts.dflash import Draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 from sp.session import Loaded, RunOptions
 
 KEPT = 8
@@ -106,7 +106,9 @@ def time_round(
 
     ids = rng.integers(0, model.config.vocab, context)
     rows = context if model.config.layers - 1 in draft.layers else 1
-    prefill(model, ids, np.arange(context), cache, after=LayerFeatures(draft.layers, take), rows=rows)
+    prefill(
+        model, ids, np.arange(context), cache, hooks=Hooks(after_layer=LayerFeatures(draft.layers, take)), rows=rows
+    )
     cycle = new_cycle(model, session, cache, nodes)
     mark, ended = _marks(model.device)
     marks: list[list[Any]] = []

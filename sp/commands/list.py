@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from sp.commands.line import arg, opt
@@ -167,13 +167,12 @@ def _model(model: KnownModel) -> Item:
 
 def _families() -> list[Item]:
     """Families of models that run, and the tokenizers that their files come with."""
-    from sp.models.architectures.base import ARCHITECTURES
+    from sp.models.families.base import ARCHITECTURES, HOMES
 
     found = []
     for name, record in sorted(ARCHITECTURES.items()):
-        about = (inspect.getdoc(inspect.getmodule(record.block)) or "").partition("\n")[0].removeprefix(f"{name}: ")
-        told = f"{about.rstrip('.')}; tokenizers: {', '.join(record.tokenizers)}."
-        found.append(Item(name, told, source=source_of(record.block)))
+        told = f"{record.about or 'told nothing of'}; tokenizers: {', '.join(record.tokenizers)}."
+        found.append(Item(name, told, source=source_of(SimpleNamespace(__module__=HOMES[name]))))
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 from sp.errors import ConfigError
-from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
+from sp.models.families.base import find_architecture
 from sp.models.recording import RecordingStore
 from sp.ops.delta.gated_delta_net import CHUNK
 
@@ -83,7 +84,8 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
         raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
     share = density + (SCORING if density < 1 else 0)
     weights, attention, delta = _rates(config)
-    return Cost(weights * tokens, attention * pairs * share, delta * tokens)
+    seen = sum(layers * (pairs * share if window is None else _pairs(tokens, window)) for window, layers in attention)
+    return Cost(weights * tokens, 4.0 * config.heads * config.head_dim * seen, delta * tokens)
 
 
 def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
@@ -123,14 +125,24 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
 
 
 @lru_cache(maxsize=64)
-def _rates(config: ModelConfig) -> tuple[float, float, float]:
-    """Operations of all layers: weights for a token, attention for a pair of tokens, Gated DeltaNet for a token.
+def _pairs(tokens: int, window: int) -> float:
+    """Pairs of a token and one that it sees, itself among them, within a window.
+
+    >>> _pairs(5, 2), _pairs(5, 100)
+    (9.0, 15.0)
+    """
+    beyond = max(0, tokens - window)
+    return tokens * (tokens + 1) / 2 - beyond * (beyond + 1) / 2
+
+
+def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
+    """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token.
 
     Kept, for a break-even is looked for among a thousand lengths while a request waits.
     """
     params = active_params(config)
-    attention = 4.0 * config.heads * config.head_dim * len(config.attention_layers)
-    return 2.0 * params, attention, len(config.delta_layers) * _delta_per_token(config)
+    windows = Counter(config.windows[layer] if config.windows else None for layer in config.attention_layers)
+    return 2.0 * params, tuple(windows.items()), len(config.delta_layers) * _delta_per_token(config)
 
 
 def _delta_per_token(config: ModelConfig) -> float:

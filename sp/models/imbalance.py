@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy
 from sp.models import Model, prefill
-from sp.models.layers.experts import Experts
-from sp.models.layers.hot_experts import count_choices
-from sp.ops.norms import Norm, Ready, rms_norm
+from sp.models.layer.cold_experts import count_choices
+from sp.models.layer.feed_forward import Experts
+from sp.ops.norms import Norm, Ready
+from sp.quant import Weight
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,13 @@ class Watched:
     counts: Any = field(compare=False)
     one: Any = field(compare=False)
 
-    def __call__(self, x: Floats, norm: Norm) -> Floats:
-        """As the experts, noting where tokens go."""
-        count_choices(self.counts, self.experts.routed(rms_norm(x, *norm)).experts, self.one)
-        return self.experts(x, norm)
+    down: ClassVar[None] = None
 
-    def add_before(self, x: Floats, norm: Norm | Ready, then: Norm) -> tuple[Floats, Norm | Ready]:
-        """Not counted."""
-        return self.experts.add_before(x, norm, then)
+    def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
+        """As the experts, noting where tokens go."""
+        found = self.experts(x, norm, reader)
+        count_choices(self.counts, found.routing.experts, self.one)
+        return found
 
 
 def watched(model: Model) -> tuple[Model, Any]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.kernels import device_errors
-from sp.models.architectures.base import find_architecture, read_config
 from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
 from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
+from sp.models.families.base import find_architecture, read_config
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
 from sp.models.weights import WeightStore

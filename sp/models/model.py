@@ -16,8 +16,9 @@ from sp.kernels import import_cupy, is_device
 from sp.models.arithmetic import Arithmetic
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.layers.block import Tap
-from sp.models.layers.cold_experts import ColdExperts
+from sp.models.layer.block import Halves, chained
+from sp.models.layer.cold_experts import ColdExperts
+from sp.models.layer.steps import Flow, OnAttention, run
 from sp.models.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
@@ -73,16 +74,11 @@ class Model:
         See `ShardModel.agreed`; None of a model that nobody else has a share of.
     sharers : int
         Cards that have a share of it.
-    in_parts : callable or None
-        Of a model that cards share: takes many tokens (n, hidden), their positions, a cache, and how many behind
-        `sp.models.shards.in_parts.middle` count, through all layers but the last, on the device; counts of the cache
-        are moved in all layers there.
     """
 
     captures = True
     sharers = 1
     agreed: Callable[[bool], bool] | None = None
-    in_parts: Callable[[Floats, Ints, Cache, Ints], Floats] | None = None
 
     def __init__(
         self,
@@ -160,7 +156,10 @@ class Model:
         """
         if not is_device(ids):
             self.check_ids(ids)
-        return embedding(self.place(ids, np.int32), self.trunk.embed)
+        x = embedding(self.place(ids, np.int32), self.trunk.embed)
+        if self.config.embedding_scale != 1:
+            x *= np.float32(self.config.embedding_scale)
+        return x
 
     def place(self, values: Ints, kind: type[np.integer[Any]] = np.int64) -> Ints:
         """Positions, or as int32 ids, as an array where the model is; on the CPU as they are."""
@@ -185,7 +184,7 @@ class Model:
         cache: Cache,
         *,
         rows: int | None = None,
-        tap: Tap | None = None,
+        on_attention: OnAttention | None = None,
     ) -> Floats:
         """Run one layer over the next tokens of a sequence.
 
@@ -201,8 +200,8 @@ class Model:
         rows : int, optional
             Compute the output only for the last `rows` tokens (0 to n); all by default. Keys, values and states
             are computed for all n in any case.
-        tap : callable, optional
-            Called as ``tap(index, q, k, positions)`` in attention layers; see `Tap`.
+        on_attention : callable, optional
+            See `sp.models.run.hooks.Hooks`.
 
         Returns
         -------
@@ -213,7 +212,38 @@ class Model:
             raise PromptError(f"{len(positions)} positions for {n} tokens; give one position a token")
         rows = n if rows is None else rows
         assert 0 <= rows <= n, f"rows {rows} of {n}"
-        return self.trunk.blocks[index](x, self.place(positions), cache, rows, tap)
+        return self.pass_layer(self.layers[index], Flow(x, self.place(positions), cache, rows, on_attention))
+
+    @property
+    def layers(self) -> list[Halves]:
+        """The steps of every layer."""
+        return self.of_trunk(_steps)
+
+    @property
+    def chained_layers(self) -> list[Halves]:
+        """The same for tokens that pass all of them at once: products begin the norm that comes next."""
+        return self.of_trunk(_chained_steps)
+
+    def pass_layer(self, layer: Halves, flow: Flow) -> Floats:
+        """What flows, through the steps of a layer: the stream behind it."""
+        for half in layer:
+            with self.turn():
+                run(half, flow)
+            if not flow.rows:
+                break
+            self.join(flow.x)
+        return flow.x
+
+    def parts_at(self, tokens: int) -> int:
+        """Where the second of two parts begins in which `in_parts` takes so many tokens; 0 where it does not."""
+        return 0
+
+    def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
+        """Many tokens (n, hidden) through all layers but the last, where cards share the model; see its subclass."""
+        raise NotImplementedError(f"{self!r} takes tokens in one part")
+
+    def join(self, x: Floats) -> None:
+        """Behind each half of a layer, where cards share it: make x (n, hidden) of the parts that all of them have."""
 
     def whole(self, x: Floats) -> Floats:
         """The residual stream as features take it, of one as layers hand it on: the same, but where cards share it."""
@@ -237,20 +267,20 @@ class Model:
     def settled(self) -> None:
         """Wait until what was queued is done, where cards share the model: one that hangs is found out."""
 
-    @property
-    def norms(self) -> tuple[Norm, ...]:
-        """Norms of the residual stream before each layer and, the last one, before the head."""
-        return (
-            *((block.attn_norm, block.eps) for block in self.trunk.blocks),
-            (self.trunk.output_norm, self.config.eps),
-        )
-
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
         """Residual stream after the last layer (n, hidden) -> logits (n, vocab).
 
-        `norm`: the last of `norms` if the product before has begun it, see `project_add_before`.
+        `norm`: that before the head if the product before has begun it, see `project_add_before`.
         """
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
         assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
         return logits
+
+
+def _steps(trunk: Trunk) -> list[Halves]:
+    return [block.steps() for block in trunk.blocks]
+
+
+def _chained_steps(trunk: Trunk) -> list[Halves]:
+    return chained(_steps(trunk), (trunk.output_norm, trunk.blocks[-1].eps))

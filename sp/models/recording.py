@@ -61,11 +61,11 @@ class RecordingStore:
 
     Examples
     --------
-    >>> from sp.models.layers.feed_forward import SwiGLU
+    >>> from sp.models.layer.feed_forward import GatedMLP
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
     >>> store = RecordingStore(config)
-    >>> _ = SwiGLU.take(store, 0)
+    >>> _ = GatedMLP.take(store, 0)
     >>> [(tensor.name, tensor.shape) for tensor in store.tensors.values()]
     [('blk.0.ffn_gate.weight', (24, 8)), ('blk.0.ffn_up.weight', (24, 8)), ('blk.0.ffn_down.weight', (8, 24))]
     """

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from sp.arrays import Floats
-from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
-from sp.models.layers.block import Block
+from sp.models.families.base import find_architecture
+from sp.models.layer.block import Block
+from sp.models.layer.spec import LayerSpec
 from sp.models.recording import RecordingStore, Tensor
 from sp.models.weights import Store
 from sp.quant import Weight
@@ -35,17 +36,17 @@ class Trunk:
         """Build from a store of weights; with a `depth` only so many layers, and no head."""
         config: ModelConfig = store.config
         table = (config.vocab, config.hidden)
-        block = find_architecture(config.architecture).block
+        family = find_architecture(config.architecture)
         if depth is not None:
             embed = store.matrix("token_embd.weight", table, keep_packed=True)
             norm = store.vector("output_norm.weight", config.hidden)  # which tells models apart
-            return cls(embed, tuple(block(store, i) for i in range(depth)), norm, None)
+            return cls(embed, tuple(family.block(store, i) for i in range(depth)), norm, None)
         tied = "output.weight" not in store
         # Only rows of the embedding are ever read, unless it is the head as well.
         embed = store.matrix("token_embd.weight", table, keep_packed=not tied)
         output = embed if tied else store.matrix("output.weight", table)
         norm = store.vector("output_norm.weight", config.hidden)
-        return cls(embed, tuple(block(store, i) for i in range(config.layers)), norm, output)
+        return cls(embed, tuple(family.block(store, i) for i in range(config.layers)), norm, output)
 
 
 def trunk_tensors(config: ModelConfig, present: Container[str] = (), depth: int | None = None) -> list[Tensor]:
@@ -83,6 +84,6 @@ def mapped(part: Part, leaf: Callable[[Any], Any]) -> Part:
         return leaf(part)  # type: ignore[no-any-return]
     if isinstance(part, tuple):
         return tuple(mapped(item, leaf) for item in part)  # type: ignore[return-value]
-    if not is_dataclass(part) or isinstance(part, type | ModelConfig):
+    if not is_dataclass(part) or isinstance(part, type | ModelConfig | LayerSpec):
         return part
     return replace(part, **{field.name: mapped(getattr(part, field.name), leaf) for field in fields(part)})

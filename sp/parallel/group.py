@@ -70,7 +70,7 @@ class Card(ABC):
         """Put the mean over all cards in the place of every array; see `begin_reduce`. It is queued as a gather is.
 
         Where each card holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
-        `sp.models.shards.shard_block`. All cards hold the same bits afterwards.
+        `sp.models.run.tensor_parallel`. All cards hold the same bits afterwards.
 
         Parameters
         ----------

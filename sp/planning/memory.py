@@ -14,9 +14,9 @@ from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.arithmetic import is_eligible
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.recording import Tensor, layer_of
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.models.trunk import trunk_tensors
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS

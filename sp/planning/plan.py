@@ -12,8 +12,8 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.extended_window import describe_window
-from sp.models.layers.cold_experts import told
-from sp.models.passes.forward import CHUNK
+from sp.models.layer.cold_experts import told
+from sp.models.run.chunked import CHUNK
 from sp.models.synthetic.shapes import find_shape
 from sp.planning.cards import (
     ANSWER,

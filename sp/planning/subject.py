@@ -15,14 +15,14 @@ from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
 from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
-from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
 from sp.models.config import ModelConfig
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.expected import missing_tensors
 from sp.models.extended_window import describe_window
+from sp.models.families.base import ARCHITECTURES, find_architecture, read_config
 from sp.models.file_type import tensor_format
-from sp.models.layers.share import shared_config
+from sp.models.layer.share import shared_config
 from sp.models.metadata_keys import Keys
 from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.models.synthetic.shapes import find_shape

@@ -13,7 +13,7 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
-from sp.models.layers.share import shared_config
+from sp.models.layer.share import shared_config
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan

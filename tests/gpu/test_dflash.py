@@ -23,7 +23,7 @@ from sp.models.drafts.dflash_session import DraftSession
 from sp.models.drafts.dflash_shapes import find_draft_shape
 from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
 from sp.models.model import Model
-from sp.models.passes.captured_graph import CaptureStream
+from sp.models.run.captured_graph import CaptureStream
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_random

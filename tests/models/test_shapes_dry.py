@@ -19,7 +19,7 @@ from sp.kernels import forced_path
 from sp.models import prefill, prefill_by_layer, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table
 from sp.models.model import Model
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import Trunk
 from sp.ops.sparse.flashprefill import FlashPrefill

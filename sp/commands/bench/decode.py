@@ -153,7 +153,7 @@ def bench_decode(
 def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequence[int]) -> None:
     """ConfigError for a method that there is not, and for more guesses than a pass has room for."""
     from sp.decode import DECODERS
-    from sp.models.passes.tree import MOST_NODES
+    from sp.models.run.tree import MOST_NODES
 
     for name in methods:
         if name not in DECODERS:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sp.models.layers.block import Block
-from sp.models.layers.cold_experts import ColdExperts
-from sp.models.layers.experts import Experts
-from sp.models.layers.stack_ring import StackRing
+from sp.models.layer.block import Block
+from sp.models.layer.cold_experts import ColdExperts, StackRing
+from sp.models.layer.feed_forward import Experts
 from sp.models.trunk import Trunk
 
 
@@ -18,7 +17,7 @@ def stacks_of(trunk: Trunk, layers: Iterable[int]) -> dict[int, tuple[Any, ...]]
     found = {}
     for index in layers:
         ffn = _experts(trunk.blocks[index], index)
-        found[index] = (*ffn.into, ffn.down)
+        found[index] = (*ffn.into, ffn.down_stack)
     return found
 
 

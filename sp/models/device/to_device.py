@@ -16,9 +16,9 @@ from sp.kernels.device import require_device
 from sp.models.device.cold import stacks_of, with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
-from sp.models.layers.cold_experts import ColdExperts
-from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
-from sp.models.layers.share import CopiedWeight
+from sp.models.layer.cold_experts import ColdExperts
+from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.layer.share import CopiedWeight
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight

@@ -22,9 +22,8 @@ from sp.models.device.to_device import repacked, to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.drafts.dflash_store import DraftStore
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
-from sp.models.layers.feed_forward import SwiGLU
+from sp.models.layer.block import Block
+from sp.models.layer.spec import LayerSpec
 from sp.models.model import Device, Model
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.weights import Store
@@ -100,7 +99,7 @@ def take_draft(store: Store, config: DraftConfig) -> Parts:
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
         store.vector("hidden_norm.weight", c.hidden),
-        tuple(Block.take(store, i, Attention.take, SwiGLU.take) for i in range(c.layers)),
+        tuple(Block.take(store, i, LayerSpec(window=window)) for i, window in enumerate(config.windows)),
         store.vector("output_norm.weight", c.hidden),
     )
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sp.models.config import ModelConfig
-from sp.models.shards.shard_block import working_with
-from sp.models.shards.shard_model import ShardModel
+from sp.models.run.tensor_parallel import ShardModel, working_with
 from sp.parallel.group import Card, Group
 
 T = TypeVar("T")

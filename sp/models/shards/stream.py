@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
-from sp.models.shards.shard_model import ShardModel
+from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from sp.kernels.device import require_device
 from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.device.kept import keep_rounded
-from sp.models.layers.share import Share
-from sp.models.shards.shard_model import ShardModel
+from sp.models.layer.share import Share
+from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape

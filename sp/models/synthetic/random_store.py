@@ -20,7 +20,7 @@ from sp.models.device.cold import with_cold
 from sp.models.device.kept import keep_rounded
 from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
-from sp.models.layers.share import Share
+from sp.models.layer.share import Share
 from sp.models.model import Model
 from sp.models.recording import layer_of
 from sp.models.synthetic.random_blocks import random_blocks

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
-from sp.models.architectures.base import find_architecture
-from sp.models.architectures.llama import llama3_factors
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
+from sp.models.families.base import find_architecture
+from sp.models.families.llama import llama3_factors
 from sp.models.file_type import tensor_format
 from sp.models.recording import Tensor
 from sp.models.trunk import trunk_tensors

@@ -20,7 +20,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.gguf import GGUFWriter, Value
-from sp.models.architectures.base import find_architecture
+from sp.models.families.base import find_architecture
 from sp.models.file_type import file_type_id
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, Shape, find_shape
