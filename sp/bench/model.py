@@ -21,8 +21,8 @@ from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
-from sp.models.imbalance import imbalance
 from sp.models.run.graph import MOST, PrefillGraphs, longest
+from sp.models.run.imbalance import imbalance
 from sp.scoring.reading import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -75,7 +75,7 @@ class Timing:
     densities : tuple of float
         Share of the causal blocks that each layer of a sparse prefill read.
     imbalance : float or None
-        Of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`.
+        Of the experts of a mixture, in a prefill by one card; see `sp.models.run.imbalance`.
     read : dict of str to int
         Tokens of the last prefill by how they were read, see `sp.models.run.graph.Way`; empty where that
         was not asked.

@@ -12,7 +12,7 @@ from sp.errors import SpError
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig
 from sp.models.families.base import read_config
-from sp.models.file_type import FILE_TYPES
+from sp.models.file.file_type import FILE_TYPES
 from sp.models.synthetic.shapes import find_shape, list_shapes
 
 FREE = ("context", "scaling", "magnitude", "retrieval")

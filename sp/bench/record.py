@@ -19,7 +19,7 @@ from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
-from sp.models.arithmetic import AUTO, Arithmetic
+from sp.models.network.arithmetic import AUTO, Arithmetic
 from sp.quant import Math
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}

@@ -18,7 +18,7 @@ from sp.planning.cards import KEEP
 from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
-    from sp.models.arithmetic import AskedMath
+    from sp.models.network.arithmetic import AskedMath
     from sp.planning.known_cards import Card
     from sp.planning.subject import Subject
 

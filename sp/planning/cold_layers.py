@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sp.errors import ModelError
-from sp.models.arithmetic import AUTO, read_math
 from sp.models.config import ModelConfig
 from sp.models.layer.cold_experts import ring_bytes
+from sp.models.network.arithmetic import AUTO, read_math
 from sp.planning.memory import Stacks, held_weights, kv_bytes, reading_bytes, stack_bytes, state_bytes
 from sp.quant import BlockFormat, Math
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sp.models.arithmetic import AskedMath
+from sp.models.network.arithmetic import AskedMath
 from sp.planning.cards import LARGEST_DRAFTER, SYSTEM
 from sp.planning.known_cards import Card
 from sp.planning.roofline import ERROR

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.models.arithmetic import AskedMath
+from sp.models.network.arithmetic import AskedMath
 from sp.planning.cards import ANSWER, Way, best, need, room, ways
 from sp.planning.known_cards import Card
 from sp.planning.plan import Plan

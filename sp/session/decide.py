@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sp.arrays import Bools
 from sp.errors import PromptError
 from sp.models import ModelConfig
-from sp.models.cost import flops
+from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.sparse.expected_density import expected_density

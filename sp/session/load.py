@@ -13,8 +13,8 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
+from sp.models.file.rope_keys import rope_facts
 from sp.models.layer.share import shared_config
-from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
@@ -231,7 +231,7 @@ def synthetic(
     shape : str
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
-        One of `sp.models.file_type.FILE_TYPES`.
+        One of `sp.models.file.file_type.FILE_TYPES`.
     extrapolate, device, rope, room, math, group, scorers
         See `load`; there is no calibration of random weights.
     seed : int

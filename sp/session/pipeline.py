@@ -13,8 +13,8 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Cards, Draft, load_draft
-from sp.models.arithmetic import scoring
-from sp.models.model import Device
+from sp.models.network.arithmetic import scoring
+from sp.models.network.model import Device
 from sp.models.shards.shared_model import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dry_walk import walked
 
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 
 ARCHS = ("tiny-qwen3", "tiny-qwen35", "tiny-llama")

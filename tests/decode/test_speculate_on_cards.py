@@ -13,9 +13,9 @@ from sp.decode.greedy import generate
 from sp.decode.speculate import speculate
 from sp.models import Hooks, Model, load_draft, load_model, prefill
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
 from sp.models.run.tree import LayerFeatures
 from sp.models.shards.load_shards import load_shards
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.host import HostGroup
 

@@ -19,7 +19,7 @@ from sp.decode.greedy import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import Hooks, load_model, prefill, prefill_by_layer
-from sp.models.trunk import mapped
+from sp.models.network.trunk import mapped
 from sp.ops.matmul.packed import unpack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.prompt import Prompt

@@ -12,9 +12,10 @@ import pytest
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
-from sp.models import arithmetic as marking
-from sp.models import auto_math, load_model
-from sp.models.arithmetic import (
+from sp.models import load_model
+from sp.models.network import arithmetic as marking
+from sp.models.network import auto_math
+from sp.models.network.arithmetic import (
     AUTO,
     FIRST_LAYERS,
     Arithmetic,
@@ -23,10 +24,10 @@ from sp.models.arithmetic import (
     read_math,
     with_math,
 )
-from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.network.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.network.trunk import Trunk, mapped
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup

@@ -9,8 +9,9 @@ import pytest
 from dry_walk import walked
 
 from sp.bench.record import running
-from sp.models import Hooks, arithmetic, load_model, read_by_layer
+from sp.models import Hooks, load_model, read_by_layer
 from sp.models.layer import steps
+from sp.models.network import arithmetic
 from sp.models.run import layer_attention
 from sp.models.run.layer_attention import SparseAttention
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES

@@ -19,8 +19,8 @@ from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_config import draft_config, gguf_keys
 from sp.models.drafts.dflash_session import DraftSession
+from sp.models.file.safetensors_file import SafetensorsFile
 from sp.models.run.tree import LayerFeatures
-from sp.models.safetensors_file import SafetensorsFile
 from sp.quant import F16, F32
 
 TAKEN = (1, 4)

@@ -25,9 +25,9 @@ from sp.models import (
     read_config,
     register_architecture,
 )
-from sp.models.cost import matmul_params
 from sp.models.layer.feed_forward import GatedMLP
 from sp.models.layer.spec import LayerSpec
+from sp.models.network.cost import matmul_params
 from sp.models.run.tree import TreeReader
 from sp.ops.matmul.project import project
 from sp.planning.inspect import inspect_file

@@ -17,7 +17,7 @@ from sp.gguf import GGUFFile
 from sp.models import ARCHITECTURES, load_model
 from sp.models.drafts.dflash import load_draft
 from sp.models.families.base import read_config
-from sp.models.refusals import NEUTRAL
+from sp.models.file.refusals import NEUTRAL
 from sp.planning.inspect import inspect_file
 
 ONE = np.ones((2, 40), np.float32)

@@ -169,7 +169,7 @@ def open_models(
 ) -> tuple[Any, Any]:
     """Target and draft, from files or with random weights."""
     from sp.models.drafts.dflash import load_draft
-    from sp.models.drafts.dflash_synthetic import synthetic_draft
+    from sp.models.synthetic.dflash_synthetic import synthetic_draft
     from sp.session import embedded, load
     from sp.session.load import synthetic as random_target
 

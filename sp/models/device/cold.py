@@ -9,7 +9,7 @@ from typing import Any
 from sp.models.layer.block import Block
 from sp.models.layer.cold_experts import ColdExperts, StackRing
 from sp.models.layer.feed_forward import Experts
-from sp.models.trunk import Trunk
+from sp.models.network.trunk import Trunk
 
 
 def stacks_of(trunk: Trunk, layers: Iterable[int]) -> dict[int, tuple[Any, ...]]:

@@ -19,7 +19,7 @@ from sp.models.device.upload import Part, stream_parts
 from sp.models.layer.cold_experts import ColdExperts
 from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.models.layer.share import CopiedWeight
-from sp.models.trunk import Trunk, mapped
+from sp.models.network.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BF16, F32, BlockFormat, Weight

@@ -22,11 +22,11 @@ from sp.models.device.to_device import repacked, to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.drafts.dflash_store import DraftStore
+from sp.models.file.safetensors_file import SafetensorsFile
+from sp.models.file.weights import Store
 from sp.models.layer.block import Block
 from sp.models.layer.spec import LayerSpec
-from sp.models.model import Device, Model
-from sp.models.safetensors_file import SafetensorsFile
-from sp.models.weights import Store
+from sp.models.network.model import Device, Model
 from sp.ops.attention.head_norm_rope import checked_head_dim
 from sp.quant import Weight
 from sp.quant.repack import Repacked

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sp.errors import ModelError
-from sp.models.metadata_keys import Keys
-from sp.models.refusals import refuse_changed
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed
 
 LATER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "DFlash2": (
@@ -20,7 +20,7 @@ LATER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 Source: llama.cpp, ``src/models/dflash.cpp`` and ``src/models/dspark.cpp``, August to October 2026.
 """
 READ = ("logit_scale", "embedding_scale", "attention.sliding_window", "attention.causal")
-"""Keys of `sp.models.refusals.NEUTRAL` that drafts honour."""
+"""Keys of `sp.models.file.refusals.NEUTRAL` that drafts honour."""
 
 
 def refuse_later(keys: Keys, names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from sp.models.drafts.dflash import Draft
 from sp.models.layer.attention import Attention
 from sp.models.layer.block import Block
 from sp.models.layer.steps import Flow, Nodes, run
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, PinnedStaging
 from sp.ops.attention.attention_heads import context_heads
 from sp.ops.attention.tree_attention import seen_words

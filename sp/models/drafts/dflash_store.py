@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.models.weights import WeightStore
+from sp.models.file.weights import WeightStore
 from sp.quant import Weight
 
 ALIASES = {

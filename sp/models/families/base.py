@@ -1,7 +1,7 @@
 """Architecture: all that is one family's own, in one record; and the records that there are, by their GGUF name.
 
 A family is a file of this folder, or of anywhere else, that makes a record and registers it. What else needs to know of
-it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.recording`).
+it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.file.recording`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sp.errors import ConfigError, ModelError, unknown_name
 from sp.gguf import GGUFFile, Value
 from sp.models.config import ModelConfig
 from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.file.weights import Store, TensorFile
 from sp.models.layer.block import Block
 from sp.models.layer.spec import LayerSpec
-from sp.models.metadata_keys import Keys
-from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
-from sp.models.weights import Store, TensorFile
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Architecture:
         Tensors that `config` reads, so that no block asks for them, each with the way back: from a configuration to
         its numbers, or None if a file of that configuration has no such tensor.
     honours : tuple of str
-        Keys of `sp.models.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
+        Keys of `sp.models.file.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
     about : str
         What `sp list families` says of it.
     """

@@ -20,9 +20,9 @@ from sp.gguf import Value
 from sp.models.config import ModelConfig
 from sp.models.families.base import Architecture, register_architecture
 from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
-from sp.models.metadata_keys import Keys
-from sp.models.weights import TensorFile
 
 FACTORS = "rope_freqs.weight"
 BASE = 1e4

@@ -12,12 +12,12 @@ import numpy as np
 
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
-from sp.models.expert_keys import read_experts
 from sp.models.families.base import Architecture, register_architecture
 from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.file.expert_keys import read_experts
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
-from sp.models.metadata_keys import Keys
-from sp.models.weights import TensorFile
 
 
 def qwen35_config(keys: Keys, file: TensorFile, experts: ExpertConfig | None = None) -> ModelConfig:

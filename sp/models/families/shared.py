@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
-from sp.models.expert_keys import expert_metadata
-from sp.models.metadata_keys import Keys
-from sp.models.rope_keys import read_rope, rope_metadata
-from sp.models.weights import TensorFile
+from sp.models.file.expert_keys import expert_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.rope_keys import read_rope, rope_metadata
+from sp.models.file.weights import TensorFile
 from sp.ops.rope import Pairing, Scaling
 
 

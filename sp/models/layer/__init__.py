@@ -1,1 +1,1 @@
-"""The layers that blocks are made of."""
+"""What a layer computes: its spec, its weights, and its steps."""

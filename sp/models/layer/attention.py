@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
+from sp.models.file.weights import Store, split_rows
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, LayerSpec
-from sp.models.weights import Store, split_rows
 from sp.ops.add_bias import add_bias
 from sp.ops.attention.attention_heads import attention_heads
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope

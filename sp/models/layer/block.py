@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sp.arrays import Floats
+from sp.models.file.weights import Store
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
 from sp.models.layer.feed_forward import Experts, GatedMLP
 from sp.models.layer.spec import LayerSpec
 from sp.models.layer.steps import Attend, FeedForward, Half, Join, Mix, Mixer, Mlp, Qkv
-from sp.models.weights import Store
 from sp.ops.norms import Norm
 
 Halves = tuple[Half, Half]

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from sp.arrays import Floats
 from sp.models.config import DeltaConfig
+from sp.models.file.weights import Store
 from sp.models.layer.share import Share
 from sp.models.layer.steps import Flow, Nodes
-from sp.models.weights import Store
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.delta_tree import delta_tree
 from sp.ops.delta.padding import hide_padding, keep_taps

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from sp.arrays import Floats
 from sp.models.config import ExpertConfig
+from sp.models.file.weights import Store
 from sp.models.layer.cold_experts import BY_NEED, ColdLayer
 from sp.models.layer.share import Share
 from sp.models.layer.spec import Activation
-from sp.models.weights import Store
 from sp.ops.experts.expert_mlp import Shared, add_experts
 from sp.ops.experts.routing import Routing, route
 from sp.ops.experts.stack import Stack

@@ -260,7 +260,7 @@ def onto(x: Floats, h: Any, weight: Weight | None) -> Floats:
     """``x + W h``: a new array, on the device x itself."""
     if weight is not None:
         return project_add(x, h, weight)
-    return h.onto(x) if hasattr(h, "onto") else added(x, h)  # type: ignore[no-any-return]
+    return h.onto(x) if hasattr(h, "onto") else added(x, h)
 
 
 def added(x: Floats, y: Floats) -> Floats:

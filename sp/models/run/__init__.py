@@ -1,1 +1,1 @@
-"""Passes of tokens through a model: prompts, single tokens, trees, by layer, sparse."""
+"""Executors: the order in which tokens pass the steps of layers, on which cards, recorded or not."""

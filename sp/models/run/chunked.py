@@ -18,7 +18,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
 from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.graph import PrefillGraphs
 from sp.models.run.hooks import NO_HOOKS, Hooks, Pace
 from sp.models.run.through import through

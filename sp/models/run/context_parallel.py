@@ -14,8 +14,8 @@ from sp.errors import ConfigError
 from sp.models.cache.host_room import looked_at
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
-from sp.models.cost import prefill_cost
-from sp.models.model import Model
+from sp.models.network.cost import prefill_cost
+from sp.models.network.model import Model
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace, Progress
 from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention

@@ -24,7 +24,7 @@ from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import padded
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging, why
 from sp.models.run.through import through
 from sp.ops.attention.paged_attention import FEW_QUERIES

@@ -9,7 +9,7 @@ from typing import Any
 from sp.arrays import Floats
 from sp.kernels import import_cupy
 from sp.models.layer.steps import OnAttention
-from sp.models.model import Model
+from sp.models.network.model import Model
 
 AfterLayer = Callable[[int, Floats], None]
 Progress = Callable[[int], None]

@@ -12,7 +12,7 @@ from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.layer.steps import Attend, Flow, Half, Qkv, attended
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.chunked import CHUNK, checked, slices
 from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, Progress
 from sp.models.run.layer_attention import LayerAttention, SparseAttention, dense_attention

@@ -15,12 +15,12 @@ from sp.kernels.scratch import Scratch
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.config import ModelConfig
 from sp.models.layer.steps import Attend, Qkv, Step
-from sp.models.model import Model
+from sp.models.network.model import Model
+from sp.models.network.trunk import Trunk
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace
 from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk, checked_depth
-from sp.models.trunk import Trunk
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 

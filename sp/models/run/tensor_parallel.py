@@ -26,15 +26,15 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels.device import leaving_free
 from sp.kernels.setting import setting
-from sp.models.arithmetic import Arithmetic
 from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import padded
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves
 from sp.models.layer.share import Share
 from sp.models.layer.steps import Flow, run
-from sp.models.model import Device, Model
-from sp.models.trunk import Trunk
+from sp.models.network.arithmetic import Arithmetic
+from sp.models.network.model import Device, Model
+from sp.models.network.trunk import Trunk
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready

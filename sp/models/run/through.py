@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.hooks import NO_HOOKS, Hooks
 
 

@@ -17,7 +17,7 @@ from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
 from sp.models.layer.steps import Flow, Nodes
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.run.chunked import checked
 from sp.ops.array_module import array_module
 from sp.ops.delta.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_commit

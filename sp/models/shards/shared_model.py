@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from sp.errors import ConfigError
-from sp.models.model import Model
+from sp.models.network.model import Model
 from sp.models.shards.shards import Shards
 
 

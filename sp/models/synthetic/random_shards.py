@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sp.kernels import device_errors
 from sp.kernels.device import require_device
-from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
-from sp.models.asked_scaling import AskedScaling
 from sp.models.device.kept import keep_rounded
+from sp.models.file.asked_scaling import AskedScaling
 from sp.models.layer.share import Share
+from sp.models.network.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 from sp.models.synthetic.random_store import RandomStore

@@ -12,21 +12,21 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
-from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
-from sp.models.asked_scaling import AskedScaling
-from sp.models.auto_math import SAMPLED
 from sp.models.config import ModelConfig
 from sp.models.device.cold import with_cold
 from sp.models.device.kept import keep_rounded
 from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
+from sp.models.file.asked_scaling import AskedScaling
+from sp.models.file.recording import layer_of
 from sp.models.layer.share import Share
-from sp.models.model import Model
-from sp.models.recording import layer_of
+from sp.models.network.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
+from sp.models.network.auto_math import SAMPLED
+from sp.models.network.model import Model
+from sp.models.network.trunk import Trunk
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
-from sp.models.trunk import Trunk
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 

@@ -17,9 +17,9 @@ from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.families.llama import llama3_factors
-from sp.models.file_type import tensor_format
-from sp.models.recording import Tensor
-from sp.models.trunk import trunk_tensors
+from sp.models.file.file_type import tensor_format
+from sp.models.file.recording import Tensor
+from sp.models.network.trunk import trunk_tensors
 from sp.ops.rope import Rope
 from sp.quant import BlockFormat
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sp.models import ModelConfig
-from sp.models.cost import flops
+from sp.models.network.cost import flops
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget

@@ -8,8 +8,8 @@ from pathlib import Path
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.families.base import find_architecture
-from sp.models.metadata_keys import SketchKeys, TensorShape
-from sp.models.trunk import trunk_tensors
+from sp.models.file.metadata_keys import SketchKeys, TensorShape
+from sp.models.network.trunk import trunk_tensors
 from sp.quant import Weight
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.kernels import device_errors
-from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
-from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
 from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
 from sp.models.families.base import find_architecture, read_config
-from sp.models.model import Device, Model
-from sp.models.trunk import Trunk
-from sp.models.weights import WeightStore
+from sp.models.file.asked_scaling import AskedScaling
+from sp.models.file.weights import WeightStore
+from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
+from sp.models.network.model import Device, Model
+from sp.models.network.trunk import Trunk
 from sp.quant import Math
 
 
@@ -54,7 +54,7 @@ def load_model(
         On the device: layers whose experts wait in pinned memory of the host; see
         `sp.planning.cold_layers.cold_layers`.
     math : {"bf16", "int8", "fp8", "auto"}
-        What products of a prompt are made in; see `sp.models.arithmetic.with_math`, and for what is kept on the
+        What products of a prompt are made in; see `sp.models.network.arithmetic.with_math`, and for what is kept on the
         device for it `sp.models.device.kept`.
     depth : int, optional
         Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.

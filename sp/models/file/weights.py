@@ -12,8 +12,8 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
-from sp.models.metadata_keys import TensorShape
-from sp.models.recording import Tensor, layer_of
+from sp.models.file.metadata_keys import TensorShape
+from sp.models.file.recording import Tensor, layer_of
 from sp.quant import FORMATS, Weight
 
 SCALED = "NVFP4"

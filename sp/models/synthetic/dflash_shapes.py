@@ -15,9 +15,9 @@ from sp.gguf import Value
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.drafts.dflash import take_draft
 from sp.models.drafts.dflash_config import DraftConfig
-from sp.models.recording import RecordingStore, Tensor
+from sp.models.file.recording import RecordingStore, Tensor
+from sp.models.network.trunk import in_order
 from sp.models.synthetic.shapes import Plan, tensor_formats
-from sp.models.trunk import in_order
 from sp.ops.rope import Rope
 
 BASE, EPS = 1e7, 1e-6

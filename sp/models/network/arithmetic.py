@@ -11,16 +11,24 @@ from sp.errors import ConfigError, known_names
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
-from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, NARROW_INPUTS, gains, is_faster, rounding_error, sampled_rows
-from sp.models.recording import layer_of
-from sp.models.trunk import Trunk, mapped
+from sp.models.file.recording import layer_of
+from sp.models.network.auto_math import (
+    LEAST_INPUTS,
+    MOST_ERROR,
+    NARROW_INPUTS,
+    gains,
+    is_faster,
+    rounding_error,
+    sampled_rows,
+)
+from sp.models.network.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
 
 AUTO: Final = "auto"
 AskedMath = Math | Literal["auto"]
-"""What can be asked for: one of `Math`, or int8 where `sp.models.auto_math` says so."""
+"""What can be asked for: one of `Math`, or int8 where `sp.models.network.auto_math` says so."""
 
 FEWEST_ROWS = 256
 """Narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others."""
@@ -135,7 +143,7 @@ def with_math(
 
     Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
     of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
-    see `sp.models.auto_math`.
+    see `sp.models.network.auto_math`.
 
     Parameters
     ----------

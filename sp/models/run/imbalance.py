@@ -9,9 +9,10 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy
-from sp.models import Model, prefill
 from sp.models.layer.cold_experts import count_choices
 from sp.models.layer.feed_forward import Experts
+from sp.models.network.model import Model
+from sp.models.run.chunked import prefill
 from sp.ops.norms import Norm, Ready
 from sp.quant import Weight
 

@@ -11,9 +11,9 @@ from sp.kernels import device_errors
 from sp.kernels.device import require_device
 from sp.models.drafts.dflash import Draft, load_draft, take_draft
 from sp.models.drafts.dflash_config import DraftKeys, draft_config
-from sp.models.drafts.dflash_shapes import find_draft_shape
-from sp.models.file_type import file_type_id
-from sp.models.model import Model
+from sp.models.file.file_type import file_type_id
+from sp.models.network.model import Model
+from sp.models.synthetic.dflash_shapes import find_draft_shape
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.synthetic import write_random
 
@@ -43,9 +43,9 @@ def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) ->
     Parameters
     ----------
     shape : str
-        One of `sp.models.drafts.dflash_shapes.list_draft_shapes`.
+        One of `sp.models.synthetic.dflash_shapes.list_draft_shapes`.
     file_type : str
-        One of `sp.models.file_type.FILE_TYPES`.
+        One of `sp.models.file.file_type.FILE_TYPES`.
     target : Model
     seed : int
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
-from sp.models.rope_keys import MOST_FACTOR
+from sp.models.file.asked_scaling import AskedScaling
+from sp.models.file.rope_keys import MOST_FACTOR
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 
 FACTORS = tuple(1 << power for power in range(1, MOST_FACTOR.bit_length()))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from sp import values
 from sp.gguf import Value
-from sp.models.metadata_keys import Keys
+from sp.models.file.metadata_keys import Keys
 from sp.ops.rope import Pairing, Rope, Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 

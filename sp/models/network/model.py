@@ -13,13 +13,13 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ModelError, PromptError
 from sp.kernels import import_cupy, is_device
-from sp.models.arithmetic import Arithmetic
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves, chained
 from sp.models.layer.cold_experts import ColdExperts
 from sp.models.layer.steps import Flow, OnAttention, run
-from sp.models.trunk import Trunk
+from sp.models.network.arithmetic import Arithmetic
+from sp.models.network.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sp import values
 from sp.gguf import Value
 from sp.models.config import ExpertConfig
-from sp.models.metadata_keys import Keys
+from sp.models.file.metadata_keys import Keys
 
 MOST_EXPERTS = 1 << 12
 """More than any model has."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from sp.errors import ConfigError
 from sp.models.config import ModelConfig
 from sp.models.families.base import find_architecture
-from sp.models.recording import RecordingStore
+from sp.models.file.recording import RecordingStore
 from sp.ops.delta.gated_delta_net import CHUNK
 
 SCORING = 1 / 256

@@ -13,7 +13,7 @@ import numpy as np
 
 from sp import values
 from sp.errors import ModelError
-from sp.models.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
+from sp.models.file.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),

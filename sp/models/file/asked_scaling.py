@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from sp.errors import ConfigError
 from sp.models.config import ModelConfig
-from sp.models.rope_keys import MOST_FACTOR
+from sp.models.file.rope_keys import MOST_FACTOR
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 
 Kind = Literal["none", "linear", "yarn"]
