@@ -92,10 +92,11 @@ def run(given: argparse.Namespace) -> int:
                     traceback.print_exc()
             failed += "error" in line
             lines.append(line)
+            if given.out is not None:  # at once: a run may be cut off
+                with given.out.open("a" if len(lines) > 1 else "w", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
             if "error" in line or not given.quiet:
                 print(f"{name}  {line.get('error') or line['sha']}")
-    if given.out is not None:
-        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     print(f"{len(lines)} cases, {failed} failed, {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return int(failed > 0)
 
