@@ -15,7 +15,7 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.models.file.recording import Tensor
+from sp.models.file.weights import Tensor
 from sp.models.layer.share import Share
 from sp.models.network.trunk import trunk_tensors
 from sp.models.synthetic.shapes import find_shape

@@ -12,7 +12,7 @@ from times_page import PAIR
 
 from sp.models import SparseAttention
 from sp.models.cache.striped import Stripes
-from sp.models.file.recording import layer_of
+from sp.models.file.weights import layer_of
 from sp.models.layer.share import Share
 from sp.models.run.context_parallel import pages_less
 from sp.models.synthetic.shapes import find_shape

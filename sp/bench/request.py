@@ -10,8 +10,8 @@ from statistics import mean
 from typing import Any
 
 from sp.bench.record import running
-from sp.models.cache.pages import cache_name
-from sp.models.shards.shared_model import SharedModel
+from sp.models.cache.block_tables import cache_name
+from sp.models.shards.shards import SharedModel
 from sp.prompt import Prompt
 from sp.scoring.reading import DRAFTING, recorded
 from sp.selection import SELECTORS

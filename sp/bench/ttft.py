@@ -18,7 +18,7 @@ from sp.errors import SpError
 from sp.folders import cache_folder
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.session import Pipeline, RunOptions
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"

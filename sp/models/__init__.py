@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from sp.models.cache.block_tables import KV_FORMATS
 from sp.models.cache.cache import Cache
-from sp.models.cache.checkpoint import Checkpoint
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import KV_FORMATS
-from sp.models.cache.trail import Trail
+from sp.models.cache.trail import Checkpoint, Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.device.load import load_model
 from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.families.base import ARCHITECTURES, Architecture, read_config, register_architecture
-from sp.models.file.asked_scaling import AskedScaling
-from sp.models.file.extended_window import describe_window, needed_scaling, unscalable
+from sp.models.file.rope_keys import AskedScaling, describe_window, needed_scaling, unscalable
 from sp.models.network.arithmetic import Arithmetic, read_math
 from sp.models.network.cost import Cost, flops, prefill_cost
 from sp.models.network.model import Model

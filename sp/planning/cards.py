@@ -9,7 +9,7 @@ from itertools import takewhile
 from math import ceil
 from typing import Any
 
-from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
+from sp.models.cache.block_tables import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig, first_layers
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cold_layers import least_cold

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.cache.pages import page_format
+from sp.models.cache.block_tables import page_format
 from sp.models.config import ModelConfig
-from sp.models.file.recording import Tensor, layer_of
+from sp.models.file.weights import Tensor, layer_of
 from sp.models.network.arithmetic import is_eligible
 from sp.models.network.trunk import trunk_tensors
 from sp.models.run.chunked import chunk_tokens

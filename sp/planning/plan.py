@@ -11,7 +11,7 @@ from typing import Any
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
-from sp.models.file.extended_window import describe_window
+from sp.models.file.rope_keys import describe_window
 from sp.models.layer.cold_experts import told
 from sp.models.run.chunked import CHUNK
 from sp.models.synthetic.shapes import find_shape

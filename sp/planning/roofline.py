@@ -13,8 +13,7 @@ from typing import NamedTuple
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.config import ModelConfig
 from sp.models.layer.share import shared_config
-from sp.models.network.arithmetic import AUTO, AskedMath, is_eligible
-from sp.models.network.auto_math import FASTER, NARROW_INPUTS, gains
+from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedMath, gains, is_eligible
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal
 
 from sp.models.config import ModelConfig
-from sp.models.file.extended_window import needed_scaling
+from sp.models.file.rope_keys import needed_scaling
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import (
     CARDS,

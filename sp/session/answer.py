@@ -21,8 +21,7 @@ from sp.models import Hooks, Model, prefill, prefill_sparse
 from sp.models.drafts.dflash import Draft
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.run.tree import LayerFeatures
-from sp.models.shards.shared_model import SharedModel
-from sp.models.shards.stream import stream
+from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.meeting import StoppedError
 from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache

@@ -15,7 +15,7 @@ from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
 from sp.models.file.rope_keys import rope_facts
 from sp.models.layer.share import shared_config
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
 from sp.planning.cold_layers import cold_within
@@ -263,8 +263,7 @@ def synthetic(
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
             made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
             return replace(made, path=name)
-    from sp.models.synthetic.random_shards import random_shards
-    from sp.models.synthetic.random_store import random_model
+    from sp.models.synthetic.random_store import random_model, random_shards
 
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)

@@ -11,7 +11,7 @@ from sp.gguf import GGUFFile, Tokenizer
 from sp.hub import best_drafter, model_path
 from sp.models import Cards, Draft, load_draft, read_config
 from sp.models.network.model import Device
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.scoring.base import ModelFreeScorer, Scorer
 from sp.session.load import Loaded, embedded

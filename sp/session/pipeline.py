@@ -15,7 +15,7 @@ from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Cards, Draft, load_draft
 from sp.models.network.arithmetic import scoring
 from sp.models.network.model import Device
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.messages import Message, as_prompt

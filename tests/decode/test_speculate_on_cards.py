@@ -55,7 +55,7 @@ dry_nccl.install(2)
 import numpy as np
 from sp.decode import DDTree, DFlash
 from sp.decode.speculate import speculate
-from sp.models import load_draft, prefill
+from sp.models import Hooks, load_draft, prefill
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.run.tree import LayerFeatures
 from sp.models.shards.load_shards import load_shards

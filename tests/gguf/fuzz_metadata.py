@@ -33,7 +33,7 @@ from sp.gguf.writer import encode_key_value
 from sp.models import Model, load_model
 from sp.models.drafts.dflash import load_draft
 from sp.models.families.llama import FACTORS
-from sp.models.synthetic.dflash_shapes import find_draft_shape
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.planning.inspect import inspect_file

@@ -27,7 +27,7 @@ from sp.models.drafts.dflash import load_draft
 from sp.models.file.metadata_keys import SketchKeys
 from sp.models.file.refusals import NEUTRAL
 from sp.models.file.safetensors_file import MOST_HEADER, SafetensorsFile
-from sp.models.synthetic.dflash_shapes import find_draft_shape
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.session.load import load
 
 

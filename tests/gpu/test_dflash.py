@@ -23,8 +23,7 @@ from sp.models.drafts.dflash_session import DraftSession
 from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
 from sp.models.run.captured_graph import CaptureStream
-from sp.models.synthetic.dflash_shapes import find_draft_shape
-from sp.models.synthetic.dflash_synthetic import synthetic_draft, write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import find_draft_shape, synthetic_draft, write_synthetic_draft
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_random

@@ -17,7 +17,7 @@ from sp.models.run.graph import PrefillGraphs
 from sp.models.run.tensor_parallel import PART
 from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
-from sp.models.synthetic.random_shards import random_shards
+from sp.models.synthetic.random_store import random_shards
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.group import Card, Group
 from sp.parallel.host import HostGroup

@@ -25,7 +25,7 @@ from sp.models import Hooks, decode_step, load_draft, prefill
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.run.captured_graph import PinnedStaging
 from sp.models.run.tree import LayerFeatures, TreeReader
-from sp.models.synthetic.dflash_shapes import DraftShape
+from sp.models.synthetic.dflash_synthetic import DraftShape
 from sp.models.synthetic.synthetic import write_random
 from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
 

@@ -17,14 +17,18 @@ from sp.models.network import arithmetic as marking
 from sp.models.network import auto_math
 from sp.models.network.arithmetic import (
     AUTO,
+    FASTER,
     FIRST_LAYERS,
+    MOST_ERROR,
     Arithmetic,
     check_math,
     is_eligible,
+    is_faster,
     read_math,
+    rounding_error,
+    sampled_rows,
     with_math,
 )
-from sp.models.network.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.network.trunk import Trunk, mapped
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape

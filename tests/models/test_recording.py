@@ -8,8 +8,7 @@ from tiny_models import KEYS, random_tensors, write_tiny
 
 from sp.gguf import GGUFFile
 from sp.models import load_model, read_config
-from sp.models.file.recording import RecordingStore
-from sp.models.file.weights import WeightStore
+from sp.models.file.weights import RecordingStore, WeightStore
 from sp.models.network.trunk import Trunk, trunk_tensors
 
 

@@ -170,7 +170,7 @@ def test_streaming_equals_scoring_what_was_stored(drafter, ids, sparse, chunk) -
         late.add_layer(q, cache.stored(layer), causal=True)
     one = drafter.new_cache(len(ids), layers=1)
     read_by_layer(
-        drafter, ids, where, one, lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True),
+        drafter, ids, where, one, Hooks(lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True)),
         attend=attend(), rows=8, chunk=chunk,
     )  # fmt: skip
     assert one.peak_pages == -(-len(ids) // 128)

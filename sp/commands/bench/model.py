@@ -13,7 +13,7 @@ from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
-from sp.models.cache.pages import KVType
+from sp.models.cache.block_tables import KVType
 from sp.scoring.reading import Sparse
 from sp.session.options import MathName
 
@@ -59,7 +59,7 @@ def bench_model(
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
-    from sp.models.cache.pages import cache_name
+    from sp.models.cache.block_tables import cache_name
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):
@@ -170,8 +170,7 @@ def open_model(
     from sp.gguf import GGUFFile
     from sp.models import load_model
     from sp.models.shards.load_shards import load_shards
-    from sp.models.synthetic.random_shards import random_shards
-    from sp.models.synthetic.random_store import random_model
+    from sp.models.synthetic.random_store import random_model, random_shards
 
     if shape is not None:
         if device == "cpu":

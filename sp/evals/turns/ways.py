@@ -18,7 +18,7 @@ from sp.evals.base import WITHOUT, Example
 from sp.evals.metrics import Caught, Evidence
 from sp.evals.run import RESULTS, Reading, Row, evaluate, named, seeded, with_thinking
 from sp.models import prefill
-from sp.models.cache.checkpoint import Checkpoint
+from sp.models.cache.trail import Checkpoint
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions
 from sp.session.cache_pool import CachePool

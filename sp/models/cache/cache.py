@@ -9,9 +9,8 @@ from typing import Any, Literal
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors
-from sp.models.cache.block_tables import BlockTables, ring_pages
+from sp.models.cache.block_tables import BlockTables, PagePool, page_format, ring_pages, rotates
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import PagePool, page_format, rotates
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.kv_pages import PAGE_TOKENS

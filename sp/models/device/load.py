@@ -13,7 +13,7 @@ from sp.models.config import ModelConfig
 from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
 from sp.models.families.base import find_architecture, read_config
-from sp.models.file.asked_scaling import AskedScaling
+from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import WeightStore
 from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.network.model import Device, Model
@@ -55,7 +55,7 @@ def load_model(
         `sp.planning.cold_layers.cold_layers`.
     math : {"bf16", "int8", "fp8", "auto"}
         What products of a prompt are made in; see `sp.models.network.arithmetic.with_math`, and for what is kept on the
-        device for it `sp.models.device.kept`.
+        device for it `sp.models.device.to_device`.
     depth : int, optional
         Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.
 

@@ -1,7 +1,7 @@
 """Architecture: all that is one family's own, in one record; and the records that there are, by their GGUF name.
 
 A family is a file of this folder, or of anywhere else, that makes a record and registers it. What else needs to know of
-it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.file.recording`).
+it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.file.weights`).
 """
 
 from __future__ import annotations

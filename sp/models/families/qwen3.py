@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from sp.models.config import ModelConfig
 from sp.models.families.base import Architecture, register_architecture
-from sp.models.families.shared import shared_config
-from sp.models.file.expert_keys import read_experts
+from sp.models.families.shared import read_experts, shared_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec

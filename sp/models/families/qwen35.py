@@ -13,8 +13,7 @@ import numpy as np
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import Architecture, register_architecture
-from sp.models.families.shared import shared_config, shared_metadata
-from sp.models.file.expert_keys import read_experts
+from sp.models.families.shared import read_experts, shared_config, shared_metadata
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec

@@ -2,13 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Literal, get_args
 
 from sp import values
+from sp.errors import ConfigError
 from sp.gguf import Value
+from sp.models.config import ModelConfig
 from sp.models.file.metadata_keys import Keys
 from sp.ops.rope import Pairing, Rope, Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
+
+Kind = Literal["none", "linear", "yarn"]
+
+
+@dataclass(frozen=True)
+class AskedScaling:
+    """Which scaling, and by how much.
+
+    Attributes
+    ----------
+    kind : {"none", "linear", "yarn"}
+    factor : float
+        Above 1; not for none.
+
+    Examples
+    --------
+    >>> str(AskedScaling.parse("yarn:4", "--drafter-rope"))
+    'yarn:4'
+    """
+
+    kind: Kind
+    factor: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> AskedScaling:
+        """Read ``none``, ``linear:FACTOR`` or ``yarn:FACTOR``; ConfigError, naming the option, for anything else."""
+        kind, colon, number = text.partition(":")
+        if kind not in get_args(Kind) or (kind == "none") == bool(colon):
+            raise ConfigError(f"{option} takes none, linear:FACTOR or yarn:FACTOR, as in yarn:4, not {text!r}")
+        if kind == "none":
+            return cls("none")
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = 0.0
+        if not (isfinite(factor) and 1 < factor <= MOST_FACTOR):
+            raise ConfigError(f"{option} {text}: the factor is a number above 1, up to {MOST_FACTOR}, as in yarn:4")
+        return cls(kind, factor)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "none" else f"{self.kind}:{self.factor:g}"
+
+    def applied(self, config: ModelConfig) -> ModelConfig:
+        """The model with this scaling alone, of as many positions as that serves.
+
+        The original context is that of the file's YaRN, or else the file's context; a factor multiplies it. Nothing
+        of the file's own scaling stays, and YaRN has the attention factor and the edges of the paper.
+
+        Raises
+        ------
+        ConfigError
+            Frequencies come from a tensor of the file, which the scaling would replace.
+
+        Examples
+        --------
+        >>> from sp.models.synthetic.shapes import find_shape
+        >>> AskedScaling("yarn", 4.0).applied(find_shape("qwen3-0.6b").config).context
+        163840
+        """
+        own = config.rope.scaling
+        if own is not None and not isinstance(own, LinearScaling | YarnScaling):
+            raise ConfigError(
+                f"RoPE {self} cannot be asked of this {config.architecture}: a tensor of its file scales the "
+                "frequencies; leave the option out"
+            )
+        original = own.original_context if isinstance(own, YarnScaling) else config.context
+        rope = replace(config.rope, scaling=None, magnitude=1.0)
+        if self.kind == "linear":
+            rope = replace(rope, scaling=LinearScaling(self.factor))
+        elif self.kind == "yarn":
+            yarn = YarnScaling(self.factor, original)
+            rope = replace(rope, scaling=yarn, magnitude=yarn.attention_factor)
+        return replace(config, rope=rope, context=int(original * self.factor))
+
 
 MOST_FACTOR = 1 << 12
 """More than any model is stretched by."""
@@ -153,3 +231,85 @@ def _number(keys: Keys, key: str, default: float, *, most: float, least: float =
         return value
     keys.refuse(key, f"is {value:g}; it must lie in {least:g}..{most:g}")
     return default
+
+
+FACTORS = tuple(1 << power for power in range(1, MOST_FACTOR.bit_length()))
+"""Few, so that prompts of like lengths are read alike, and keys kept from turn to turn seldom change."""
+
+
+def needed_scaling(config: ModelConfig, tokens: int) -> AskedScaling | None:
+    """YaRN of the smallest of `FACTORS` that covers a prompt of so many tokens.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        With the scaling that the file names, and the context that this serves.
+    tokens : int
+
+    Returns
+    -------
+    AskedScaling or None
+        In place of the file's YaRN, if it has one; None within the window, beyond what all factors cover, and for
+        models that are left as they are, see `unscalable`.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> config = find_shape("qwen3-0.6b").config
+    >>> [str(needed_scaling(config, tokens)) for tokens in (config.context, config.context + 1, 131072)]
+    ['None', 'yarn:2', 'yarn:4']
+    """
+    if tokens <= config.context or unscalable(config) is not None:
+        return None
+    found = (AskedScaling("yarn", float(factor)) for factor in FACTORS)
+    return next((scaling for scaling in found if scaling.applied(config).context >= tokens), None)
+
+
+def unscalable(config: ModelConfig) -> str | None:
+    """Why a model is not given YaRN unasked; None where it is.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> unscalable(find_shape("qwen3.6-27b").config)
+    'it has recurrent layers'
+    """
+    scaling = config.rope.scaling
+    if config.delta_layers:
+        return "it has recurrent layers"
+    if isinstance(scaling, LinearScaling):
+        return "its file scales RoPE linearly"
+    if not (scaling is None or isinstance(scaling, YarnScaling)):
+        return "a tensor of its file scales RoPE"
+    return None
+
+
+def describe_window(config: ModelConfig, tokens: int | None = None) -> str:
+    """How a model that scores reads prompts beyond its window, or one of so many tokens, in a line.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> config = find_shape("qwen3-0.6b").config
+    >>> describe_window(config)
+    'window 40,960 tokens; longer prompts are read with YaRN: x2 to 81,920, x4 to 163,840, ...'
+    >>> describe_window(config, 131072)
+    'window 40,960 tokens; 131,072 are read with YaRN x4'
+    >>> describe_window(config, 8192)
+    'window 40,960 tokens'
+    """
+    window = f"window {config.context:,} tokens"
+    if tokens is not None and tokens <= config.context:
+        return window
+    what = "longer prompts" if tokens is None else f"{tokens:,}"
+    if (reason := unscalable(config)) is not None:
+        return f"{window}; {what} are extrapolated, for {reason}"
+    if tokens is not None:
+        scaling = needed_scaling(config, tokens)
+        return f"{window}; {what} are " + ("extrapolated" if scaling is None else f"read with YaRN x{scaling.factor:g}")
+    first = needed_scaling(config, config.context + 1)
+    if first is None:
+        return f"{window}; {what} are extrapolated"
+    steps = [AskedScaling("yarn", factor * first.factor) for factor in (1, 2)]
+    shown = (f"x{step.factor:g} to {step.applied(config).context:,}" for step in steps)
+    return f"{window}; {what} are read with YaRN: {', '.join(shown)}, ..."

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from sp.errors import ConfigError
+from sp.errors import ConfigError, ModelError
+from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.families.base import find_architecture
-from sp.models.file.recording import RecordingStore
+from sp.models.file.metadata_keys import SketchKeys, TensorShape
+from sp.models.file.weights import RecordingStore
+from sp.models.network.trunk import trunk_tensors
 from sp.ops.delta.gated_delta_net import CHUNK
+from sp.quant import Weight
 
 SCORING = 1 / 256
 """Scores against one mean key of 128, as a share of dense attention, which multiplies by keys and by values."""
@@ -157,3 +163,31 @@ def _delta_per_token(config: ModelConfig) -> float:
     products = 2 * 2 * chunk * d  # K Kᵀ and Q Kᵀ, once a key head
     conv = 2 * delta.conv_kernel * delta.conv_dim
     return delta.value_heads * (state + inside + inverse) + delta.key_heads * products + conv
+
+
+class _NoTensors:
+    """Stands for the file while its configuration is sketched: names are wanted, and no data is read for them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: Mapping[str, TensorShape] = {}
+
+    def weight(self, name: str) -> Weight:
+        raise ModelError(f"{self.path}: tensor {name} is not read to sketch a model")
+
+
+def missing_tensors(architecture: str, file: GGUFFile) -> list[str]:
+    """Names of tensors that a forward pass needs and `file` lacks; blocks come last.
+
+    ``output.weight`` may be absent (a tied head) and so may the blocks of multi-token prediction. The metadata need
+    not be complete or sound.
+
+    Raises
+    ------
+    ModelError
+        When the architecture can make nothing of the metadata.
+    """
+    record = find_architecture(architecture)
+    config = record.config(SketchKeys(record.name, file.metadata, str(file.path)), _NoTensors(file.path))
+    wanted = sorted((one.name for one in trunk_tensors(config, file.tensors)), key=lambda name: name.startswith("blk."))
+    return [name for name in wanted if name not in file.tensors]

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from sp.arrays import Floats
 from sp.models.config import ModelConfig
 from sp.models.families.base import find_architecture
-from sp.models.file.recording import RecordingStore, Tensor
-from sp.models.file.weights import Store
+from sp.models.file.weights import RecordingStore, Store, Tensor
 from sp.models.layer.block import Block
 from sp.models.layer.spec import LayerSpec
 from sp.quant import Weight

@@ -11,7 +11,7 @@ from weakref import ref
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.models.cache.host_room import looked_at
+from sp.models.cache.carry import looked_at
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
 from sp.models.network.cost import prefill_cost

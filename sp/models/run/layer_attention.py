@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
-from sp.models.cache.host_room import looked_at
+from sp.models.cache.carry import looked_at
 from sp.models.layer.steps import attended
 from sp.ops.attention.byte_attention.attend import attend, takes_bytes
 from sp.ops.attention.gate_output import gate_output

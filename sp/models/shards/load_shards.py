@@ -13,7 +13,7 @@ from sp.kernels import device_errors
 from sp.models.device.kept import keep_rounded
 from sp.models.device.load import asked_config, taken_trunk
 from sp.models.device.to_device import trunk_to_device
-from sp.models.file.asked_scaling import AskedScaling
+from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import WeightStore
 from sp.models.layer.share import Share, Shareable
 from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math

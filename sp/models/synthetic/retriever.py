@@ -30,9 +30,8 @@ from sp.gguf import GGUFWriter, Value
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.file.file_type import file_type_id, tensor_format
-from sp.models.file.recording import RecordingStore
-from sp.models.synthetic.retriever_delta import delta_layer
-from sp.models.synthetic.retriever_parts import Heads, Residual, Tensors, match_layer, offset_layer
+from sp.models.file.weights import RecordingStore
+from sp.models.synthetic.retriever_parts import Heads, Residual, Tensors, delta_layer, match_layer, offset_layer
 from sp.models.synthetic.synthetic_vocab import CHATML, tokenizer_metadata
 from sp.ops.rope import Rope
 

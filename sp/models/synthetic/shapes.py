@@ -18,7 +18,7 @@ from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.families.llama import llama3_factors
 from sp.models.file.file_type import tensor_format
-from sp.models.file.recording import Tensor
+from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
 from sp.ops.rope import Rope
 from sp.quant import BlockFormat

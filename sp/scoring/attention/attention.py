@@ -14,7 +14,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.models import Cache, Hooks, LayerAttention, Model, ModelConfig, read_by_layer, read_by_layer_on, read_repeated
-from sp.models.cache.host_room import looked_at
+from sp.models.cache.carry import looked_at
 from sp.models.config import first_layers
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from sp.models.cache.pages import rotates
+from sp.models.cache.block_tables import rotates
 from sp.session import RunOptions, embedded
 from sp.studies.sweep.provenance import files_sha256
 from sp.studies.sweep.store import Row

@@ -13,7 +13,7 @@ import numpy as np
 from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import best_oracles, grouped
-from sp.models.cache.pages import rotates
+from sp.models.cache.block_tables import rotates
 from sp.scoring.base import ModelFreeScorer
 from sp.session import RunOptions
 from sp.studies.sweep.store import Row
