@@ -24,7 +24,7 @@ from sp.models.shards.shard_model import ShardModel
 from sp.models.shards.shared_model import SharedModel
 from sp.models.shards.stream import stream
 from sp.ops.array_module import array_module, on_host
-from sp.parallel.meeting import StoppedError
+from sp.parallel.group import StoppedError
 from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter

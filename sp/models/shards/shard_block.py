@@ -43,7 +43,7 @@ def this_card() -> Card:
 class ShardBlock(Block):
     """A block whose halves were cut, see `sp.models.layers.share`; `eps` is of a stream over the number of cards.
 
-    Cards queue a half each in turn, see `sp.parallel.turns`.
+    Cards queue a half each in turn, see `sp.parallel.nccl_card`.
     """
 
     def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
