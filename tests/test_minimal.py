@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -106,15 +104,18 @@ def test_where_it_begins_to_pay_is_where_run_begins(pipeline: sp.Pipeline, pair:
             assert MINIMAL.pays(*models, len(tokens), protected, ratio) == decided.activated
 
 
-def test_the_script_prints_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_script_prints_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "text.txt"
     file.write_text(part(2800), "utf-8")
     asked = ["--prompt-file", str(file), "--question", EXAMPLE.question, "--keep-ratio", "0.1", "--max-new-tokens", "8"]
-    told = subprocess.run([sys.executable, FILE, *asked], capture_output=True, text=True, check=True).stdout
-    done = invoke("run", *asked, "--no-full", "--device", "cpu", "--out", tmp_path / "out", "--json")
-    report = json.loads(done.stdout)
-    assert f"Answer  {report['answer']}" in told.splitlines()
-    assert f"Kept    {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens" in told.splitlines()
+    monkeypatch.setattr("sys.argv", [str(FILE), *asked])
+    MINIMAL.main()
+    told = capsys.readouterr().out.splitlines()
+    report = json.loads(invoke("run", *asked, "--no-full", "--device", "cpu", "--out", tmp_path, "--json").stdout)
+    assert f"Answer  {report['answer']}" in told
+    assert f"Kept    {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens" in told
 
 
 def test_it_is_short_and_calls_no_pipeline() -> None:
