@@ -7,15 +7,18 @@ CVE-2025-53630, CVE-2026-27940, CVE-2026-33298.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
 
 from sp.errors import GGUFError
 from sp.gguf import value_types as k
-from sp.gguf.metadata import ArrayRef, Metadata
-from sp.gguf.value_types import DAMAGED, MAX_HEADER, MAX_STRING, Value, ValueType
+from sp.gguf.value_types import DAMAGED, DTYPES, MAX_HEADER, MAX_STRING, Value, ValueType
 from sp.values import shown
 
 _U32 = struct.Struct("<I")
@@ -33,8 +36,7 @@ class Cursor:
 
     def __init__(self, fd: int, size: int, path: str) -> None:
         self.fd, self.size, self.path = fd, size, path
-        self.buffer = bytearray()
-        self.pos = 0
+        self.buffer, self.pos = bytearray(), 0
 
     def fail(self, problem: str, advice: str = DAMAGED) -> GGUFError:
         return GGUFError(f"{self.path}: {problem}; {advice}")
@@ -105,6 +107,61 @@ class Cursor:
         self.take(pos - self.pos, f"the last string of {what}")
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayRef:
+    """An array not decoded yet: `count` elements of `kind` at `start` of the header."""
+
+    kind: int
+    count: int
+    start: int
+
+
+class Metadata(Mapping[str, Value]):
+    """Key-value pairs of a header; arrays are decoded when first asked for.
+
+    Opening a model must not cost the half million Python strings of its vocabulary; `sp` itself seldom needs them all.
+    """
+
+    def __init__(self, path: str, header: bytearray, entries: dict[str, Value | ArrayRef]) -> None:
+        self._path, self._header, self._entries = path, header, entries
+
+    def __getitem__(self, key: str) -> Value:
+        value = self._entries[key]
+        if isinstance(value, ArrayRef):
+            value = self._decode(key, value)
+            self._entries[key] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _decode(self, key: str, ref: ArrayRef) -> Value:
+        if ref.kind == ValueType.STRING:
+            return self._strings(key, ref)
+        if ref.kind == ValueType.BOOL:
+            raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
+            if raw.max(initial=0) > 1:
+                raise GGUFError(f"{self._path}: key {shown(key)} holds bools that are not 0 or 1; {DAMAGED}")
+            return raw.astype(np.bool_)
+        return np.frombuffer(self._header, DTYPES[ref.kind], ref.count, ref.start).copy()
+
+    def _strings(self, key: str, ref: ArrayRef) -> list[str]:
+        header, length_at, pos = self._header, _U64.unpack_from, ref.start
+        texts = []
+        try:
+            for _ in range(ref.count):
+                end = pos + 8 + length_at(header, pos)[0]
+                texts.append(header[pos + 8 : end].decode())
+                pos = end
+        except UnicodeDecodeError as error:
+            where = f"string {len(texts)} of key {shown(key)}"
+            raise GGUFError(f"{self._path}: {where} is not UTF-8 ({error.reason}); {DAMAGED}") from None
+        return texts
+
+
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset
 
@@ -129,10 +186,7 @@ class TensorInfo:
     @property
     def elements(self) -> int:
         """Number of values."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -287,11 +341,7 @@ def _place(
         if info.offset + info.nbytes > data_bytes:
             end = data_start + info.offset + info.nbytes
             raise cursor.fail(f"truncated: {what} ends at byte {end} of {cursor.size}")
-    previous = None
-    for info in sorted(infos, key=lambda info: info.offset):
-        if previous is not None and previous.offset + previous.nbytes > info.offset:
-            raise cursor.fail(f"tensors {previous.name!r} and {info.name!r} overlap")
-        previous = info
-    return tuple(
-        TensorInfo(i.name, i.shape, i.ggml_type, i.type_name, i.nbytes, data_start + i.offset, shard) for i in infos
-    )
+    for one, other in pairwise(sorted(infos, key=lambda info: info.offset)):
+        if one.offset + one.nbytes > other.offset:
+            raise cursor.fail(f"tensors {one.name!r} and {other.name!r} overlap")
+    return tuple(replace(info, offset=data_start + info.offset, shard=shard) for info in infos)

@@ -1,19 +1,18 @@
 """The GGUF value types, tensor types and the limits a reader holds every file to.
 
-Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Names and sizes of
-tensor types come from the `gguf` package, so that tensors `sp` cannot decode are still listed by name.
+Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Type ids, and names
+and sizes of tensor types, come from the `gguf` package, so that tensors `sp` cannot decode are still listed by name.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -25,42 +24,14 @@ Value = bool | int | float | str | list[str] | list[int] | list[float] | list[bo
 """What a metadata key may hold. A reader gives scalars, NumPy arrays and lists of str."""
 
 
-class ValueType(IntEnum):
-    """Type ids of metadata values."""
+ValueType = GGUFValueType
+"""Type ids of metadata values."""
 
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-DTYPES: Mapping[int, np.dtype[Any]] = {
-    ValueType.UINT8: np.dtype("<u1"),
-    ValueType.INT8: np.dtype("<i1"),
-    ValueType.UINT16: np.dtype("<u2"),
-    ValueType.INT16: np.dtype("<i2"),
-    ValueType.UINT32: np.dtype("<u4"),
-    ValueType.INT32: np.dtype("<i4"),
-    ValueType.FLOAT32: np.dtype("<f4"),
-    ValueType.BOOL: np.dtype("?"),
-    ValueType.UINT64: np.dtype("<u8"),
-    ValueType.INT64: np.dtype("<i8"),
-    ValueType.FLOAT64: np.dtype("<f8"),
-}
+_CODES = {**dict(enumerate("BbHhIif?")), **dict(zip((10, 11, 12), "Qqd", strict=True))}
+DTYPES: Mapping[int, np.dtype[Any]] = {ValueType(kind): np.dtype(f"<{code}") for kind, code in _CODES.items()}
 """NumPy type of every fixed-size value type."""
-
 STRUCTS: Mapping[int, struct.Struct] = {
-    kind: struct.Struct("<" + code)
-    for kind, code in zip((ValueType(i) for i in (0, 1, 2, 3, 4, 5, 6, 10, 11, 12)), "BbHhIifQqd", strict=True)
+    ValueType(kind): struct.Struct(f"<{code}") for kind, code in _CODES.items() if code != "?"
 }
 """How a scalar of every number type is packed."""
 

@@ -23,7 +23,7 @@ from sp.models.run.tensor_parallel import ShardModel
 from sp.models.run.tree import LayerFeatures
 from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
-from sp.parallel.meeting import StoppedError
+from sp.parallel.group import StoppedError
 from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sp.arrays import Bools
 from sp.errors import PromptError
@@ -24,9 +24,7 @@ from sp.selection import token_budget
 from sp.session.load import Loaded
 from sp.session.measured import BreakEven, find_break_even
 from sp.session.options import Compress, Positions, RunOptions
-
-if TYPE_CHECKING:
-    from sp.session.pipeline import Pipeline
+from sp.session.pair import Pair
 
 LONGEST = 1 << 22
 LEAST = 64
@@ -338,7 +336,7 @@ class Settled:
 
 
 def settle(
-    pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions, full: bool = False, present: Bools | None = None
+    pipeline: Pair, prompt: TokenisedPrompt, options: RunOptions, full: bool = False, present: Bools | None = None
 ) -> Settled:
     """Whether the new tokens of a prompt are compressed, and how it fits; PromptError if it does not.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from sp.errors import ConfigError, short
@@ -13,8 +15,12 @@ from sp.models import Cards, Draft, load_draft, read_config
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import NcclGroup, copies, group_of
+from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer, Scorer
 from sp.session.load import Loaded, embedded
+from sp.session.measured import BreakEven
+from sp.session.options import RunOptions
+from sp.session.residency import Residency
 
 OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
 
@@ -131,3 +137,49 @@ def draft_of(draft: Draft | None, rank: int) -> Draft | None:
     if not isinstance(draft, DraftOnCards):
         return draft
     return (draft, *draft.others)[rank]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a request reads with; `Pipeline` says what it consists of."""
+
+    target: Loaded
+    drafter: Loaded | None = None
+    residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
+    break_evens: tuple[BreakEven, ...] = ()
+    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+    cards: Cards | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
+
+    def scoring_model(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores, by role: the drafter, or whom the scorer asks for; for one that runs no model, whose tokens.
+
+        Those of the target are there already.
+        """
+        if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
+            raise ConfigError(
+                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
+            )
+        if not options.scorer.drafts:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
+
+    def drafts_ahead(self, options: RunOptions) -> bool:
+        """Whether the drafter may begin before the target's tokens are known.
+
+        On the device it leaves the host free for them. What they decide, `compress` must have settled.
+        """
+        drafter, target = self.drafter, self.target.tokenizer
+        if drafter is None or drafter.model.device == "cpu" or not options.scorer.drafts:
+            return False
+        return options.compress == "always" and not drafter.tokenizer.same_as(target)
+
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary."""
+        return prompt.tokenise(self.target.tokenizer)

@@ -7,33 +7,29 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sp.arrays import Bools, Floats
-from sp.chat import split_reply, without
+from sp.chat import split_reply
 from sp.decode.greedy import gather
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
-from sp.selection import Selection, SelectionRequest
+from sp.selection import Selection
 from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
-from sp.session.compress import Cut, compress
+from sp.session.compress import Cut, compress, selection_request
 from sp.session.decide import Settled, check_scoring, may_be_over, settle
 from sp.session.load import Loaded
 from sp.session.options import RunOptions
-from sp.session.pair import cards_line
+from sp.session.pair import Pair, cards_line
+from sp.session.recall import Memory, Recollection
 from sp.session.report import dropped_lines, told, warn_extrapolated
 from sp.session.result import Answer, OnToken, Reporter, Scored, silent
 from sp.session.tokenise import Waiting, awaited, once_reading
 from sp.trace import Stage, Trace
-
-if TYPE_CHECKING:
-    from sp.session.conversation import Memory, Recollection
-    from sp.session.pipeline import Pipeline
 
 DRAFTED = "tokenise for drafter"
 """Stage in which a prompt gets its tokens in the drafter's vocabulary."""
@@ -60,7 +56,7 @@ class Done:
 
 
 def answer(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: Prompt,
     options: RunOptions,
     memory: Memory | None = None,
@@ -118,7 +114,7 @@ def answer(
 
 
 def _score_ahead(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: Prompt,
     options: RunOptions,
     trace: Trace,
@@ -166,7 +162,7 @@ def tokenise_for_drafter(
 
 
 def score(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     options: RunOptions,
     reporter: Reporter = silent,
@@ -191,7 +187,7 @@ def score(
 
 
 def score_tokens(
-    pipeline: Pipeline,
+    pipeline: Pair,
     drafted: TokenisedPrompt,
     options: RunOptions,
     trace: Trace,
@@ -311,22 +307,8 @@ def select(
     return scores, selection
 
 
-def selection_request(
-    scores: Floats, fixed: Bools, share: float, prompt: TokenisedPrompt, start: int, fineness: int
-) -> SelectionRequest:
-    """What a selector is asked of the ``len(fixed)`` tokens of a prompt from `start` on."""
-    stop, text = start + len(fixed), prompt.prompt.text.encode()
-    spans, free = prompt.bytes[start:stop], prompt.prompt.free
-    if stop - start < len(prompt):
-        first, last = int(spans[0, 0]), int(spans[-1, 1])
-        inside = without(free, [(0, first), (last, len(text))])
-        free = tuple(replace(each, start=each.start - first, end=each.end - first) for each in inside)
-        text, spans = text[first:last], spans - first
-    return SelectionRequest(scores[start:stop], fixed, share, text, spans, free, fineness)
-
-
 def read(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     kept: Bools | Selection,
     options: RunOptions,
@@ -353,7 +335,7 @@ def read(
 
 
 def finish(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     count: int,
     work: Callable[[Progress | None], Begun],

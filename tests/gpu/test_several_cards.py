@@ -26,7 +26,7 @@ from sp.models.synthetic.random_store import random_model
 from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
-from sp.parallel.peer_gathers import PeerGathers, reachable
+from sp.parallel.nccl_card import PeerGathers, reachable
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest

@@ -25,9 +25,8 @@ from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import BlockSelector, Dense, Streaming
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.parallel.group import Card
+from sp.parallel.group import Card, Meeting
 from sp.parallel.host import HostGroup
-from sp.parallel.meeting import Meeting
 
 MOST, ROWS = 1500, 8
 IDS = np.random.default_rng(0).integers(0, VOCAB, MOST)

@@ -46,7 +46,8 @@ def dirty(clean: str, needle: str) -> str:
 @pytest.fixture(scope="module")
 def result(pair: Pipeline) -> RunResult:
     document, example = sample()
-    text = dirty(document[:12000] if example.needle in document[:12000] else document, example.needle)
+    at = document.index(example.needle)
+    text = dirty(document[at - 3000 : at + 3000], example.needle)
     prompt = Prompt.from_document(text, example.question, pair.target.template, needle=example.needle)
     return pair.run(prompt, OPTIONS, full=False)
 
