@@ -19,7 +19,7 @@ from sp.models.file.weights import Tensor
 from sp.models.layer.share import Share
 from sp.models.network.trunk import trunk_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.planning.known_cards import find_card
+from sp.planning.cards import find_card
 from sp.planning.roofline import Roofline, TimedModel
 from sp.scoring.reading import attending
 

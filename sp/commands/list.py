@@ -34,9 +34,7 @@ def sections() -> dict[str, tuple[str, list[Field]]]:
     ['top', 'pairs', 'tasks', 'cells', 'combinators']
     """
     from sp.session import RunOptions
-    from sp.studies.sweep.keys import TaskKeys, TopKeys
-    from sp.studies.sweep.pairs import Pair
-    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES
+    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES, Pair, TaskKeys, TopKeys
 
     parts = [Field(name, "mapping | list", None, f"See {name}, below.") for name in SECTIONS]
     parts.append(
@@ -101,7 +99,7 @@ def registries() -> dict[str, Any]:
     import sp.evals  # noqa: F401  # registers tasks and formats
     from sp.decode import DECODERS
     from sp.evals import TASKS
-    from sp.evals.formats.file_task import FORMATS
+    from sp.evals.formats.records import FORMATS
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
 

@@ -18,8 +18,7 @@ from sp.models.layer.share import shared_config
 from sp.models.shards.shards import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
-from sp.planning.cold_layers import cold_within
-from sp.planning.memory import file_formats
+from sp.planning.memory import cold_within, file_formats
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth

@@ -23,7 +23,7 @@ import numpy as np
 import raw_gguf as raw
 from outcomes import Outcomes, Step, one_short_line
 
-from sp.bench.names import file_facts
+from sp.bench.record import file_facts
 from sp.errors import SpError
 from sp.evals.trained_for import LONGEST, note_of_file
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template, render_chat

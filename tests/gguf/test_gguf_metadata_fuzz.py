@@ -19,7 +19,7 @@ import raw_gguf as raw
 from fuzz_metadata import cases, tiny_target
 from outcomes import MOST_CHARACTERS, Outcomes
 
-from sp.bench.names import file_facts
+from sp.bench.record import file_facts
 from sp.errors import GGUFError, ModelError, SpError
 from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile, Tokenizer

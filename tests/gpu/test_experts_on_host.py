@@ -22,7 +22,7 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import grouped
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack
-from sp.planning.cold_layers import work_bytes
+from sp.planning.memory import work_bytes
 from sp.prompt import Prompt
 from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat
 from sp.session import Pipeline, RunOptions, embedded, load

@@ -14,7 +14,7 @@ import pytest
 from compare import nmse
 from device_models import EMBEDDED, NAMES, case
 
-from sp.bench.kernel_times import kernel_times
+from sp.bench.timing import kernel_times
 from sp.decode.greedy import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter

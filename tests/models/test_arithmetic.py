@@ -35,8 +35,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
-from sp.planning.cold_layers import cold_layers
-from sp.planning.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
+from sp.planning.memory import STREAMS, cold_layers, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
 from sp.session.load import embedded
 

@@ -18,8 +18,7 @@ from sp.errors import ModelError
 from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.planning.cold_layers import cold_layers, spread, work_bytes
-from sp.planning.memory import held_weights, stack_bytes
+from sp.planning.memory import cold_layers, held_weights, spread, stack_bytes, work_bytes
 from sp.session import load
 
 WALK = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from command_line import invoke
 
-from sp.bench.request import measure, pair_config
+from sp.bench.ttft import measure, pair_config
 from sp.errors import ConfigError, PromptError
 from sp.models import Cards
 from sp.models.shards.shards import SharedModel, stream

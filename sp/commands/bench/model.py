@@ -54,8 +54,7 @@ def bench_model(
       sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
     """
     from sp.bench.model import Trial, describe, run_tests
-    from sp.bench.names import file_type_name, model_facts
-    from sp.bench.record import make_record
+    from sp.bench.record import file_type_name, make_record, model_facts
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
@@ -127,8 +126,7 @@ def roofline(
     --------
       sp bench roofline results/nvidia-h200
     """
-    from sp.studies.plots.roofline import draw, points
-    from sp.studies.plots.roofline_families import draw_families
+    from sp.studies.plots.roofline import draw, draw_families, points
 
     found, folder = points(results), out or results
     folder.mkdir(parents=True, exist_ok=True)
@@ -199,8 +197,8 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
     import numpy as np
 
-    from sp.bench.kernel_times import kernel_times
     from sp.bench.model import read
+    from sp.bench.timing import kernel_times
     from sp.models import decode_step, prefill
 
     cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)

@@ -52,7 +52,7 @@ def load_model(
         Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
     cold : sequence of int
         On the device: layers whose experts wait in pinned memory of the host; see
-        `sp.planning.cold_layers.cold_layers`.
+        `sp.planning.memory.cold_layers`.
     math : {"bf16", "int8", "fp8", "auto"}
         What products of a prompt are made in; see `sp.models.network.arithmetic.with_math`, and for what is kept on the
         device for it `sp.models.device.to_device`.

@@ -9,7 +9,9 @@ drops the thinking of the last answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import mean, median
@@ -17,15 +19,136 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.request import pair_config
-from sp.bench.turns.policies import POLICIES, Policy, Turn, let_go, measure_turn
-from sp.bench.turns.transcripts import Message, TranscriptMaker
+from sp.bench.prompts import TranscriptMaker
+from sp.bench.ttft import pair_config, until_first_token
 from sp.errors import SpError
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.prompt import Prompt
-from sp.session import ConversationOptions, Pipeline, RunOptions
+from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, request
 from sp.session.options import check_run
+from sp.trace import Stage, Trace, peak_bytes
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One timed turn. `peak_bytes`: most device memory in use during the turn, weights included; on the CPU the
+    process' most so far."""
+
+    ttft_s: float  # from the messages to the first token on the host
+    stages: dict[str, float]  # seconds by stage; `other` is what lies between them
+    usage: dict[str, int]  # tokens, see `sp.session.Usage`
+    peak_bytes: int = 0
+    host_bytes: int = 0  # host memory that snapshots and caches which have left the device take afterwards
+    density: float | None = None  # share of the causal blocks that the drafter read, where that is known
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a policy tells of an answer."""
+
+    trace: Trace
+    usage: Mapping[str, int]
+    density: float | None = None
+
+
+OnToken = Callable[[int], bool | None]
+
+
+class Remembering:
+    """A conversation: only new text is drafted, compressed and read."""
+
+    def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
+        self._talk = Conversation(pipeline, options, memory)
+
+    def answer(self, prompt: Prompt, on_token: OnToken) -> Asked:
+        """The answer to a prompt that goes on from what earlier ones began with."""
+        found = self._talk.answer(prompt, on_token)
+        return Asked(found.trace, found.usage.as_dict(), mean(found.drafted) if found.drafted else None)
+
+    def clear(self) -> None:
+        """Let go of what is remembered."""
+        self._talk.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held between turns where the models are: of both caches."""
+        return self._talk.nbytes
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of host memory that are held: of snapshots, and of caches that have left."""
+        return self._talk.host_nbytes
+
+
+class Cold:
+    """Everything drafted and compressed anew."""
+
+    def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
+        self._pipeline, self._options = pipeline, options
+
+    def answer(self, prompt: Prompt, on_token: OnToken) -> Asked:
+        """See `Remembering`."""
+        found = self._pipeline.run(prompt, self._options, full=False, on_token=on_token)
+        n, kept = len(found.prompt), found.kept_tokens
+        shares = found.importance.densities if found.importance else ()
+        usage = {"prompt": n, "cached": 0, "new": n, "kept": kept, "recalled": 0, "read": kept, "held": kept}
+        drafted, trace = len(found.drafted) if found.drafted else 0, found.answer.trace
+        if found.importance:
+            trace.stages = request.apart(trace.stages, found.importance)
+        return Asked(trace, usage | {"drafted": drafted}, mean(shares) if shares else None)
+
+    def clear(self) -> None:
+        """See `Remembering`."""
+        self._pipeline.residency.cache_pool.drop()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the cache that the next answer takes."""
+        idle = self._pipeline.residency.cache_pool.idle
+        return idle.nbytes if idle else 0
+
+    @property
+    def host_nbytes(self) -> int:
+        """None."""
+        return 0
+
+
+class Prefix(Remembering):
+    """A plain prefix cache: the target reads all new text and nothing is drafted."""
+
+    def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
+        whole = replace(options, keep_ratio=1.0, compress="off")
+        super().__init__(pipeline, whole, replace(memory, recall="off"))
+
+
+Policy = Remembering | Cold
+POLICIES: dict[str, type[Remembering] | type[Cold]] = {
+    "conversation": Remembering,
+    "cold": Cold,
+    "prefix": Prefix,
+}
+
+
+def measure_turn(policy: Policy, make: Callable[[], Prompt], besides: int = 0) -> Turn:
+    """Have a prompt made and answered, and take the times; `besides` are bytes of the device that others hold."""
+    arrivals: list[float] = []
+    start = time.perf_counter()
+    prompt = make()
+    rendered = time.perf_counter() - start
+    asked = policy.answer(prompt, lambda _: arrivals.append(time.perf_counter()))
+    ttft = (arrivals[0] if arrivals else time.perf_counter()) - start
+    spent = until_first_token([Stage("render", seconds=rendered), *asked.trace.stages], ttft)
+    held: dict[str, Any] = asked.trace.facts.get("residency", {})
+    peak = held["peak_bytes"] - besides if held else peak_bytes()
+    return Turn(ttft, spent, dict(asked.usage), peak, policy.host_nbytes, asked.density)
+
+
+def let_go(policy: Policy) -> None:
+    """Clear it, whatever state it failed in."""
+    with suppress(Exception):
+        policy.clear()
+
 
 WARM_TURNS = 2
 """Turns that do not count, after the transcript was read: kernels compile, caches and graphs are made."""
@@ -45,29 +168,14 @@ class TurnCell:
 
 @dataclass
 class TurnTiming:
-    """Turns of one cell.
-
-    Attributes
-    ----------
-    cell : TurnCell
-    start : Turn or None
-        The one that reads the transcript.
-    turns : list of Turn
-        Those that count.
-    order : {"interleaved", "in blocks"}
-        How turns of other policies stood between them.
-    error : str or None
-        Why there are no more.
-    sources : tuple of str
-        Kernels that were launched in the run.
-    """
+    """Turns of one cell."""
 
     cell: TurnCell
-    start: Turn | None = None
-    turns: list[Turn] = field(default_factory=list)
-    order: str = "interleaved"
-    error: str | None = None
-    sources: tuple[str, ...] = ()
+    start: Turn | None = None  # the one that reads the transcript
+    turns: list[Turn] = field(default_factory=list)  # those that count
+    order: str = "interleaved"  # how turns of other policies stood between them
+    error: str | None = None  # why there are no more
+    sources: tuple[str, ...] = ()  # kernels that were launched in the run
 
     def metrics(self) -> dict[str, Any]:
         """Percentiles over the turns, and medians of what they have in common."""
@@ -97,25 +205,13 @@ class TurnTiming:
 
 @dataclass(frozen=True)
 class TurnBench:
-    """Times turns of one pair.
+    """Times turns of one pair."""
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        Its target best `without_ends`.
-    maker : TranscriptMaker
-    repeats : int
-        Turns a policy that count.
-    policies : sequence of str
-    progress : callable
-        Told of every turn that counts.
-    """
-
-    pipeline: Pipeline
+    pipeline: Pipeline  # its target best `without_ends`
     maker: TranscriptMaker
-    repeats: int = 20
+    repeats: int = 20  # turns a policy that count
     policies: Sequence[str] = tuple(POLICIES)
-    progress: Callable[[], None] = lambda: None
+    progress: Callable[[], None] = lambda: None  # told of every turn that counts
 
     def run(
         self,
@@ -125,32 +221,10 @@ class TurnBench:
         memory: ConversationOptions,
         budgets: Sequence[int | None] = (None,),
     ) -> Iterator[TurnTiming]:
-        """Time every policy at every length, within every budget of device memory.
-
-        Without a budget the policies take turns. Within one they would push each other's caches off the device, which
-        is no part of a turn, and come one after the other, each alone.
-
-        Parameters
-        ----------
-        lengths : sequence of int
-            Tokens of the transcript.
-        new_tokens : int
-        options : RunOptions
-            Of compressed turns; `compress` is taken as "always".
-        memory : ConversationOptions
-        budgets : sequence of int or None
-            Bytes, see `Pipeline.within`; None for all there is.
-
-        Yields
-        ------
-        TurnTiming
-            Of a policy that cannot run, for want of memory for example, with an error.
-
-        Raises
-        ------
-        ConfigError
-            For options that no conversation can have, and lengths that cannot be.
-        """
+        """Time every policy at every length of transcript, within every budget of device memory. Without one the
+        policies take turns. Within one they would push each other's caches off the device, which is no part of a turn,
+        and come one after the other. A policy that cannot run has an error; ConfigError for options and lengths that
+        cannot be."""
         options = replace(options, compress="always")
         if "conversation" in self.policies:
             check_run(options, self.pipeline.drafter)
@@ -165,12 +239,14 @@ class TurnBench:
                     yield from self._timed(pipeline, [TurnTiming(cell, order=order) for cell in group])
 
     def _timed(self, pipeline: Pipeline, timings: list[TurnTiming]) -> list[TurnTiming]:
-        """All turns of policies that take turns."""
         reset_launched()
         policies: dict[str, Policy] = {}
+        sizes = timings[0].cell.prompt_tokens, timings[0].cell.new_tokens
         try:
             for number in range(-1 - WARM_TURNS, self.repeats):
-                make = partial(self.maker.prompt, self._messages(timings[0].cell, number))
+                warm = 1 + WARM_TURNS  # the first one reads the transcript
+                messages = self.maker.turn(*sizes, warm + number) if number > -warm else self.maker.first(*sizes)
+                make = partial(self.maker.prompt, messages)
                 for at in range(len(timings)):  # whoever comes first finds other things in the host's caches
                     timing = timings[(at + number) % len(timings)]
                     if timing.error is None:
@@ -181,11 +257,6 @@ class TurnBench:
         for timing in timings:
             timing.sources = launched_sources()
         return timings
-
-    def _messages(self, cell: TurnCell, number: int) -> tuple[Message, ...]:
-        """The chat of a turn; that of the first one reads the transcript."""
-        sizes, warm = (cell.prompt_tokens, cell.new_tokens), 1 + WARM_TURNS
-        return self.maker.turn(*sizes, warm + number) if number > -warm else self.maker.first(*sizes)
 
     def _turn(
         self,
