@@ -22,18 +22,12 @@ BIGGEST = 1e15
 class Wanted:
     """What a field must be.
 
-    Parameters
-    ----------
-    words : str
-        For messages, e.g. ``"a number"``.
-    fits : callable
-    required : bool
-        Whether it must be there; if not, null will do as well.
+    `words`: for messages, e.g. ``"a number"``.
     """
 
     words: str
     fits: Callable[[Any], bool]
-    required: bool = True
+    required: bool = True  # whether it must be there; if not, null will do as well
 
     @property
     def optional(self) -> Wanted:
@@ -76,13 +70,7 @@ ATOM = Wanted(
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for an error; the value itself is for `sp.values.shown`.
-
-    Examples
-    --------
-    >>> kind_of([3]), kind_of(""), kind_of(None)
-    ('a list', 'an empty one', 'missing')
-    """
+    """What a value is, for an error; the value itself is for `sp.values.shown`."""
     kinds = {bool: "true or false", list: "a list", dict: "an object", type(None): "missing"}
     if isinstance(value, str):
         return "another text" if value.strip() else "an empty one"
@@ -90,14 +78,7 @@ def kind_of(value: object) -> str:
 
 
 def check(given: Mapping[str, Any], wanted: Mapping[str, Wanted], where: str) -> None:
-    """ConfigError for the first field that is not what it must be; other fields are passed over.
-
-    Examples
-    --------
-    >>> check({"n": "3"}, {"n": whole(1)}, "x.jsonl, line 2")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: x.jsonl, line 2: n must be a whole number of at least 1, not another text
-    """
+    """ConfigError for the first field that is not what it must be; other fields are passed over."""
     for name, want in wanted.items():
         value = given.get(name)
         if value is None and not want.required:
@@ -111,8 +92,6 @@ def check(given: Mapping[str, Any], wanted: Mapping[str, Wanted], where: str) ->
 def check_each(given: Mapping[str, Any], want: Wanted, where: str) -> None:
     """The same of every field of an object.
 
-    Examples
-    --------
     >>> check_each({"a": 1, "b": None}, number(), "x.jsonl, line 2: stages")
     Traceback (most recent call last):
     sp.errors.ConfigError: x.jsonl, line 2: stages: b must be a number, not missing

@@ -33,29 +33,16 @@ UNITS = {"k": 1 << 10, "m": 1 << 20}
 class Option:
     """What the annotation of an option says besides its type, wherever it is given.
 
-    Parameters
-    ----------
-    help : str
-        Of a parameter of a command; a field of a dataclass has it in the docstring of its class.
-    flags : tuple of str
-        On the command line, where ``--name`` is not what it is called.
-    least, most : float, optional
-        Bounds of a number.
-    argument : bool
-        On the command line by its place, not by a flag.
-    fixed : bool
-        Of a server it is as it was started: a request cannot change it.
-    written : bool
-        Text can say it; False for what only Python can.
+    `least`, `most`: bounds of a number.
     """
 
-    help: str = ""
-    flags: tuple[str, ...] = ()
+    help: str = ""  # of a parameter of a command; a field of a dataclass has it in the docstring of its class
+    flags: tuple[str, ...] = ()  # on the command line, where `--name` is not what it is called
     least: float | None = None
     most: float | None = None
-    argument: bool = False
-    fixed: bool = False
-    written: bool = True
+    argument: bool = False  # on the command line by its place, not by a flag
+    fixed: bool = False  # of a server it is as it was started: a request cannot change it
+    written: bool = True  # text can say it; False for what only Python can
 
     def check(self, value: object, where: str) -> None:
         """ConfigError for a number that is out of bounds."""
@@ -85,18 +72,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_
 def token_count(text: str, where: str) -> int:
     """A number of tokens as people write it: ``k`` stands for 1,024 and ``m`` for 1,048,576.
 
-    Raises
-    ------
-    ConfigError
-        It is none.
-
-    Examples
-    --------
-    >>> [token_count(text, "-p") for text in ("512", "8k", "1.5K", "1m")]
-    [512, 8192, 1536, 1048576]
-    >>> token_count("8 kB", "-p")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: -p is a number of tokens such as 512, 8k or 1m, not '8 kB'
+    ConfigError: it is none.
     """
     found = COUNT.fullmatch(text.strip())
     count = Decimal(found[1] or found[2]) * UNITS.get((found[3] or "").lower(), 1) if found else Decimal("0.5")
@@ -151,27 +127,9 @@ def check_type(value: object, expected: Any, where: str) -> Any:
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors.
 
-    Parameters
-    ----------
-    cls : type
-        A dataclass. Its `__post_init__` may check ranges and raise ConfigError.
-    values : mapping
-        Field names to values, as read from YAML.
-    where : str
-        What the mapping configures, for messages (``"scorer tail"``).
-
-    Raises
-    ------
-    ConfigError
-        For an unknown key (nearest names offered), a wrong type or a missing required field.
-
-    Examples
-    --------
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Pool:
-    ...     width: int = 13
-    >>> from_mapping(Pool, {"width": 5}, "pool")
-    Pool(width=5)
+    `cls`: A dataclass. Its `__post_init__` may check ranges and raise ConfigError; `values`: field names to values, as
+    read from YAML; `where`: what the mapping configures, for messages (``"scorer tail"``); ConfigError for an unknown
+    key (nearest names offered), a wrong type or a missing required field.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints, checked = _hints(cls), {}
@@ -192,8 +150,6 @@ def check_fields(instance: object, where: str) -> None:
 
     A number of tokens that is written as a text becomes that number.
 
-    Examples
-    --------
     >>> @dataclasses.dataclass(frozen=True)
     ... class Pool:
     ...     mode: typing.Literal["max", "mean"] = "max"
@@ -214,20 +170,8 @@ def check_fields(instance: object, where: str) -> None:
 def import_modules(package: str) -> tuple[ModuleType, ...]:
     """Import every module of a package and of the packages inside it, so that what they register is registered.
 
-    Parameters
-    ----------
-    package : str
-        Dotted name; of a package that is being imported, its own ``__name__``.
-
-    Returns
-    -------
-    tuple of module
-        Sorted by name; packages are not among them.
-
-    Examples
-    --------
-    >>> "sp.selection.top_chunks" in [module.__name__ for module in import_modules("sp.selection")]
-    True
+    `package`: dotted name; of a package that is being imported, its own ``__name__``; Returns tuple of module: sorted
+    by name; packages are not among them.
     """
     found = walk_packages(import_module(package).__path__, f"{package}.")
     return tuple(import_module(name) for name in sorted(each.name for each in found if not each.ispkg))
@@ -238,18 +182,7 @@ def _place(cls: type) -> tuple[str, str]:
 
 
 class Registry(Generic[T]):
-    """Names of strategies, each bound to a class that is built fresh for every run.
-
-    Examples
-    --------
-    >>> shapes: Registry[object] = Registry("shape")
-    >>> @shapes.register("dot")
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Dot:
-    ...     size: int = 1
-    >>> shapes.build("dot", {"size": 3})
-    Dot(size=3)
-    """
+    """Names of strategies, each bound to a class that is built fresh for every run."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -35,16 +35,7 @@ def decoded(raw: bytes, where: str) -> str:
 
 
 def parse_json(raw: bytes, where: str) -> Any:
-    """The JSON value of some bytes; ConfigError for anything else. Texts may have half surrogate pairs.
-
-    Examples
-    --------
-    >>> parse_json(b'[1, NaN]', "x.jsonl, line 1")
-    [1, None]
-    >>> parse_json(b'{"a": 1' + b'0' * 20 + b'}', "x.jsonl, line 1")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: x.jsonl, line 1: not a JSON object that can be read (a number is too long)
-    """
+    """The JSON value of some bytes; ConfigError for anything else. Texts may have half surrogate pairs."""
     text = decoded(raw, where)
     try:
         if LONG_NUMBER.search(raw):
@@ -75,11 +66,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
 def read_object(path: Path, what: str) -> dict[str, Any]:
     """The one JSON object of a file.
 
-    Parameters
-    ----------
-    path : Path
-    what : str
-        What to name instead of a file that cannot be read (``"a map of heads"``).
+    `what`: what to name instead of a file that cannot be read (``"a map of heads"``).
     """
     return parse_object(b"".join(_raw_lines(path, what)), str(path))
 
@@ -87,10 +74,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a JSON-lines file, first line first.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or a line is no JSON object.
+    ConfigError: the file cannot be read, or a line is no JSON object.
     """
     for number, raw in enumerate(_raw_lines(path, "a file of records"), 1):
         yield parse_object(raw, f"{path}, line {number}")

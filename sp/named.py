@@ -21,26 +21,8 @@ NEXT_OPTION = re.compile(r",[a-z_]+=")
 def read_strategies(text: str, registry: Registry[T], option: str, common: Mapping[str, Any] | None = None) -> list[T]:
     """Strategies such as ``tail,lookahead[queries=4 pool=5]``; values are read as YAML.
 
-    Parameters
-    ----------
-    text : str
-    registry : Registry
-        Where the names stand.
-    option : str
-        What the text was given to, for messages.
-    common : mapping, optional
-        Options of all that have them and are not given others.
-
-    Raises
-    ------
-    ConfigError
-        For a list that cannot be read, or an unknown name or option.
-
-    Examples
-    --------
-    >>> from sp.scoring import SCORERS
-    >>> [one.queries for one in read_strategies("tail[queries=16 pool=5], lookahead", SCORERS, "--scorer")]
-    [16, 8]
+    `option`: what the text was given to, for messages; `common`: options of all that have them and are not given
+    others; ConfigError for a list that cannot be read, or an unknown name or option.
     """
     found = []
     for name, given in read_names(text, option):
@@ -56,12 +38,6 @@ def read_strategy(text: str, registry: Registry[T], option: str, settings: Mappi
     """One strategy such as ``tail[queries=24]``, with `settings` in place of options of the same names.
 
     Parameters and errors as for `read_strategies`; more than one is an error too.
-
-    Examples
-    --------
-    >>> from sp.scoring import SCORERS
-    >>> read_strategy("tail[queries=24]", SCORERS, "scorer").queries
-    24
     """
     name, given = read_name(text, registry, option)
     return registry.build(name, given | dict(settings or {}))
@@ -80,8 +56,6 @@ def read_name(text: str, registry: Registry[T], option: str) -> tuple[str, dict[
 def read_names(text: str, option: str) -> list[tuple[str, dict[str, Any]]]:
     """Names with their options, as they stand in a list.
 
-    Examples
-    --------
     >>> read_names("tail[queries=16 pool=5], lookahead", "--scorer")
     [('tail', {'queries': 16, 'pool': 5}), ('lookahead', {})]
     """

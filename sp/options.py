@@ -28,28 +28,16 @@ ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")
 class Field:
     """One option.
 
-    Parameters
-    ----------
-    name, type : str
-    default : str or None
-        As it is written in YAML; None for an option that must be given.
-    told : str
-        What the docstring says; empty where it says nothing.
-    hint : type
-        What it must be.
-    option : Option
-        What else its annotation says.
-    value : object
-        The default itself; `REQUIRED` if it must be given.
+    `option`: what else its annotation says.
     """
 
     name: str
     type: str
-    default: str | None
-    told: str
-    hint: Any = None
+    default: str | None  # as it is written in YAML; None for an option that must be given
+    told: str  # what the docstring says; empty where it says nothing
+    hint: Any = None  # what it must be
     option: Option = Option()  # noqa: RUF009  nothing changes it
-    value: Any = REQUIRED
+    value: Any = REQUIRED  # the default itself; `REQUIRED` if it must be given
 
     @property
     def shown(self) -> str:
@@ -64,14 +52,7 @@ class Field:
 
 
 def fields_of(cls: type) -> list[Field]:
-    """The options of a dataclass, in the order of its class.
-
-    Examples
-    --------
-    >>> from sp.scoring import SCORERS
-    >>> [(one.shown, one.told[:20]) for one in fields_of(SCORERS.class_of("random"))]
-    [('run=32', 'Tokens that share on')]
-    """
+    """The options of a dataclass, in the order of its class."""
     told, hints, found = _told(cls), get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
         if field.init:
@@ -87,8 +68,6 @@ def fields_of(cls: type) -> list[Field]:
 def type_shown(hint: Any) -> str:
     """A type in words of the command line.
 
-    Examples
-    --------
     >>> from typing import Literal
     >>> type_shown(Literal["max", "mean"] | None), type_shown(tuple[int, ...]), type_shown(bool)
     ('max | mean | null', 'list of whole number', 'true | false')
@@ -115,8 +94,6 @@ def summary_of(cls: Any) -> str:
 def as_yaml(value: object) -> str:
     """A default as people write it.
 
-    Examples
-    --------
     >>> as_yaml(None), as_yaml(True), as_yaml("max"), as_yaml((1, 2)), as_yaml("")
     ('null', 'true', 'max', '[1, 2]', "''")
     """
@@ -131,18 +108,7 @@ def as_yaml(value: object) -> str:
 def from_text(text: str, hint: Any, where: str) -> Any:
     """What a text says where a value of a type is wanted; strategies and others that are read later stay text.
 
-    Raises
-    ------
-    ConfigError
-        It says no such value; `where` it stands is told.
-
-    Examples
-    --------
-    >>> from_text("8k,1m", tuple[Tokens, ...], "-p"), from_text("0.5", float | None, "--keep-ratio")
-    ((8192, 1048576), 0.5)
-    >>> from_text("many", int, "-r")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: -r must be a whole number, not 'many'
+    ConfigError: it says no such value; `where` it stands is told.
     """
     kind, option = option_of(hint)
     if get_origin(kind) in (Union, UnionType):

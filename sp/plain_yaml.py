@@ -64,18 +64,7 @@ PlainLoader.add_implicit_resolver(TAG + "float", FLOAT, list("-+0123456789."))
 def compose(text: str, name: str, numbered: bool = True) -> tuple[PlainLoader, yaml.Node]:
     """The node of a text, and what composed it.
 
-    Parameters
-    ----------
-    text : str
-    name : str
-        Of the file, for messages.
-    numbered : bool
-        Whether messages tell the line.
-
-    Raises
-    ------
-    ConfigError
-        It is empty, no YAML, or over a limit.
+    `numbered`: whether messages tell the line; ConfigError: it is empty, no YAML, or over a limit.
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{name} has more than {MOST_BYTES >> 10} KiB, the most that is read of YAML; shorten it")
@@ -102,13 +91,7 @@ def compose(text: str, name: str, numbered: bool = True) -> tuple[PlainLoader, y
 
 
 def scalar(loader: PlainLoader, node: yaml.Node, where: str) -> Any:
-    """The plain value of a node; ConfigError if it is none.
-
-    Examples
-    --------
-    >>> scalar(*compose("1:30", "x.yaml"), "x.yaml, line 1")
-    '1:30'
-    """
+    """The plain value of a node; ConfigError if it is none."""
     if not isinstance(node, yaml.ScalarNode) and node.tag in (MAPPING, SEQUENCE):
         raise ConfigError(f"{where}: text or a number is wanted here")
     if node.tag not in PLAIN:
@@ -131,13 +114,7 @@ def scalar(loader: PlainLoader, node: yaml.Node, where: str) -> Any:
 
 
 def read_value(text: str, where: str) -> Any:
-    """A plain value of a setting: a scalar, or lists and mappings of such.
-
-    Examples
-    --------
-    >>> read_value("[1, 0.5, tail]", "--set")
-    [1, 0.5, 'tail']
-    """
+    """A plain value of a setting: a scalar, or lists and mappings of such."""
     if not text.strip():
         return None
     loader, node = compose(text, where, numbered=False)

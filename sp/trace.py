@@ -38,16 +38,7 @@ class Stage:
 
 @dataclass
 class Trace:
-    """Record of one run, filled by the stages as they go.
-
-    Examples
-    --------
-    >>> trace = Trace()
-    >>> with trace.stage("score", tokens=128):
-    ...     pass
-    >>> [stage.name for stage in trace.stages]
-    ['score']
-    """
+    """Record of one run, filled by the stages as they go."""
 
     stages: list[Stage] = field(default_factory=list)
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)

@@ -41,15 +41,6 @@ class CallSplitter:
     `calling`: None takes everything for text.
 
     `done`: no more is wanted, as `Calling.single` has it.
-
-    Examples
-    --------
-    >>> from sp.chat.calls import CALLS
-    >>> splitter = CallSplitter(Calling(CALLS[1], ()))
-    >>> [splitter.push(text).text for text in ("Look: \\n", "<tool", '_call>{"name": "f"', "}</tool_")]
-    ['Look:', '', '', '']
-    >>> splitter.push("call>").calls
-    (Call(name='f', arguments={}, id=''),)
     """
 
     def __init__(self, calling: Calling | None) -> None:

@@ -40,8 +40,6 @@ def function_of(tools: Tools, name: str) -> Mapping[str, Any] | None:
 def call_of(given: Mapping[str, Any]) -> Call | None:
     """A call from an object of ``name`` and ``arguments`` or ``parameters``, which may be JSON in a string.
 
-    Examples
-    --------
     >>> call_of({"name": "add", "arguments": {"a": 1}})
     Call(name='add', arguments={'a': 1}, id='')
     """
@@ -143,14 +141,6 @@ CALLS = (
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
-    r"""How a model with this template writes calls; None where that is not known.
-
-    Examples
-    --------
-    >>> call_style_of('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}').name
-    'tagged_json'
-    >>> call_style_of("{{ message.content }}") is None
-    True
-    """
+    r"""How a model with this template writes calls; None where that is not known."""
     source = template.source if isinstance(template, ChatTemplate) else template
     return next((style for style in CALLS if re.search(style.sign, source)), None)

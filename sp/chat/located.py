@@ -33,14 +33,9 @@ def tool_places(
     `text`: rendered with the tools; `said`, sequence of (int, int): characters of it that messages say, ascending;
     `messages`: as the template took them; `variables`: what else it was told; the schemas under `tools`.
 
-    Returns
-    -------
-    tuple of (int, int)
-        Characters, ascending, and none of a message among them; empty if the template shows no tool, or refuses to
-        render without.
+    Returns tuple of (int, int): characters, ascending, and none of a message among them; empty if the template shows no
+    tool, or refuses to render without.
 
-    Examples
-    --------
     >>> template = ChatTemplate("[{% for t in tools %}{{ t | tojson }}{% endfor %}][{{ messages[0].content }}]")
     >>> told, messages = {"tools": [{"name": "grep"}]}, [{"role": "user", "content": "hi"}]
     >>> text = render_chat(template, messages, **told)

@@ -159,11 +159,5 @@ def joined(parts: Iterable[Split]) -> Split:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Longest end of `text` that begins `mark`.
-
-    Examples
-    --------
-    >>> overlap("no EN", "END")
-    2
-    """
+    """Longest end of `text` that begins `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -105,14 +105,7 @@ class Thinking:
 
 
 def begins(generation_prompt: str, marks: Marks) -> bool:
-    r"""Whether thinking has begun where the reply begins.
-
-    Examples
-    --------
-    >>> marks = marks_of("</think>")
-    >>> begins("<|im_start|>assistant\n<think>\n", marks), begins("<think>\n\n</think>\n\n", marks)
-    (True, False)
-    """
+    r"""Whether thinking has begun where the reply begins."""
     return not marks.channels and generation_prompt.rfind(marks.start) > generation_prompt.rfind(marks.end)
 
 

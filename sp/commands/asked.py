@@ -35,11 +35,6 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
 
     A scorer's attention is left to device and prompt length unless it was set.
-
-    Examples
-    --------
-    >>> read_settings("recency", "top_chunks[tail=2]", "greedy", ["selector.sink=4"])["selector"].sink
-    4
     """
     from sp.decode import DECODERS
     from sp.ops.sparse.flashprefill import FlashPrefill
@@ -60,13 +55,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
-    """Options of `group` among `group.name=value` settings; values are read as YAML.
-
-    Examples
-    --------
-    >>> overrides(["decode.budget=4", "scorer.queries=16"], "decode")
-    {'budget': 4}
-    """
+    """Options of `group` among `group.name=value` settings; values are read as YAML."""
     options = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -86,8 +75,6 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
 def read_shares(text: str, option: str) -> list[float]:
     """Numbers from 0 to 1: a list ``0,0.5,1``, or ``0..1/11`` for so many from one to the other.
 
-    Examples
-    --------
     >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
     """

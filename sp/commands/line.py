@@ -279,8 +279,6 @@ def _made(hint: Any, value: Any) -> Any:
 def _metavar(one: Entry) -> str:
     """What stands for the value in the help.
 
-    Examples
-    --------
     >>> [_metavar(Entry(Field("x", "", None, "", hint), "", ())) for hint in (int, Literal["a", "b"] | None)]
     ['N', 'a|b']
     """

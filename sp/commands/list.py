@@ -26,13 +26,7 @@ COMBINED = (
 
 
 def sections() -> dict[str, tuple[str, list[Field]]]:
-    """What each part of a file is for, and its keys.
-
-    Examples
-    --------
-    >>> list(sections())
-    ['top', 'pairs', 'tasks', 'cells', 'combinators']
-    """
+    """What each part of a file is for, and its keys."""
     from sp.session import RunOptions
     from sp.studies.sweep.keys import TaskKeys, TopKeys
     from sp.studies.sweep.pairs import Pair
@@ -109,13 +103,7 @@ def registries() -> dict[str, Any]:
 
 
 def kinds() -> list[str]:
-    """What can be listed.
-
-    Examples
-    --------
-    >>> kinds()
-    ['scorers', 'selectors', 'decoders', 'tasks', 'formats', 'models', 'families', 'plugins', 'keys', 'options']
-    """
+    """What can be listed."""
     return [*registries(), MODELS, FAMILIES, PLUGINS, KEYS, OPTIONS]
 
 

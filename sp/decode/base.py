@@ -50,23 +50,10 @@ class Greedy(Decoder):
 
 @dataclass(frozen=True)
 class Tree:
-    """Tokens that may come next, read by the target in one pass.
+    """Tokens that may come next, read by the target in one pass."""
 
-    Attributes
-    ----------
-    tokens : int64 (nodes,)
-        The first is known already, the others are guesses.
-    parents : int64 (nodes,)
-        Index of the token before each; less than its own, -1 for the first.
-
-    Examples
-    --------
-    >>> Tree(np.array([7, 8, 9, 5]), np.array([-1, 0, 0, 2])).depths.tolist()
-    [0, 1, 1, 2]
-    """
-
-    tokens: Ints
-    parents: Ints
+    tokens: Ints  # the first is known already, the others are guesses
+    parents: Ints  # index of the token before each; less than its own, -1 for the first
 
     @cached_property
     def depths(self) -> Ints:

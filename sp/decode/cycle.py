@@ -33,12 +33,7 @@ class Guesser(Protocol):
 class Cycle:
     """A target and a guesser at work on one sequence, each call launched as it comes.
 
-    Parameters
-    ----------
-    guesser : Guesser
-        Remembers all that `cache` holds.
-    nodes : int
-        Of the largest tree.
+    `guesser`: remembers all that `cache` holds.
     """
 
     def __init__(self, model: Model, guesser: Guesser, cache: Cache, nodes: int) -> None:
@@ -55,7 +50,6 @@ class Cycle:
         return nullcontext()
 
     def guess(self, token: int, position: int, depth: int) -> Floats:
-        """See `Guesser`."""
         return self._guesser.guess(token, position, depth)
 
     def read(self, tree: Tree, position: int) -> TreePass:

@@ -74,28 +74,21 @@ class DDTree(Speculative):
         return min(self.budget + 1, paths)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
-        """See `Speculative`."""
         return int(on_host(argmax(logits[None]))[0])
 
     def propose(self, token: int, guessed: Floats, rng: np.random.Generator) -> Tree:
-        """See `Speculative`."""
         ranked, scores = map(on_host, top_logprobs(guessed, min(self.top_k, guessed.shape[1])))
         return best_first(token, ranked, scores, self.budget, self.chain_seed)
 
     def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
-        """See `Speculative`."""
         return follow(tree, on_host(seen.choices))
 
 
 def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed: bool) -> Tree:
     """The `budget` likeliest paths below `token`.
 
-    Parameters
-    ----------
-    ranked : int (depths, top_k)
-        Guesses of each depth, the likeliest first.
-    scores : float32 (depths, top_k)
-        Their log probabilities.
+    `ranked` int (depths, top_k): guesses of each depth, the likeliest first; `scores` float32 (depths, top_k): their
+    log probabilities.
     """
     depths, choices = ranked.shape
     tokens, parents = [token], [-1]
@@ -130,21 +123,7 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
 def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
     """Down the tree for as long as it holds what the target would say.
 
-    Parameters
-    ----------
-    choices : int64 (nodes,)
-        The target's token after each node.
-
-    Returns
-    -------
-    path : int64 (kept,)
-    token : int
-        The target's choice after the path.
-
-    Examples
-    --------
-    >>> follow(Tree(np.array([7, 8, 9, 5]), np.array([-1, 0, 0, 2])), np.array([9, 0, 5, 6]))
-    (array([0, 2, 3]), 6)
+    `choices` int64 (nodes,): the target's token after each node; Returns token: the target's choice after the path.
     """
     children = {
         (int(parent), int(token)): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))

@@ -61,20 +61,16 @@ class DFlash(Speculative):
             )
 
     def nodes(self, block_size: int) -> int:
-        """See `Speculative`."""
         return min(block_size, MOST_NODES, (self.budget or MOST_NODES) + 1)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
-        """See `Speculative`."""
         return int(self._chosen(logits[None], rng)[0])
 
     def propose(self, token: int, guessed: Floats, rng: np.random.Generator) -> Tree:
-        """See `Speculative`."""
         guesses = self._chosen(guessed[: self.nodes(len(guessed) + 1) - 1], rng)
         return Tree(np.concatenate([[token], guesses]), np.arange(len(guesses) + 1) - 1)
 
     def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
-        """See `Speculative`."""
         if not self.temperature:
             return follow(tree, on_host(seen.choices))
         guesses = tree.tokens[1:]
@@ -97,17 +93,8 @@ class DFlash(Speculative):
 def stands(p: Doubles, q: Doubles, numbers: Doubles) -> int:
     """How many of some sampled guesses stand, up to the first that is refused.
 
-    Parameters
-    ----------
-    p, q : float64 (n,)
-        Probability of each guess by the target and by the draft.
-    numbers : float64 (n,)
-        Drawn from [0, 1).
-
-    Examples
-    --------
-    >>> stands(np.array([0.5, 0.1]), np.array([0.4, 0.9]), np.array([0.99, 0.5]))
-    1
+    `p`, `q` float64 (n,): probability of each guess by the target and by the draft; `numbers` float64 (n,): drawn from
+    [0, 1).
     """
     refused = np.flatnonzero(numbers * q >= p)
     return int(refused[0]) if refused.size else len(p)

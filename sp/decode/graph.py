@@ -26,14 +26,7 @@ class GraphDecoder:
 
     Greedily the graph holds all of a step; with a chooser it ends with the logits, from which that chooses.
 
-    Parameters
-    ----------
-    model : Model
-        On the device.
-    limit : int
-        Tokens of the longest answer.
-    eager : bool
-        Launch every step kernel by kernel, as a reference.
+    `eager`: launch every step kernel by kernel, as a reference.
     """
 
     def __init__(self, model: Model, cache: Cache, limit: int, *, eager: bool = False) -> None:

@@ -35,7 +35,6 @@ class GraphCycle(Cycle):
 
     @property
     def refused(self) -> str | None:
-        """See `Cycle`."""
         return self._reading.refused or self._keeping.refused
 
     def working(self) -> AbstractContextManager[None]:
@@ -43,7 +42,6 @@ class GraphCycle(Cycle):
         return self._lane.working()
 
     def read(self, tree: Tree, position: int) -> TreePass:
-        """See `Cycle`."""
         n, nodes = len(tree.tokens), self._nodes
         assert n <= nodes, f"a tree of {n} nodes for graphs of {nodes}"
         positions = position + tree.depths
@@ -63,7 +61,6 @@ class GraphCycle(Cycle):
         return seen
 
     def keep(self, path: Ints) -> None:
-        """See `Cycle`."""
         host = self._path.open()
         host["path"][: len(path)] = path
         host["kept"][:] = len(path)
@@ -72,15 +69,12 @@ class GraphCycle(Cycle):
         self._cache.count(len(path) - self._nodes)
 
     def remember(self, path: Ints, positions: Ints) -> None:
-        """See `Cycle`."""
         self._guesser.remember(self._picked[: len(path)], positions)
 
     def rest(self) -> None:
-        """See `Cycle`."""
         self._lane.stream.synchronize()
 
     def end(self) -> None:
-        """See `Cycle`."""
         self.rest()
         self._picked = None
         self._reading.clear()

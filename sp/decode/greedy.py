@@ -30,23 +30,10 @@ def greedy(
 
     On the device every step but the first is the replay of a CUDA graph, see `GraphDecoder`.
 
-    Parameters
-    ----------
-    logits : array (vocab,)
-        Logits after the prefill; their argmax is the first token.
-    position : int
-        Position of the first generated token: the length of the *original* prompt when kept tokens stand at
-        their original positions.
-    eos_ids : frozenset of int
-        Tokens that end the answer; they are not returned.
-    max_new_tokens : int
-        At most so many tokens.
-    on_token : callable, optional
-        Called with each token as soon as it is known; if it returns True, that token is the last.
-
-    Returns
-    -------
-    list of int
+    `logits` array (vocab,): logits after the prefill; their argmax is the first token; `position`: position of the
+    first generated token: the length of the *original* prompt when kept tokens stand at their original positions;
+    `eos_ids`: tokens that end the answer; they are not returned; `on_token`: called with each token as soon as it is
+    known; if it returns True, that token is the last.
     """
     return gather(generate(model, logits, position, cache, limit=max_new_tokens), eos_ids, on_token)
 
@@ -54,13 +41,7 @@ def greedy(
 def gather(
     stream: Generator[int], eos_ids: frozenset[int], on_token: Callable[[int], bool | None] | None = None
 ) -> list[int]:
-    """Tokens of a stream up to an end token, which is left out; closes the stream. `on_token` as for `greedy`.
-
-    Examples
-    --------
-    >>> gather((token for token in (5, 6, 2, 7)), frozenset({2}))
-    [5, 6]
-    """
+    """Tokens of a stream up to an end token, which is left out; closes the stream. `on_token` as for `greedy`."""
     tokens: list[int] = []
     with closing(stream):
         for token in stream:

@@ -64,6 +64,5 @@ class Sample(Decoder):
                 raise ConfigError(f"decoder sample: {name} is {getattr(self, name)}; give {wanted}")
 
     def chooser(self, seed: int, **watched: Any) -> Chooser:
-        """See `Decoder`."""
         sampling = Sampling(self.temperature, self.top_k, self.top_p)
         return Chooser(sampling, seed if self.seed is None else self.seed, min_p=self.min_p, **watched)

@@ -31,25 +31,11 @@ def speculate(
     A pass reads many tokens together, whose sums are rounded in another order than one by one; the answers can part
     where the two likeliest tokens are that close.
 
-    Parameters
-    ----------
-    guesser : Guesser
-        Remembers all that `cache` holds.
-    decoder : Speculative
-        What is guessed, and what of it stands.
-    logits : float32 (vocab,)
-        Of the last token read.
-    position : int
-        Of the first token generated.
-    cache : Cache
-        With room for ``limit - 1 + decoder.nodes(guesser.block_size)`` more tokens. Whoever stops early finds it
-        further on.
-    seed : int
-        Of the random numbers where tokens are sampled.
-    on_pass : callable, optional
-        Called with the tokens each pass of the target gave.
-    cycle : Cycle, optional
-        Of the same model, guesser and cache, and of as many nodes, that goes on living; by default one is made.
+    `guesser`: remembers all that `cache` holds; `decoder`: what is guessed, and what of it stands; `logits` float32
+    (vocab,): of the last token read; `cache`: with room for ``limit - 1 + decoder.nodes(guesser.block_size)`` more
+    tokens. Whoever stops early finds it further on; `seed`: of the random numbers where tokens are sampled; `on_pass`:
+    called with the tokens each pass of the target gave; `cycle`: of the same model, guesser and cache, and of as many
+    nodes, that goes on living; by default one is made.
     """
     rng = np.random.default_rng(seed)
     token, left = decoder.first(logits, rng), limit - 1

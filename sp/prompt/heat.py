@@ -32,13 +32,7 @@ STYLE = """<style>
 
 
 def heat_levels(scores: Floats | None, tokens: int) -> Ints:
-    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores.
-
-    Examples
-    --------
-    >>> heat_levels(np.arange(100.0), 100)[[0, 49, 50, 80, 95, 99]].tolist()
-    [0, 0, 1, 2, 3, 4]
-    """
+    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores."""
     if scores is None:
         return np.zeros(tokens, np.int64)
     known = np.where(np.isnan(scores), -np.inf, scores)  # equal ones are equally hot, however many
@@ -49,27 +43,9 @@ def heat_levels(scores: Floats | None, tokens: int) -> Ints:
 def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
     """A fragment of HTML, at most some 300 KB whatever the prompt holds.
 
-    Parameters
-    ----------
-    prompt : TokenisedPrompt
-    kept : boolean array (n,) or None
-        None where all of it was.
-    scores : float32 (n,) or None
-        Importance, if it was scored.
-    lines : tuple of str
-        What stands above, as text.
-
-    Returns
-    -------
-    str
-        Needle, question, what was kept and what is near to that come first where there is no room for all.
-
-    Examples
-    --------
-    >>> from sp.prompt import Prompt
-    >>> prompt = TokenisedPrompt(Prompt("a<b>"), np.arange(2), np.array([[0, 1], [1, 4]]))
-    >>> as_heat(prompt, np.array([True, False]), np.array([1.0, 0.0]), ()).removeprefix(STYLE)
-    '<div class="sp-heat"><pre><span class="kept h1">a</span><span class="dropped h0">&lt;b&gt;</span></pre></div>'
+    `kept` boolean array (n,) or None: none where all of it was; `scores` float32 (n,) or None: importance, if it was
+    scored; Returns str: needle, question, what was kept and what is near to that come first where there is no room for
+    all.
     """
     kind, level = kinds(prompt, kept), heat_levels(scores, len(prompt))
     shown, body, raw = fitting(prompt, kind), list[str](), prompt.prompt.text.encode()

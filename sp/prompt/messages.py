@@ -39,13 +39,8 @@ class Speaker(Protocol):
 def as_prompt(given: Prompt | str | Sequence[Message], loaded: Speaker) -> Prompt:
     """A prompt as it is, a text as `Prompt.from_text` takes it, or messages as `prompt_of` does.
 
-    Raises
-    ------
-    PromptError
-        For anything else, and as those two do.
+    PromptError for anything else, and as those two do.
 
-    Examples
-    --------
     >>> from sp.session import embedded, load
     >>> target = load(embedded("target"), device="cpu")
     >>> as_prompt("The cat sat.", target).text
@@ -73,23 +68,11 @@ def prompt_of(
 ) -> Prompt:
     """A chat as the model's template shows it; see `Prompt.from_chat`.
 
-    Parameters
-    ----------
-    messages : sequence of Turn or mapping
-        Mappings have a `role`, a `content` that is a string, if any the `reasoning` before it, and `tool_calls`,
-        `tool_call_id` and `name` as OpenAI's clients write them.
-    loaded : Speaker
-        Whose template it is; a `Loaded` model is one.
-    tools : sequence of mapping
-        As the template takes them.
-    thinking : Thinking
-    kept_from : int
-        Character of the user's last message with which its question begins; what stands before may be left out.
-
-    Raises
-    ------
-    PromptError
-        Without a template, without messages, for a message that is none, or one that the template does not show.
+    `messages`: mappings have a `role`, a `content` that is a string, if any the `reasoning` before it, and
+    `tool_calls`, `tool_call_id` and `name` as OpenAI's clients write them; `loaded`: whose template it is; a `Loaded`
+    model is one; `kept_from`: character of the user's last message with which its question begins; what stands before
+    may be left out; PromptError without a template, without messages, for a message that is none, or one that the
+    template does not show.
     """
     template = loaded.template
     if template is None:

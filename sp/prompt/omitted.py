@@ -14,17 +14,6 @@ class Omitted:
 
     There is no mark inside a JSON value, which would not parse with it; one that is left out whole is told as its lines
     are. Nor is there one that is no shorter than what it stands for.
-
-    Parameters
-    ----------
-    prompt : Prompt
-
-    Examples
-    --------
-    >>> text = "a = 1\\nfor one in numbers:\\n    print(one)\\nb = 2\\n" + "One is here. " * 5
-    >>> omitted = Omitted(Prompt(text))
-    >>> omitted.mark(6, 41), omitted.mark(59, 98)
-    ('[... 2 lines ...]\\n', ' [... 38 characters ...]')
     """
 
     def __init__(self, prompt: Prompt) -> None:

@@ -14,16 +14,7 @@ KINDS = ("dropped", "kept", "question", "needle", "lost needle")
 
 
 def kinds(prompt: TokenisedPrompt, kept: Bools | None) -> Ints:
-    """Number in `KINDS` of each token, (n,); `kept` (n,) is None where all were.
-
-    Examples
-    --------
-    >>> from sp.prompt import Prompt, Span
-    >>> spans = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
-    >>> prompt = TokenisedPrompt(Prompt("abcd", (Span("needle", 0, 2),)), np.arange(4), spans)
-    >>> [KINDS[number] for number in kinds(prompt, np.array([True, False, True, False]))]
-    ['needle', 'lost needle', 'kept', 'dropped']
-    """
+    """Number in `KINDS` of each token, (n,); `kept` (n,) is None where all were."""
     needle, question = prompt.mask("needle"), prompt.mask("question")
     kept = np.ones(len(prompt), bool) if kept is None else kept
     found: Ints = np.where(kept, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
@@ -31,13 +22,7 @@ def kinds(prompt: TokenisedPrompt, kept: Bools | None) -> Ints:
 
 
 def edges(values: Ints) -> Iterator[tuple[int, int]]:
-    """Ranges [start, end) of equal neighbours, in order.
-
-    Examples
-    --------
-    >>> list(edges(np.array([3, 3, 1, 3])))
-    [(0, 2), (2, 3), (3, 4)]
-    """
+    """Ranges [start, end) of equal neighbours, in order."""
     inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
     if len(values):
         yield from zip([0, *inner], [*inner, len(values)], strict=True)

@@ -27,19 +27,7 @@ def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
 
     A token that reaches over the end of a sentence belongs to the sentence it begins in.
 
-    Parameters
-    ----------
-    text : bytes
-        UTF-8.
-    spans : array (n, 2)
-        Byte range of each token in it.
-    longest : int
-
-    Examples
-    --------
-    >>> spans = np.array([[0, 3], [3, 4], [4, 8], [8, 9]])
-    >>> sentence_bounds(b"One. Two.", spans, 64).tolist()
-    [0, 2, 4]
+    `spans` array (n, 2): byte range of each token in it.
     """
     ends = np.array([match.end() for match in SENTENCE_END.finditer(text)], np.int64)
     cuts = np.searchsorted(spans[:, 0], ends, side="left")
@@ -49,8 +37,6 @@ def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
 def cut_long(bounds: Ints, longest: int) -> Ints:
     """The same bounds with ranges of more than `longest` tokens cut into parts that differ by one token at most.
 
-    Examples
-    --------
     >>> cut_long(np.array([0, 2, 7]), 2).tolist()
     [0, 2, 3, 5, 7]
     """
@@ -63,11 +49,5 @@ def cut_long(bounds: Ints, longest: int) -> Ints:
 
 
 def chunk_bounds(tokens: int, size: int) -> Ints:
-    """Bounds of chunks of `size` tokens; the last may be shorter.
-
-    Examples
-    --------
-    >>> chunk_bounds(5, 2).tolist()
-    [0, 2, 4, 5]
-    """
+    """Bounds of chunks of `size` tokens; the last may be shorter."""
     return np.append(np.arange(0, tokens, size), tokens)

@@ -43,19 +43,8 @@ def character_starts(raw: bytes, spans: Ints) -> Ints | None:
 
     A token that holds parts of two characters makes one of all that hold the rest of either.
 
-    Parameters
-    ----------
-    raw : bytes
-        UTF-8.
-    spans : array (n, 2)
-        Byte range of each token, in order.
+    `spans` array (n, 2): byte range of each token, in order.
 
-    Returns
-    -------
-    array (n,) or None
-
-    Examples
-    --------
     >>> character_starts("a\u20acb".encode(), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])).tolist()
     [0, 1, 1, 3]
     >>> character_starts(b"ab", np.array([[0, 1], [1, 2]])) is None
@@ -74,8 +63,6 @@ def character_starts(raw: bytes, spans: Ints) -> Ints | None:
 def with_characters(mask: Bools, starts: Ints | None) -> Bools:
     """A mask of tokens (n,) that has all of each character of which it has a part; `starts` of `character_starts`.
 
-    Examples
-    --------
     >>> with_characters(np.array([False, True, False, False]), np.array([0, 1, 1, 3])).tolist()
     [False, True, True, False]
     """

@@ -12,8 +12,6 @@ from sp.prompt.spans import character_starts
 def whole_characters(prompt: TokenisedPrompt) -> Ints:
     """The token each is shown with, (n,): itself, but the one before where it begins inside a character of UTF-8.
 
-    Examples
-    --------
     >>> from sp.prompt import Prompt
     >>> spans = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
     >>> whole_characters(TokenisedPrompt(Prompt("a\u20ac"), np.arange(4), spans)).tolist()

@@ -27,35 +27,10 @@ def log_likelihoods(
     What stands before the tokens left out is read once and for all, also by layers that remember in a state; what
     follows them is read anew each time, at the positions it has.
 
-    Parameters
-    ----------
-    model : Model
-    ids, positions : int64 (n,)
-        The prompt; the answer goes on from its last position.
-    answer : int64 (m,)
-        At least one token.
-    left_out : sequence of boolean arrays (n,)
-        By trial, the tokens to leave out: at least one, never the last, and the first of them no earlier than that of
-        the trial before.
-    done : callable, optional
-
-    Returns
-    -------
-    float64 (trials + 1,)
-        The last one after the whole prompt.
-
-    Raises
-    ------
-    PromptError
-        See `prefill`.
-
-    Examples
-    --------
-    >>> from sp.session.load import embedded, load
-    >>> model = load(embedded("drafter"), device="cpu").model
-    >>> ids, first = np.arange(100, 140), np.arange(40) < 8
-    >>> log_likelihoods(model, ids, np.arange(40), np.array([7]), [first]).shape
-    (2,)
+    `ids`, `positions` int64 (n,): the prompt; the answer goes on from its last position; `answer` int64 (m,): at least
+    one token; `left_out` sequence of boolean arrays (n,): by trial, the tokens to leave out: at least one, never the
+    last, and the first of them no earlier than that of the trial before; Returns float64 (trials + 1,): the last one
+    after the whole prompt; PromptError: see `prefill`.
     """
     n = len(ids)
     starts = [int(each.argmax()) for each in left_out]

@@ -203,7 +203,6 @@ class ModelFreeScorer(Scorer):
 
     @property
     def drafts(self) -> bool:
-        """See `Scorer`."""
         return False
 
     def flops(self, config: ModelConfig, tokens: int) -> float:

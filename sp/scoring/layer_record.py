@@ -19,27 +19,9 @@ def read_layers(
 ) -> tuple[dict[str, Any], dict[int, list[Any]]]:
     """Read a record; its fields as the file has them, and one of them, lists by layer, by the layers' numbers.
 
-    Parameters
-    ----------
-    path : Path
-    what : str
-        It is, for messages, as in ``"a calibration"``.
-    schema : str
-        That it must be of.
-    fields : mapping
-        What its other fields must be.
-    lists : str
-        Field that is an object: number of a layer to a list.
-    want : Wanted
-        What each list must be.
+    `what`: it is, for messages, as in ``"a calibration"``; `fields`: what its other fields must be; `lists`: field that
+    is an object: number of a layer to a list; ConfigError: it is missing, something else, or of another schema.
 
-    Raises
-    ------
-    ConfigError
-        It is missing, something else, or of another schema.
-
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> from sp.checked import LIST
     >>> with TemporaryDirectory() as folder:

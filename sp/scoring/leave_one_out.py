@@ -94,20 +94,11 @@ def _free(request: ScoreRequest) -> Bools:
 
 @dataclass
 class _Pace:
-    """Tells of a first reading and of all trials as if they were one reading of the prompt.
-
-    Parameters
-    ----------
-    progress : callable, optional
-    whole : int
-        Tokens x layers that are to be told of.
-    first : float
-        Share of the first reading.
-    """
+    """Tells of a first reading and of all trials as if they were one reading of the prompt."""
 
     progress: Callable[[int], None] | None
-    whole: int
-    first: float
+    whole: int  # tokens x layers that are to be told of
+    first: float  # share of the first reading
     read: int = field(default=0, init=False)
     told: int = field(default=0, init=False)
 

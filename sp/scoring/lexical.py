@@ -92,5 +92,4 @@ class LexicalScorer(Anchors, ModelFreeScorer):
     place: ClassVar[int] = 4
 
     def score(self, request: ScoreRequest) -> Importance:
-        """See `Anchors.mark`."""
         return Importance(self.mark(request))

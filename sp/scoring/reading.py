@@ -33,8 +33,6 @@ WRITTEN = "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:
 def rule_of(text: str, option: str) -> Rule:
     """A rule as it is written: its name and its numbers, colons between them; ConfigError for anything else.
 
-    Examples
-    --------
     >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
     (64, 4)
     """
@@ -50,13 +48,7 @@ def rule_of(text: str, option: str) -> Rule:
 
 
 class Sparse(str):
-    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`.
-
-    Examples
-    --------
-    >>> Sparse.parse("constant:64", "--sparse"), Sparse("density:0.05").rule.density, Sparse("off").rule
-    ('blocks:64', 0.05, None)
-    """
+    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`."""
 
     __slots__ = ()
 
@@ -89,13 +81,7 @@ class Sparse(str):
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a scorer whose reading may be said in old words, in today's; a warning says which.
-
-    Examples
-    --------
-    >>> renamed({"queries": 4, "sparse": "density:0.1"})
-    {'queries': 4, 'sparse': 'density:0.1'}
-    """
+    """Options of a scorer whose reading may be said in old words, in today's; a warning says which."""
     rest = {name: value for name, value in values.items() if name not in DRAFTING[1:]}
     old = {name: value for name, value in values.items() if name not in rest and value is not None}
     if not old:
@@ -166,14 +152,7 @@ def by_length(scorer: Scorer) -> Scorer:
 
 
 def drafting(scorer: Scorer) -> dict[str, Any]:
-    """How a scorer makes the drafter read, as records have it.
-
-    Examples
-    --------
-    >>> import sp.scoring
-    >>> drafting(SCORERS.build("tail", {"sparse": "alpha:0.2"}))
-    {'scorer': 'tail', 'attention': 'flashprefill', 'alpha': 0.2, 'density': None, 'blocks': None}
-    """
+    """How a scorer makes the drafter read, as records have it."""
     how = scorer.sparse.recorded() if isinstance(scorer, ReadingScorer) else dict.fromkeys(DRAFTING[1:])
     return {"scorer": SCORERS.name_of(scorer), **how}
 
@@ -184,13 +163,7 @@ def recorded(scorer: Scorer) -> dict[str, Any]:
 
 
 def attending(config: Mapping[str, Any]) -> str:
-    """How sparsely a drafter was to read, of a configuration that has some of `DRAFTING`; nothing where densely.
-
-    Examples
-    --------
-    >>> attending({"density": 0.05}), attending({"blocks": "sqrt:64", "alpha": None})
-    ('density 0.05', 'blocks sqrt:64')
-    """
+    """How sparsely a drafter was to read, of a configuration that has some of `DRAFTING`; nothing where densely."""
     given = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
     return next((f"{n} {v if isinstance(v, str) else format(v, 'g')}" for n, v in given if v is not None), "")
 

@@ -51,8 +51,6 @@ class Adaptive(ChunkThreshold):
 def effective_number(scores: Doubles) -> int:
     """exp(H) of scores as a distribution, rounded up; negative ones count as zero.
 
-    Examples
-    --------
     >>> effective_number(np.array([1.0, 1.0, 1.0, 0.0]))
     3
     """
@@ -64,13 +62,7 @@ def effective_number(scores: Doubles) -> int:
 
 
 def elbow(falling: Doubles, fewest: int, most: int) -> int:
-    """How many falling scores stand before the largest fall, among `fewest` to `most`.
-
-    Examples
-    --------
-    >>> elbow(np.array([9.0, 8.0, 3.0, 2.0, 0.0]), 1, 4), elbow(np.array([9.0, 8.0, 3.0, 2.0, 0.0]), 3, 4)
-    (2, 4)
-    """
+    """How many falling scores stand before the largest fall, among `fewest` to `most`."""
     falls = falling[:-1] - falling[1:]
     window = falls[fewest - 1 : most]
     return fewest + int(window.argmax()) if len(window) else fewest

@@ -21,5 +21,4 @@ class Lines(Structured):
     """
 
     def put(self, segment: Segment, view: View, outline: Outline) -> None:
-        """See `put_lines`."""
         put_lines(view, outline, Reading(self.longest))

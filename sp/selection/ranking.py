@@ -33,28 +33,11 @@ def forced_tokens(
     breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
     scores would never be asked at small keep ratios.
 
-    Parameters
-    ----------
-    protected : boolean array (n,)
-    budget : int
-        Tokens that may be kept in all, the protected ones among them.
-    sink, tail : int
-        Tokens wanted from the start and from the end of the prompt.
-    characters : array (n,), optional
-        As in `SelectionRequest`; one of which there is no room for the last token is left out.
-
-    Returns
-    -------
-    forced : boolean array (n,)
-    torn : int
-        Tokens of the budget that a character left out had a claim to. No choice may have them, or a larger budget, in
-        which that character is kept, would leave less to the choices.
-
-    Examples
-    --------
-    >>> forced, _ = forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1)
-    >>> forced.nonzero()[0].tolist()
-    [0, 9]
+    `protected` boolean array (n,); `budget`: tokens that may be kept in all, the protected ones among them; `sink`,
+    `tail`: tokens wanted from the start and from the end of the prompt; `characters` array (n,): as in
+    `SelectionRequest`; one of which there is no room for the last token is left out; Returns torn: tokens of the budget
+    that a character left out had a claim to. No choice may have them, or a larger budget, in which that character is
+    kept, would leave less to the choices.
     """
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
@@ -71,8 +54,6 @@ def forced_tokens(
 def end_order(n: int, sink: int, tail: int) -> Doubles:
     """How far each of n tokens lies from its end of the prompt, as a share of `sink` or `tail`; infinite beyond.
 
-    Examples
-    --------
     >>> end_order(6, 2, 1).tolist()
     [0.0, 0.5, inf, inf, inf, 0.0]
     """
@@ -183,13 +164,7 @@ def check_share(selector: Selector, *names: str) -> None:
 
 
 def spread_order(units: int) -> Ints:
-    """All units, so that any first few of them lie evenly: numbers with their bits reversed (van der Corput).
-
-    Examples
-    --------
-    >>> spread_order(8).tolist()
-    [0, 4, 2, 6, 1, 5, 3, 7]
-    """
+    """All units, so that any first few of them lie evenly: numbers with their bits reversed (van der Corput)."""
     bits = max(units - 1, 0).bit_length()
     numbers = np.arange(1 << bits)
     order = np.zeros_like(numbers)
@@ -201,19 +176,9 @@ def spread_order(units: int) -> Ints:
 def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Doubles:
     """Step at which each unit is taken; infinite for units that never are.
 
-    Parameters
-    ----------
-    chosen : array
-        Units a rule chose, best first.
-    units : int
-        Units in all.
-    radius : int
-        Neighbours taken right after a chosen unit: +1, -1, +2, -2, ...
-    backbone : float
-        Share of the choices that follow `spread_order` instead of the rule, in [0, 1).
+    `chosen`: units a rule chose, best first; `radius`: neighbours taken right after a chosen unit: +1, -1, +2, -2 ...;
+    `backbone`: share of the choices that follow `spread_order` instead of the rule, in [0, 1).
 
-    Examples
-    --------
     >>> unit_steps(np.array([2, 0]), 4, 1, 0.0).tolist()
     [3.0, 2.0, 0.0, 1.0]
     """
@@ -232,8 +197,6 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
 def own_steps(count: int, units: int, radius: int, backbone: float) -> Doubles:
     """Step at which each of `count` chosen units is taken for its own sake; arguments as for `unit_steps`.
 
-    Examples
-    --------
     >>> own_steps(3, 9, 1, 0.5).tolist()
     [0.0, 6.0, 12.0]
     """
@@ -268,8 +231,6 @@ def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubl
 def sliding_least(values: Ints, width: int) -> Ints:
     """Least of every `width` consecutive values; shape (n - width + 1,). Windows are made of two halves that overlap.
 
-    Examples
-    --------
     >>> sliding_least(np.array([3, 1, 4, 1, 5, 9]), 3).tolist()
     [1, 1, 1, 1]
     """
@@ -282,13 +243,7 @@ def sliding_least(values: Ints, width: int) -> Ints:
 
 
 def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
-    """Step at which each token is taken, when units shorter than `min_run` are widened on both sides.
-
-    Examples
-    --------
-    >>> token_steps(np.array([np.inf, 0.0, np.inf]), np.array([0, 2, 3, 6]), 3).tolist()
-    [inf, 0.0, 0.0, 0.0, inf, inf]
-    """
+    """Step at which each token is taken, when units shorter than `min_run` are widened on both sides."""
     n, lengths = int(bounds[-1]), np.diff(bounds)
     if lengths.min() >= min(min_run, n):
         return np.repeat(steps, lengths)
@@ -322,20 +277,9 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
 
     Tokens that hold parts of a character are taken together, at the earliest of their steps.
 
-    Parameters
-    ----------
-    forced : boolean array (n,)
-    first : array (n,)
-        Step of each token; infinite ones are never taken.
-    budget : int
-        Tokens that may be kept, forced ones among them.
-    characters : array (n,), optional
-        As in `SelectionRequest`; the forced tokens hold whole ones.
-
-    Examples
-    --------
-    >>> fill(np.array([True, False, False, False]), np.array([0.0, 0.0, 1.0, 1.0]), 3).tolist()
-    [True, True, False, False]
+    `forced` boolean array (n,); `first` array (n,): step of each token; infinite ones are never taken; `budget`: tokens
+    that may be kept, forced ones among them; `characters` array (n,): as in `SelectionRequest`; the forced tokens hold
+    whole ones.
     """
     first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
@@ -348,13 +292,7 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
 
 
 def together(steps: Doubles, characters: Ints | None) -> Doubles:
-    """The least step of the tokens that hold parts of the same characters, (n,).
-
-    Examples
-    --------
-    >>> together(np.array([3.0, 2.0, 1.0]), np.array([0, 1, 1])).tolist()
-    [3.0, 1.0, 1.0]
-    """
+    """The least step of the tokens that hold parts of the same characters, (n,)."""
     if characters is None:
         return steps
     least = np.full(len(steps), np.inf)
@@ -363,15 +301,7 @@ def together(steps: Doubles, characters: Ints | None) -> Doubles:
 
 
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
-    """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known.
-
-    Examples
-    --------
-    >>> spans = np.array([[0, 3], [3, 4], [4, 8], [8, 9]])
-    >>> request = SelectionRequest(np.zeros(4, np.float32), np.zeros(4, bool), 0.5, b"One. Two.", spans)
-    >>> sentence_bounds(request, 64).tolist()
-    [0, 2, 4]
-    """
+    """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known."""
     if request.spans is None:
         raise ConfigError("selector sentence needs the text of the prompt and the bytes of its tokens")
     return sentences.sentence_bounds(request.text, request.spans, longest)
@@ -380,8 +310,6 @@ def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
 def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Floats:
     """Mean score of each unit over its `counted` tokens (all, if left out); NaN where none counts.
 
-    Examples
-    --------
     >>> unit_means(np.array([1, 3, 5], np.float32), np.array([0, 2, 3])).tolist()
     [2.0, 5.0]
     """
@@ -394,12 +322,6 @@ def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Fl
 
 
 def best_first(scores: Floats) -> Ints:
-    """Units that were compared, by falling score; earlier ones first among equals.
-
-    Examples
-    --------
-    >>> best_first(np.array([1, np.nan, 3, 1], np.float32)).tolist()
-    [2, 0, 3]
-    """
+    """Units that were compared, by falling score; earlier ones first among equals."""
     order = np.argsort(-scores, kind="stable")
     return order[~np.isnan(scores[order])]

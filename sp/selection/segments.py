@@ -22,7 +22,6 @@ class Segments(Structured):
     """
 
     def put(self, segment: Segment, view: View, outline: Outline) -> None:
-        """See `put_lines`."""
         if segment.kind == "tool" and view.tokens(0, len(view.text)) <= self.longest:
             outline.put(segment.start, outline.node(TOP))
         else:

@@ -40,21 +40,12 @@ SMALL = 1 << 14
 
 @dataclass
 class Service:
-    """The endpoints over one worker.
-
-    Parameters
-    ----------
-    worker : Worker
-    defaults : Defaults
-    limits : Limits
-    cors : tuple of str
-        Origins whose web pages may use the server; ``"*"`` for all.
-    """
+    """The endpoints over one worker."""
 
     worker: Worker
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
-    cors: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()  # origins whose web pages may use the server; `"*"` for all
 
     @cached_property
     def bodies(self) -> Bodies:

@@ -20,16 +20,7 @@ IN_A_REQUEST = {
 class RequestError(SpError):
     """A request that cannot be served.
 
-    Parameters
-    ----------
-    message : str
-        What is wrong, where, and what to do.
-    param : str or None
-        The field of the body at fault.
-    status : int
-        HTTP status.
-    code : str
-        For programs.
+    `message`: what is wrong, where, and what to do; `param`: the field of the body at fault.
     """
 
     def __init__(

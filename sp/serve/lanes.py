@@ -18,14 +18,6 @@ class Lanes(Generic[Item]):
 
     A client that comes anew stands behind all that wait, and one that was served goes there if it has more: so nobody
     waits for more than one turn of each other client, however much that has sent. (Round robin; Nagle, RFC 970.)
-
-    Examples
-    --------
-    >>> lanes = Lanes()
-    >>> for lane, item in ((("a", ""), 1), (("a", ""), 2), (("a", ""), 3), (("b", ""), 4)):
-    ...     lanes.add(lane, item)
-    >>> [lanes.next() for _ in range(len(lanes))]
-    [1, 4, 2, 3]
     """
 
     def __init__(self) -> None:
@@ -87,23 +79,9 @@ class Lanes(Generic[Item]):
 def lane_of(body: Mapping[str, Any], address: str, key: str) -> Lane:
     """The lane of a request.
 
-    Parameters
-    ----------
-    body : mapping
-        A client is who ``safety_identifier`` or ``user`` say, a session what ``prompt_cache_key`` says; or else
-        messages up to the first of the user, with which each request of a conversation begins.
-    address : str
-        Of the client, which it is where the body names none.
-    key : str
-        The API key with which it came.
-
-    Examples
-    --------
-    >>> lane_of({"user": "me"}, "::1", "")[0] == lane_of({"user": "me"}, "::2", "")[0]
-    True
-    >>> turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
-    >>> lane_of({"messages": turns}, "::1", "") == lane_of({"messages": turns[:1]}, "::1", "")
-    True
+    `body`: A client is who ``safety_identifier`` or ``user`` say, a session what ``prompt_cache_key`` says; or else
+    messages up to the first of the user, with which each request of a conversation begins; `address`: of the client,
+    which it is where the body names none; `key`: the API key with which it came.
     """
     named = next((body[name] for name in ("safety_identifier", "user") if isinstance(body.get(name), str)), None)
     session: Any = body.get("prompt_cache_key")

@@ -44,49 +44,21 @@ ASKS = ("?", "？", "؟")
 
 @dataclass(frozen=True)
 class Question:
-    """Where in a turn, whose parts are joined by blank lines, its question begins.
+    """Where in a turn, whose parts are joined by blank lines, its question begins."""
 
-    Parameters
-    ----------
-    start : int
-        Its first character.
-    found : str
-        As `Found` says.
-    opening : int
-        Characters of the turn's beginning that are kept as well.
-    """
-
-    start: int
-    found: Found
-    opening: int = 0
+    start: int  # its first character
+    found: Found  # as `Found` says
+    opening: int = 0  # characters of the turn's beginning that are kept as well
 
 
 def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> Question:
     """The question of a turn.
 
-    Parameters
-    ----------
-    parts : sequence of str
-        Of the turn; all but the last are documents.
-    protect : {"auto", "turn", "paragraph"}
-        "turn": all of the last part. "paragraph": what follows its last blank line. "auto": all of it up to `LONG`
-        tokens; of a longer one the last paragraph; where there is none, or one of over `LONGEST` characters, the last
-        sentence that asks and what follows; else the last line, sentence, or words.
-    tokenizer : Tokenizer
-        That counts.
-    keep_ratio : float
-        Share of the turn that may be kept; an opening paragraph stays only if half of that holds it and the question.
-
-    Examples
-    --------
-    >>> from sp.session import embedded, load
-    >>> tokenizer = load(embedded("target"), device="cpu").tokenizer
-    >>> text = "The grass is green. " * 400
-    >>> question_of([f"{text}\\n\\nWhat is green?"], "auto", tokenizer).found
-    'paragraph'
-    >>> asked = question_of([f"{text}What is green? Answer briefly."], "auto", tokenizer)
-    >>> asked.found, f"{text}What is green? Answer briefly."[asked.start:]
-    ('sentence', 'What is green? Answer briefly.')
+    `parts`: of the turn; all but the last are documents; `protect`: "turn": all of the last part. "paragraph": what
+    follows its last blank line. "auto": all of it up to `LONG` tokens; of a longer one the last paragraph; where there
+    is none, or one of over `LONGEST` characters, the last sentence that asks and what follows; else the last line,
+    sentence, or words; `keep_ratio`: share of the turn that may be kept; an opening paragraph stays only if half of
+    that holds it and the question.
     """
     last, whole = parts[-1], DOCUMENT_MARK.join(parts)
     before = len(whole) - len(last)
@@ -142,10 +114,7 @@ def _opening(text: str) -> int:
 def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
     """The prompt of a request, with the begin of a call that must be, and what of a chat is taken for its question.
 
-    Raises
-    ------
-    RequestError
-        If the template cannot show it.
+    RequestError: if the template cannot show it.
     """
     if job.kind == "completion":
         return completion_prompt(job, tokenizer)

@@ -22,26 +22,10 @@ class Part(NamedTuple):
 class ReplyText:
     """Feeds on tokens, hands out text.
 
-    Parameters
-    ----------
-    tokenizer : Tokenizer
-    stops : tuple of str
-        Strings that end the answer and are not part of it; they end neither thinking nor calls.
-    thinks : Thinks, optional
-        How the model marks its thinking.
-    begins : bool
-        Whether the answer begins a text, as a reply of a chat does, or goes on with that of the prompt.
-    calling : Calling, optional
-        How the model calls tools.
-
-    Attributes
-    ----------
-    stopped : bool
-        Whether a stop string was met, or the only call that was wanted.
-    called : bool
-        Whether there was a call.
-    reasoning_tokens : int
-        Tokens of thinking, marks included.
+    `stops`: strings that end the answer and are not part of it; they end neither thinking nor calls; `thinks`: how the
+    model marks its thinking; `begins`: whether the answer begins a text, as a reply of a chat does, or goes on with
+    that of the prompt; `stopped`: whether a stop string was met, or the only call that was wanted; `called`: whether
+    there was a call; `reasoning_tokens`: tokens of thinking, marks included.
     """
 
     def __init__(

@@ -21,21 +21,11 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_toke
 
 @dataclass(frozen=True)
 class TemplateRequest:
-    """What the template is to be told.
+    """What the template is to be told."""
 
-    Parameters
-    ----------
-    thinking : Thinking
-        The server's, with what the request changes.
-    variables : mapping
-        The rest of ``chat_template_kwargs``.
-    param : str or None
-        The field by which the request asked for thinking; None if it did not.
-    """
-
-    thinking: Thinking = field(default_factory=Thinking)
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    param: str | None = None
+    thinking: Thinking = field(default_factory=Thinking)  # the server's, with what the request changes
+    variables: Mapping[str, Any] = field(default_factory=dict)  # the rest of `chat_template_kwargs`
+    param: str | None = None  # the field by which the request asked for thinking; None if it did not
 
     def told(self, template: ChatTemplate) -> dict[str, Any]:
         """All variables; RequestError for what the template does not read."""

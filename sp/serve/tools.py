@@ -24,24 +24,12 @@ CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools that the model is shown, and how it may call them.
+    """The tools that the model is shown, and how it may call them."""
 
-    Parameters
-    ----------
-    tools : tuple of dict
-        As they came; none with the choice "none".
-    forced : bool
-        The answer must begin with a call.
-    name : str or None
-        Of the tool that must be called.
-    single : bool
-        One call at most.
-    """
-
-    tools: tuple[dict[str, Any], ...] = ()
-    forced: bool = False
-    name: str | None = None
-    single: bool = False
+    tools: tuple[dict[str, Any], ...] = ()  # as they came; none with the choice "none"
+    forced: bool = False  # the answer must begin with a call
+    name: str | None = None  # of the tool that must be called
+    single: bool = False  # one call at most
 
     def calling(self, template: ChatTemplate | None) -> Calling | None:
         """How calls are read from the answer; None without tools, RequestError where the model's way is not known."""

@@ -14,30 +14,14 @@ from sp.session import RunOptions, RunResult, TurnResult
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """What became of a prompt's tokens.
+    """What became of a prompt's tokens."""
 
-    Parameters
-    ----------
-    cached : int
-        Those that earlier turns have decided, so that they are not read again.
-    new : int
-        The others.
-    kept : int
-        Those that the target attends to when the answer begins.
-    recalled : int
-        Of `kept`, those that an earlier turn had dropped.
-    read : int
-        What the target read before it answered: in a session less than it attends to.
-    drafted : int
-        What the drafter read, in its own vocabulary.
-    """
-
-    cached: int
-    new: int
-    kept: int
-    recalled: int
-    read: int
-    drafted: int
+    cached: int  # those that earlier turns have decided, so that they are not read again
+    new: int  # the others
+    kept: int  # those that the target attends to when the answer begins
+    recalled: int  # of `kept`, those that an earlier turn had dropped
+    read: int  # what the target read before it answered: in a session less than it attends to
+    drafted: int  # what the drafter read, in its own vocabulary
 
     @classmethod
     def of(cls, result: RunResult | TurnResult) -> PromptTokens:
@@ -63,20 +47,12 @@ class PromptTokens:
 class Told:
     """What else a request comes to.
 
-    Parameters
-    ----------
-    asked : Question or None
-        What was taken for the question of a chat.
-    apart : str or None
-        Why the request had no session.
-    queued, render : float
-        Seconds in the queue, and until the prompt was rendered.
-    generated, reasoning : int
-        Tokens of all answers, and of them those of thinking.
+    `queued`, `render`: seconds in the queue, and until the prompt was rendered; `generated`, `reasoning`: tokens of all
+    answers, and of them those of thinking.
     """
 
-    asked: Question | None = None
-    apart: str | None = None
+    asked: Question | None = None  # what was taken for the question of a chat
+    apart: str | None = None  # why the request had no session
     queued: float = 0.0
     render: float = 0.0
     generated: int = 0
@@ -86,13 +62,7 @@ class Told:
 def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> dict[str, Any]:
     """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave.
 
-    Parameters
-    ----------
-    result : RunResult or TurnResult
-        Of the first answer.
-    told : Told
-    options : RunOptions
-        As the request asked for them.
+    `options`: as the request asked for them.
     """
     prompt, generated = PromptTokens.of(result), told.generated
     question = {"found": told.asked.found, "tokens": int(result.prompt.mask("question").sum())} if told.asked else None
@@ -134,11 +104,8 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
 def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
     """Pieces of the rendered prompt, chat markup included.
 
-    Returns
-    -------
-    list of dict
-        ``kind`` (``kept``, ``question``, both of which were read, or ``dropped``), ``text``, together all of it, and
-        ``tokens``, how many that is.
+    Returns list of dict: ``kind`` (``kept``, ``question``, both of which were read, or ``dropped``), ``text``, together
+    all of it, and ``tokens``, how many that is.
     """
     run = None if isinstance(result, TurnResult) else result.selection
     kept = result.present if isinstance(result, TurnResult) else None if run is None else run.kept

@@ -37,13 +37,7 @@ NOT_ASKED = "the request wants none (sp.session false)"
 class Sessions:
     """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind.
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        For what no conversation can answer.
-    talks : Conversations or None
-        None remembers nothing.
-    metrics : Metrics
+    `pipeline`: for what no conversation can answer.
     """
 
     def __init__(self, pipeline: Pipeline, talks: Conversations | None, metrics: Metrics) -> None:
@@ -152,15 +146,8 @@ class Ticket:
 class Worker:
     """Runs tickets one by one; clients take turns.
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        Nobody else may run it meanwhile.
-    metrics : Metrics
-    limit : int
-        Tickets that may wait. A client who has none, or few, takes the place of one who has many.
-    talks : Conversations, optional
-        What is remembered from request to request; nothing without it.
+    `pipeline`: nobody else may run it meanwhile; `limit`: tickets that may wait. A client who has none, or few, takes
+    the place of one who has many; `talks`: what is remembered from request to request; nothing without it.
     """
 
     def __init__(

@@ -78,13 +78,7 @@ class Begun:
 
 
 def cut(passes: Sequence[int], tokens: int) -> list[int]:
-    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
-
-    Examples
-    --------
-    >>> cut([3, 4, 2], 5)
-    [3, 2]
-    """
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out."""
     found: list[int] = []
     for length in passes:
         if tokens <= 0:
@@ -110,10 +104,7 @@ def begin(
 ) -> Begun:
     """Run the target over the given tokens, up to the first token of the answer.
 
-    Raises
-    ------
-    ConfigError
-        Without the draft that the options' way of decoding needs.
+    ConfigError without the draft that the options' way of decoding needs.
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
@@ -225,10 +216,7 @@ def begin_on_cards(
     They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
     returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
 
-    Raises
-    ------
-    SpError
-        As `begin`, and of a card that failed; what the cards keep is let go of then.
+    SpError as `begin`, and of a card that failed; what the cards keep is let go of then.
     """
     model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
@@ -259,8 +247,6 @@ def begin_on_cards(
 def target_line(target: Loaded, told: OnCards) -> str:
     """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
 
-    Examples
-    --------
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.load import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
@@ -293,8 +279,6 @@ class Lead:
     A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
     cards have the same logits, and where nobody watches each chooses by itself.
 
-    Examples
-    --------
     >>> from sp.decode import Greedy
     >>> lead, told = Lead(2), []
     >>> first = lead.decoder(Greedy(), 0).chooser(0, on_choice=told.append)
@@ -338,7 +322,6 @@ class _Led(Decoder):
     rank: int
 
     def chooser(self, seed: int, **watched: Any) -> Chooser:
-        """See `Decoder`."""
         if self.rank > 0:
             return _Taken(self.lead, self.rank)
         chooser = self.base.chooser(seed, **watched)
@@ -353,7 +336,6 @@ class _Told(Chooser):
         self._chooser, self._lead = chooser, lead
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         token = self._chooser.choose(logits)
         self._lead.tell(int(on_host(token)[0]))
         return token
@@ -366,5 +348,4 @@ class _Taken(Chooser):
         self._lead, self._rank = lead, rank
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         return array_module(logits).full(1, self._lead.token(self._rank), np.int32)

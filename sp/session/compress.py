@@ -166,21 +166,11 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What new tokens are read as.
+    """What new tokens are read as."""
 
-    Parameters
-    ----------
-    ids : int64 (n,)
-        The transcript, but where a part of a token stands in its place and in those behind it.
-    source : int64 (n,)
-        Which token of the transcript each is; `PART` for what continues the part of one before.
-    kept : boolean array (n,)
-        What is read.
-    """
-
-    ids: Ints
-    source: Ints
-    kept: Bools
+    ids: Ints  # the transcript, but where a part of a token stands in its place and in those behind it
+    source: Ints  # which token of the transcript each is; `PART` for what continues the part of one before
+    kept: Bools  # what is read
 
     @classmethod
     def of(cls, prompt: TokenisedPrompt, kept: Bools, read: Reading, tokenizer: Tokenizer) -> Shown:

@@ -286,7 +286,6 @@ class Conversation:
         return self._park_drafter() or left
 
     def leave_for(self, name: str | None) -> bool:
-        """See `Guest`."""
         if not self._at_work:
             return self.leave()
         beside = name == "target" and self._park_drafter()

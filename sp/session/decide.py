@@ -177,21 +177,11 @@ FRAME = 8
 
 @dataclass(frozen=True)
 class Fit:
-    """How a prompt fits.
+    """How a prompt fits."""
 
-    Attributes
-    ----------
-    whole : bool
-        Whether the target could read all of it.
-    positions : {"original", "contiguous"}
-        Where kept tokens stand.
-    note : str or None
-        What the report says of a prompt that fits only compressed.
-    """
-
-    whole: bool
-    positions: Positions
-    note: str | None = None
+    whole: bool  # whether the target could read all of it
+    positions: Positions  # where kept tokens stand
+    note: str | None = None  # what the report says of a prompt that fits only compressed
 
 
 def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
@@ -203,19 +193,7 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
 def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protected: int = 0) -> Fit:
     """How a prompt of `tokens` tokens fits the target's window.
 
-    Raises
-    ------
-    PromptError
-        It fits in no way that the options allow; the message says what would help.
-
-    Examples
-    --------
-    >>> from sp.session.load import embedded, load
-    >>> target = load(embedded("target"), device="cpu")
-    >>> fit(target, 1000, RunOptions(), True).positions
-    'original'
-    >>> fit(target, 1_000_000, RunOptions(keep_ratio=0.1), True).positions
-    'contiguous'
+    PromptError: it fits in no way that the options allow; the message says what would help.
     """
     new, context = options.max_new_tokens, target.model.config.context
     if tokens + new <= context:
@@ -313,22 +291,12 @@ def fixed(prompt: TokenisedPrompt, start: int) -> Bools:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a prompt's tokens settle before a model reads them.
+    """What a prompt's tokens settle before a model reads them."""
 
-    Attributes
-    ----------
-    options : RunOptions
-        Of a run with scorer and positions settled.
-    decision : Decision
-    fit : Fit
-    fixed : boolean array (new,)
-        Which of the tokens that no earlier turn decided are kept in any case.
-    """
-
-    options: RunOptions
+    options: RunOptions  # of a run with scorer and positions settled
     decision: Decision
     fit: Fit
-    fixed: Bools
+    fixed: Bools  # which of the tokens that no earlier turn decided are kept in any case
 
     @property
     def budget(self) -> int:

@@ -134,14 +134,8 @@ class Journal:
 class Meter:
     """Counts bytes in use in CuPy's pools while `hook` is entered; what other threads do meanwhile is not seen.
 
-    Attributes
-    ----------
-    used, peak : int
-        Bytes of arrays now, and at most.
-    requests : int
-        How often memory was asked of the driver, for want of a free piece in the pool.
-    points : deque of (seconds, bytes)
-        The latest; the clock is `time.perf_counter`.
+    `used`, `peak`: bytes of arrays now, and at most; `requests`: how often memory was asked of the driver, for want of
+    a free piece in the pool; `points` deque of (seconds, bytes): the latest; the clock is `time.perf_counter`.
     """
 
     def __init__(self) -> None:

@@ -30,20 +30,13 @@ class Slots:
     A token of the transcript stands at its own place. One of an excerpt stands before the token at its place; in the
     transcript it is the token at `source`, or none.
 
-    Parameters
-    ----------
-    ids, positions : int64 (m,)
-        Token, and where RoPE puts it.
-    place : int64 (m,)
-        Ascending: what of the transcript comes before a slot are the tokens below its place.
-    source : int64 (m,)
-        Which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`.
+    `ids`, `positions` int64 (m,): token, and where RoPE puts it.
     """
 
     ids: Ints
     positions: Ints
-    place: Ints
-    source: Ints
+    place: Ints  # ascending: what of the transcript comes before a slot are the tokens below its place
+    source: Ints  # which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`
 
     @classmethod
     def none(cls) -> Slots:

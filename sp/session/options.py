@@ -240,10 +240,7 @@ class ConversationOptions:
 def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None:
     """The layers of the drafter whose keys are kept; None for a scorer that runs no model, or without a drafter.
 
-    Raises
-    ------
-    ConfigError
-        For what a conversation cannot do.
+    ConfigError for what a conversation cannot do.
     """
     if isinstance(options.decode, Speculative):
         raise ConfigError("a conversation decodes without a draft so far; leave it out")

@@ -22,12 +22,7 @@ OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --c
 def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
     """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
 
-    Raises
-    ------
-    ConfigError
-        With a budget of memory, or on the CPU.
-    DeviceError
-        Where there are not so many, or no NCCL.
+    ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
     """
     count = cards if target_cards is None else target_cards
     if vram is not None and max(cards, count) > 1:
@@ -44,20 +39,8 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
     If none of the classes of `scorers` that will be used runs a model, the embedded drafter will do, for it reads
     nothing.
 
-    Raises
-    ------
-    ConfigError
-        No such model was fetched.
-    GGUFError, ModelError
-        The same, of a target that cannot be opened, or is no model, either.
-
-    Examples
-    --------
-    >>> default_drafter(None).name
-    'drafter.gguf'
-    >>> from sp.scoring import SCORERS
-    >>> default_drafter("target.gguf", [SCORERS.class_of("bm25")]).name
-    'drafter.gguf'
+    ConfigError: no such model was fetched; GGUFError, ModelError: the same, of a target that cannot be opened, or is no
+    model, either.
     """
     if target is None or model_path(target).resolve() == embedded("target").resolve():
         return embedded("drafter")
@@ -77,12 +60,7 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
 def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
     """A drafter that lies on the first card of a group, and its like on the others.
 
-    Raises
-    ------
-    ConfigError
-        For one with recurrent layers.
-    DeviceError
-        With too little memory on a card.
+    ConfigError for one with recurrent layers; DeviceError with too little memory on a card.
     """
     if drafter.model.config.delta_layers:
         raise ConfigError(
@@ -95,8 +73,6 @@ def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]
 def cards_line(cards: Cards, together: bool) -> str:
     """The line of a report: whether the cards read together, or else why not.
 
-    Examples
-    --------
     >>> from sp.models import load_model
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.load import embedded

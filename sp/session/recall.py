@@ -31,19 +31,13 @@ LEAST = 128
 class Run:
     """Tokens ``[start, end)`` of one sentence that were left out.
 
-    Attributes
-    ----------
-    start, end : int
-    score : float
-        The highest of what comes back of the sentence.
-    joined : bool
-        Whether it goes on from the run before: with the same sentence, of which the target has what lies between, or
-        with the next.
+    `joined`: whether it goes on from the run before: with the same sentence, of which the target has what lies between,
+    or with the next.
     """
 
     start: int
     end: int
-    score: float
+    score: float  # the highest of what comes back of the sentence
     joined: bool = False
 
 
@@ -81,18 +75,7 @@ def choose_recalled(
 
 
 def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
-    """The runs of `taken` tokens, (n,), cut where sentences end.
-
-    Examples
-    --------
-    >>> taken = np.array([1, 0, 1, 1, 0, 1], bool)
-    >>> for run in runs_of(taken, np.arange(6, dtype=np.float32), np.array([0, 3, 6])):
-    ...     print(run)
-    Run(start=0, end=1, score=2.0, joined=False)
-    Run(start=2, end=3, score=2.0, joined=True)
-    Run(start=3, end=4, score=5.0, joined=True)
-    Run(start=5, end=6, score=5.0, joined=True)
-    """
+    """The runs of `taken` tokens, (n,), cut where sentences end."""
     starts = bounds[:-1]
     best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
@@ -112,12 +95,6 @@ def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budg
     """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
 
     What no sentence fits into stays as it is.
-
-    Examples
-    --------
-    >>> taken, out = np.arange(9) == 4, np.arange(9) != 5
-    >>> whole_sentences(taken, out, np.zeros(9, np.float32), np.array([0, 3, 7, 9]), 8).nonzero()[0].tolist()
-    [3, 4, 6]
     """
     if not taken.any():
         return taken
@@ -224,10 +201,7 @@ def lay_out(
 
     Runs that there is no room for do not come back.
 
-    Raises
-    ------
-    PromptError
-        The transcript does not fit the window even without them.
+    PromptError: the transcript does not fit the window even without them.
     """
     context, new = target.model.config.context, options.max_new_tokens
 
@@ -259,8 +233,6 @@ def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None
     The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
     something came back before it: that goes with it.
 
-    Examples
-    --------
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
     7
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)

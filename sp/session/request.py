@@ -201,10 +201,7 @@ def score_tokens(
 ) -> Importance:
     """Importance of each token in the reader's vocabulary, who may hold `keys` of some, or read on several cards.
 
-    Raises
-    ------
-    PromptError
-        The budget of device memory cannot hold what that takes; nothing has been read then.
+    PromptError: the budget of device memory cannot hold what that takes; nothing has been read then.
     """
     role, reader = pipeline.scoring_model(options)
     cards = pipeline.cards if role == "drafter" and keys is None else None
@@ -235,14 +232,7 @@ def score_tokens(
 
 
 def apart(stages: Sequence[Stage], found: Importance) -> list[Stage]:
-    """The same stages, `score` as `draft` and `score` where it is known what each took.
-
-    Examples
-    --------
-    >>> found = Importance(np.zeros(9), weighing=0.5)
-    >>> [(stage.name, stage.tokens, stage.seconds) for stage in apart([Stage("score", 3, 2.0)], found)]
-    [('draft', 3, 1.5), ('score', 9, 0.5)]
-    """
+    """The same stages, `score` as `draft` and `score` where it is known what each took."""
 
     def parts(stage: Stage) -> list[Stage]:
         weighing = min(found.weighing, stage.seconds)

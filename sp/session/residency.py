@@ -43,11 +43,8 @@ class Guest(Protocol):
 class Residency:
     """Who is on the device.
 
-    Parameters
-    ----------
-    budget : int, optional
-        Most bytes CuPy's default pool may take from the driver, for models, caches and work together; the whole card
-        if left out. Kernels and the driver's own context are not counted.
+    `budget`: most bytes CuPy's default pool may take from the driver, for models, caches and work together; the whole
+    card if left out. Kernels and the driver's own context are not counted.
     """
 
     budget: int | None = None

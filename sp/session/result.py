@@ -276,13 +276,7 @@ def turn_row(result: TurnResult, number: int, marked: Sequence[str] = ()) -> dic
 
 
 def runs_of(mask: Bools) -> list[list[int]]:
-    """Runs ``[start, end)`` of what is true.
-
-    Examples
-    --------
-    >>> runs_of(np.array([True, True, False, True]))
-    [[0, 2], [3, 4]]
-    """
+    """Runs ``[start, end)`` of what is true."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     found: list[list[int]] = edges.reshape(-1, 2).tolist()
     return found

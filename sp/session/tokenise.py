@@ -23,13 +23,7 @@ MARGIN = 256
 
 
 def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
-    """Length of the longest prefix that two lists of tokens, or two texts, share.
-
-    Examples
-    --------
-    >>> same_start(np.array([1, 2, 3]), np.array([1, 2, 4, 5])), same_start(np.array([1]), np.array([1, 2]))
-    (2, 1)
-    """
+    """Length of the longest prefix that two lists of tokens, or two texts, share."""
     size = min(len(one), len(other))
     different = np.flatnonzero(one[:size] != other[:size])
     return int(different[0]) if len(different) else size
@@ -49,7 +43,6 @@ class PromptTokens:
         self._special = np.array(sorted(tokenizer.special_ids), np.int64)
 
     def __call__(self, prompt: Prompt) -> TokenisedPrompt:
-        """As `Prompt.tokenise`."""
         with self._lock:
             return self._of(prompt)
 
@@ -136,25 +129,8 @@ def once_reading(
     Before that the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
     Without `later`, as beside one card, it begins at once.
 
-    Yields
-    ------
-    callable, Reporter
-        The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does, and
-        begins it where that is waited for.
-
-    Examples
-    --------
-    >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from sp.session.load import embedded, load
-    >>> from sp.session.result import silent
-    >>> tokenizer = load(embedded("target")).tokenizer
-    >>> work = lambda prompt: prompt.tokenise(tokenizer)
-    >>> with ThreadPoolExecutor(1) as pool:
-    ...     with once_reading(pool, work, Prompt("a b", ()), silent, later=True) as (begun, telling):
-    ...         with telling("scoring", 28) as progress:
-    ...             progress(7)
-    ...         print(len(awaited(begun(), Trace())))
-    2
+    Yields callable, Reporter: the first begins it, if nothing has, and gives what `awaited` takes. The second shows
+    what `reporter` does, and begins it where that is waited for.
     """
     begin = Event()
 

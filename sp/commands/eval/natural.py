@@ -160,11 +160,5 @@ def show(lines: list[dict[str, Any]], note: str, wide: bool) -> None:
 
 
 def bounds(line: dict[str, Any], prefix: str = "") -> str:
-    """An interval in per cent.
-
-    Examples
-    --------
-    >>> bounds({"low": 0.101, "high": 0.25})
-    '10-25'
-    """
+    """An interval in per cent."""
     return f"{100 * line[prefix + 'low']:.0f}-{100 * line[prefix + 'high']:.0f}"

@@ -129,15 +129,7 @@ def show(lines: list[dict[str, Any]], drafter: Any, wide: bool = False) -> None:
 
 
 def called(line: dict[str, Any]) -> str:
-    """A way with its scorer and, if it is not the usual one, selector.
-
-    Examples
-    --------
-    >>> called({"way": "cold", "scorer": "tail queries=4", "selector": "top_chunks"})
-    'cold tail queries=4'
-    >>> called({"way": "full", "scorer": "full", "selector": "full"})
-    'full'
-    """
+    """A way with its scorer and, if it is not the usual one, selector."""
     parts = [line["way"]]
     if line["scorer"] != "full":
         parts += [line["scorer"], *([line["selector"]] if line["selector"] != "top_chunks" else [])]

@@ -62,12 +62,6 @@ class AnswerAttentionScorer(LookaheadScorer):
 
 
 def spoken(generated: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
-    """Generated tokens without the one that ended them, unless there is no other.
-
-    Examples
-    --------
-    >>> spoken((5, 6, 2), {2}), spoken((2,), {2}), spoken((5, 6), {2})
-    ((5, 6), (2,), (5, 6))
-    """
+    """Generated tokens without the one that ended them, unless there is no other."""
     ended = len(generated) > 1 and generated[-1] in eos_ids
     return tuple(generated[:-1] if ended else generated)

@@ -236,8 +236,6 @@ __all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
 class Laps:
     """Adds up times; on the device by events, which nobody waits for before `seconds` is asked.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> laps = Laps()
     >>> with laps.lap(np.zeros(1)):
@@ -274,15 +272,7 @@ class Laps:
 
 @dataclass
 class Fold:
-    """Running reduction over the layers of a drafter, in NumPy or on the device.
-
-    Examples
-    --------
-    >>> fold = Fold(Reduction(pool=1))
-    >>> fold.add(np.full((2, 1, 4), 0.25, np.float32))
-    >>> fold.result().tolist()
-    [0.25, 0.25, 0.25, 0.25]
-    """
+    """Running reduction over the layers of a drafter, in NumPy or on the device."""
 
     reduction: Reduction
     by_head: bool = False
@@ -332,13 +322,8 @@ class Fold:
 class FoldByLayer(Fold):
     """A `Fold` that reduces the heads of each layer by themselves, and then the layers.
 
-    Parameters
-    ----------
-    over_layers : {"mean", "max"}
-        With heads reduced likewise it is what `Fold` does, since all layers have as many.
+    `over_layers`: with heads reduced likewise it is what `Fold` does, since all layers have as many.
 
-    Examples
-    --------
     >>> fold = FoldByLayer(Reduction(pool=1))
     >>> for top in (0.5, 1.0):
     ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))

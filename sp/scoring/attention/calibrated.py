@@ -104,15 +104,7 @@ def retrieval_of(config: ModelConfig) -> Retrieval:
 
 
 def rule_of_thumb(config: ModelConfig) -> Retrieval:
-    """All heads, un-rotated, of the two attention layers around 60 % of the depth.
-
-    Examples
-    --------
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> found = rule_of_thumb(find_shape("qwen3-0.6b").config)
-    >>> found.layers, found.rotary
-    ((16, 17), 'none')
-    """
+    """All heads, un-rotated, of the two attention layers around 60 % of the depth."""
     layers = config.attention_layers
     if not layers:
         raise ConfigError("scorer calibrated reads attention, and no layer of the drafter has any; take another scorer")
@@ -122,14 +114,7 @@ def rule_of_thumb(config: ModelConfig) -> Retrieval:
 
 
 def up_to_question(request: ScoreRequest) -> ScoreRequest:
-    """The request up to the last token of its question; where it names none, its last tokens are taken for it.
-
-    Examples
-    --------
-    >>> none, ids = np.zeros(9, bool), np.arange(9)
-    >>> len(up_to_question(ScoreRequest(None, ids, ids, ids // 2 == 2, none)).ids)
-    6
-    """
+    """The request up to the last token of its question; where it names none, its last tokens are taken for it."""
     n = len(request.ids)
     end = n if request.asked is None else min(request.asked, n)
     question = request.question

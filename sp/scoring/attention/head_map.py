@@ -33,21 +33,11 @@ def _share(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Retrieval score of every head.
+    """Retrieval score of every head."""
 
-    Parameters
-    ----------
-    model : str
-        `model_key` of the model they belong to.
-    scores : dict of int to tuple of float
-        By attention layer, one score a head, from 0 to 1.
-    made : dict
-        How they were measured; for people.
-    """
-
-    model: str
-    scores: Mapping[int, tuple[float, ...]]
-    made: Mapping[str, Any] = field(default_factory=dict)
+    model: str  # `model_key` of the model they belong to
+    scores: Mapping[int, tuple[float, ...]]  # by attention layer, one score a head, from 0 to 1
+    made: Mapping[str, Any] = field(default_factory=dict)  # how they were measured; for people
 
     def save(self, path: Path) -> None:
         """Write the file; one line a layer."""
@@ -96,10 +86,7 @@ class HeadMap:
 def model_key(model: Model) -> str:
     """A short name that stays the same when matrices are quantised: shape, and a hash of the last norm.
 
-    Returns
-    -------
-    str
-        ``architecture-layers-heads-hash``
+    Returns str: ``architecture-layers-heads-hash``.
     """
     norm = np.ascontiguousarray(on_host(model.trunk.output_norm), np.float32)
     digest = hashlib.sha256(norm.tobytes()).hexdigest()[:12]

@@ -15,21 +15,11 @@ from sp.scoring.reading import ReadingScorer
 
 @dataclass(frozen=True)
 class LookAhead:
-    """What a drafter leaves that has read a prompt and gone on for some tokens.
+    """What a drafter leaves that has read a prompt and gone on for some tokens."""
 
-    Attributes
-    ----------
-    queries : dict of int to float (queries, heads, head_dim)
-        By scored layer: of the last prompt token if that counts, then of the generated ones.
-    generated : tuple of int
-    cache : Cache
-        Keys and values of the prompt and of the generated tokens.
-    attend : LayerAttention
-    """
-
-    queries: dict[int, Floats]
+    queries: dict[int, Floats]  # by scored layer: of the last prompt token if that counts, then of the generated ones
     generated: tuple[int, ...]
-    cache: Cache
+    cache: Cache  # keys and values of the prompt and of the generated tokens
     attend: LayerAttention
 
 

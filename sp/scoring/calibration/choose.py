@@ -36,18 +36,10 @@ Heads = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Judged:
-    """How well something chosen finds needles.
+    """How well something chosen finds needles."""
 
-    Parameters
-    ----------
-    ranks : float64 (samples,)
-        Share of the other chunks that rank above the needle's.
-    log_ranks : float64 (samples,)
-        Logarithm of one and the number of those chunks.
-    """
-
-    ranks: Doubles
-    log_ranks: Doubles
+    ranks: Doubles  # share of the other chunks that rank above the needle's
+    log_ranks: Doubles  # logarithm of one and the number of those chunks
 
     @property
     def kept(self) -> Doubles:
@@ -80,13 +72,7 @@ class Choice:
 
 
 def choose(samples: Sequence[Sample]) -> Choice:
-    """The best way of choosing, and what it chooses by all samples; see the module.
-
-    Parameters
-    ----------
-    samples : sequence of Sample
-        Of both halves.
-    """
+    """The best way of choosing, and what it chooses by all samples; see the module."""
     halves = [[sample for sample in samples if sample.half == half] for half in (0, 1)]
     ways: list[Choice] = []
     for unit in ("layers", "heads"):
@@ -128,8 +114,6 @@ def two_layers(samples: Sequence[Sample], place: int) -> tuple[int, ...]:
 def as_good(scores: Doubles, most: int) -> list[tuple[int, ...]]:
     """Indices of candidates (samples, ...) that are not worse than the best, in order, up to so many.
 
-    Examples
-    --------
     >>> as_good(np.array([[3.0, 0.0, 1.0, 0.1], [3.0, 1.0, 0.0, 1.1]]), 2)
     [(1,), (2,)]
     """

@@ -25,10 +25,7 @@ def folder() -> Path:
 def find_calibration(path: Path) -> Calibration | None:
     """That of a file, one made on this machine before one that ships; None if there is none.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or its calibration is damaged.
+    ConfigError: the file cannot be read, or its calibration is damaged.
     """
     sha256 = file_sha256(path)
     own = folder() / f"{sha256}.json"
@@ -60,10 +57,7 @@ def file_sha256(path: Path) -> str:
 
     Of a model in several files it is that of the first.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be read.
+    ConfigError: the file cannot be read.
     """
     try:
         path = path.resolve()

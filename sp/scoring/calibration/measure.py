@@ -41,21 +41,8 @@ def calibrate(
     Where no head finds needles that were left out, as with random weights, it is `rule_of_thumb`, and `made` says so.
     Which scorer `auto` takes is not measured: it stays that of the calibration that ships for the file, if one does.
 
-    Parameters
-    ----------
-    path : Path
-        The drafter's GGUF file.
-    model, tokenizer, template
-        What was loaded from it, with all layers.
-    texts : int, optional
-        Of each kind; `TEXTS` by default.
-    tokens, seed, progress
-        See `sp.scoring.calibration.reading.samples`.
-
-    Raises
-    ------
-    ConfigError
-        The drafter's window is too short, or this Python lacks the texts.
+    `model`, `tokenizer`, `template`: what was loaded from it, with all layers; `texts`: of each kind; `TEXTS` by
+    default; ConfigError: the drafter's window is too short, or this Python lacks the texts.
     """
     texts = TEXTS[model.device] if texts is None else texts
     how = {"texts": texts, "tokens": tokens, "seed": seed}

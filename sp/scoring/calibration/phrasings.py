@@ -67,13 +67,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
 
 
 def fill(phrasings: tuple[Phrasing, ...], rng: random.Random) -> list[Phrasing]:
-    """Needles and questions of one text, no two of which share a word of a slot where there are enough.
-
-    Examples
-    --------
-    >>> fill(PHRASINGS[5:6], random.Random(0))[0].question
-    'What is the access key for the Saltmarsh gateway?'
-    """
+    """Needles and questions of one text, no two of which share a word of a slot where there are enough."""
     words = {name: rng.sample(known, len(known)) for name, known in SLOTS.items()}
     filled = []
     for index, phrasing in enumerate(phrasings):

@@ -69,22 +69,8 @@ def samples(
 ) -> Iterator[Sample]:
     """Let a drafter read generated texts, each once, and ask it for every needle of them.
 
-    Parameters
-    ----------
-    model, tokenizer, template
-        The drafter, with all its layers.
-    texts : int
-        Of each kind.
-    tokens : int
-        Of a text.
-    seed : int
-    progress : callable, optional
-        Called with 1 after every question; there are `questions` of them.
-
-    Raises
-    ------
-    ConfigError
-        The drafter reads fewer tokens, or this Python lacks the texts.
+    `model`, `tokenizer`, `template`: the drafter, with all its layers; `progress`: called with 1 after every question;
+    there are `questions` of them; ConfigError: the drafter reads fewer tokens, or this Python lacks the texts.
     """
     if model.config.context < 2 * tokens:
         raise ConfigError(f"a calibration reads texts of {tokens} tokens, and the drafter has room for half of that")

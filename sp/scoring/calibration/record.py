@@ -43,42 +43,19 @@ HEADS = Wanted(
 class Calibration:
     """What was chosen for a file, and how well it finds what it was not chosen by.
 
-    Parameters
-    ----------
-    sha256 : str
-        Of the GGUF file.
-    file : str
-        Its name when it was measured; for people.
-    heads : dict of int to tuple of int
-        By attention layer, the heads that count.
-    rotary : {"none", "post"}
-        Whether queries and keys count without rotary embedding or with it.
-    rank, top_5_percent : float
-        On phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles
-        whose chunk is among the first 5 % of all.
-    n : int
-        Questions behind them.
-    made : dict
-        How it was measured; for people.
-    over_heads, over_queries : {"max", "mean"}
-    scorer : str
-        Name of the scorer that finds most with this file: `calibrated`, unless another was found to be better.
-
-    Examples
-    --------
-    >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
-    >>> found.depth
-    4
+    `rank`, `top_5_percent`: on phrasings and kinds of text left out: median share of chunks ranked above the needle's,
+    and share of needles whose chunk is among the first 5 % of all; `scorer`: name of the scorer that finds most with
+    this file: `calibrated`, unless another was found to be better.
     """
 
-    sha256: str
-    file: str
-    heads: Mapping[int, tuple[int, ...]]
-    rotary: Literal["none", "post"]
+    sha256: str  # of the GGUF file
+    file: str  # its name when it was measured; for people
+    heads: Mapping[int, tuple[int, ...]]  # by attention layer, the heads that count
+    rotary: Literal["none", "post"]  # whether queries and keys count without rotary embedding or with it
     rank: float
     top_5_percent: float
-    n: int
-    made: Mapping[str, Any] = field(default_factory=dict)
+    n: int  # questions behind them
+    made: Mapping[str, Any] = field(default_factory=dict)  # how it was measured; for people
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["max", "mean"] = "max"
     scorer: str = "calibrated"

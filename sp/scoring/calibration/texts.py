@@ -20,20 +20,11 @@ CODE_MODULES = ("argparse", "json.decoder", "textwrap", "csv", "heapq", "configp
 
 @dataclass(frozen=True)
 class Text:
-    """A document with its needles.
+    """A document with its needles."""
 
-    Parameters
-    ----------
-    kind : str
-        Name in `KINDS`.
-    document : str
-    needles : tuple of Phrasing
-        As they stand in it, each with its question.
-    """
-
-    kind: str
+    kind: str  # name in `KINDS`
     document: str
-    needles: tuple[Phrasing, ...]
+    needles: tuple[Phrasing, ...]  # as they stand in it, each with its question
 
 
 def prose(rng: random.Random) -> Iterator[str]:
@@ -100,26 +91,7 @@ KINDS = {
 def make_text(kind: str, phrasings: tuple[Phrasing, ...], tokens: int, count: Count, rng: random.Random) -> Text:
     """A document of about so many tokens with needles spread over it.
 
-    Parameters
-    ----------
-    kind : str
-        Name in `KINDS`.
-    phrasings : tuple of Phrasing
-    tokens : int
-    count : callable
-    rng : random.Random
-
-    Raises
-    ------
-    ConfigError
-        This Python lacks the text.
-
-    Examples
-    --------
-    >>> from sp.scoring.calibration.phrasings import PHRASINGS
-    >>> text = make_text("json", PHRASINGS[:2], 400, lambda piece: len(piece.split()), random.Random(0))
-    >>> all(needle in text.document for needle, _ in text.needles)
-    True
+    ConfigError: this Python lacks the text.
     """
     made = KINDS[kind]
     filled = fill(phrasings, rng)

@@ -53,10 +53,7 @@ def made_retrieval(
 ) -> Retrieval | None:
     """What a new calibration says, which is kept; None for a drafter whose window is too short for its texts.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be kept.
+    ConfigError: it cannot be kept.
     """
     if model.config.context < 2 * TOKENS:
         return None
@@ -70,14 +67,7 @@ def made_retrieval(
 
 
 def default_depth(path: Path, config: ModelConfig) -> int | None:
-    """Layers that the default scorer lets a drafter run, a file or what would be one; None for all and the head.
-
-    Examples
-    --------
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> default_depth(Path("none.gguf"), find_shape("qwen3-0.6b").config)
-    18
-    """
+    """Layers that the default scorer lets a drafter run, a file or what would be one; None for all and the head."""
     scorer = SCORERS.build("auto")
     try:
         return scorer.reading_depth(replace(config, retrieval=known_retrieval(path, config, [scorer])))
@@ -88,8 +78,6 @@ def default_depth(path: Path, config: ModelConfig) -> int | None:
 def needed_depth(scorers: Iterable[Scorer], config: ModelConfig) -> int | None:
     """Layers that scorers let a drafter run, without its head; None for all and the head, or where none is known.
 
-    Examples
-    --------
     >>> from sp.models.synthetic.shapes import find_shape
     >>> from sp.scoring import SCORERS
     >>> config = find_shape("qwen3-0.6b").config

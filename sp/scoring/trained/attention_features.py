@@ -42,24 +42,12 @@ Rotations = Literal["post", "none", "both"]
 
 @dataclass(frozen=True)
 class Asking:
-    """Which tokens ask.
+    """Which tokens ask."""
 
-    Parameters
-    ----------
-    start : int
-        The first of them: what stands before is the document.
-    rows : int
-        Last tokens whose queries are wanted.
-    question : slice
-        The question's among those rows.
-    tail : slice
-        The last ones.
-    """
-
-    start: int
-    rows: int
-    question: slice
-    tail: slice
+    start: int  # the first of them: what stands before is the document
+    rows: int  # last tokens whose queries are wanted
+    question: slice  # the question's among those rows
+    tail: slice  # the last ones
 
     @classmethod
     def of(cls, request: ScoreRequest, queries: int) -> Asking:
@@ -87,8 +75,6 @@ class Asking:
 def document_units(bounds: Ints, asking: Asking) -> slice:
     """Units that a mean is taken over: those before the first token that asks, without the one of the sinks.
 
-    Examples
-    --------
     >>> document_units(np.array([0, 4, 8, 12]), Asking(9, 3, slice(0, 3), slice(0, 3)))
     slice(1, 2, None)
     """
@@ -107,22 +93,10 @@ def attention_features(
 ) -> tuple[Floats, LayerAttention]:
     """Let the drafter read a prompt once, and keep what its heads say of each unit.
 
-    Parameters
-    ----------
-    request : ScoreRequest
-        Without marks of thinking behind the question.
-    reader : TailScorer
-        How it reads, with rotary embedding; its queries are the rows of `asking`.
-    asking : Asking
-    bounds : int (units + 1,)
-    rotary : {"post", "none", "both"}
-        Attention as the drafter has it, without rotary embedding, or one after the other.
-
-    Returns
-    -------
-    float32 (units, features), and what attended
-        Where the model is. By feature: layer, rotation, question or tail, mean or largest, head; then rotation,
-        question or tail over all heads.
+    `request`: without marks of thinking behind the question; `reader`: how it reads, with rotary embedding; its queries
+    are the rows of `asking`; `bounds` int (units + 1,); `rotary`: attention as the drafter has it, without rotary
+    embedding, or one after the other; Returns float32 (units, features), and what attended: where the model is. By
+    feature: layer, rotation, question or tail, mean or largest, head; then rotation, question or tail over all heads.
     """
     document, model, positions = document_units(bounds, asking), request.model, request.positions
     turned = replace(reader, rotary="none")
@@ -155,13 +129,7 @@ def attention_features(
 
 
 def relative(pooled: Floats, document: slice, tokens: int) -> Floats:
-    """Logarithm of weights (heads, units) over their mean in the document, which is no less than `LEAST` of it all.
-
-    Examples
-    --------
-    >>> relative(np.array([[0.9, 0.025, 0.075], [1.0, 0.0, 0.0]]), slice(1, 3), 3).round(2).tolist()
-    [[2.89, -0.67, 0.41], [10.31, -4.61, -4.61]]
-    """
+    """Logarithm of weights (heads, units) over their mean in the document, which is no less than `LEAST` of it all."""
     xp = array_module(pooled)
     mean = xp.maximum(pooled[:, document].mean(axis=1, keepdims=True), np.float32(LEAST / tokens))
     found: Floats = xp.log(pooled / mean + np.float32(FLOOR))
@@ -172,11 +140,6 @@ def with_neighbours(features: Floats, count: int) -> Floats:
     """Features (units, f) beside those of `count` units before and behind: (units, (2 count + 1) f).
 
     At the ends the last unit stands in for those that are not there.
-
-    Examples
-    --------
-    >>> with_neighbours(np.array([[1.0], [2.0], [3.0]]), 1).tolist()
-    [[1.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 3.0]]
     """
     xp, units = array_module(features), len(features)
     places = xp.arange(units)
@@ -188,8 +151,6 @@ def with_neighbours(features: Floats, count: int) -> Floats:
 def weigh_neighbours(features: Floats, weights: Floats, count: int) -> Floats:
     """``with_neighbours(features, count) @ weights`` without the copies: (units,).
 
-    Examples
-    --------
     >>> features, weights = np.array([[1.0], [2.0], [3.0]]), np.array([1.0, 10.0, 100.0])
     >>> weigh_neighbours(features, weights, 1).tolist()
     [211.0, 321.0, 332.0]

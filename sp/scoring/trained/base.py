@@ -121,8 +121,6 @@ def prepared(request: ScoreRequest) -> ScoreRequest:
 def unit_shares(labels: Floats, bounds: Ints, asking: Asking) -> Doubles | None:
     """How labels (n,) of the document's tokens are shared among its units, summing to one; None if all are zero.
 
-    Examples
-    --------
     >>> asking = Asking(4, 2, slice(0, 2), slice(0, 2))
     >>> unit_shares(np.array([0.0, 0, 1, 1, 1, 1]), np.array([0, 2, 4, 6]), asking).tolist()
     [0.0, 1.0]

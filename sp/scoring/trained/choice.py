@@ -39,23 +39,14 @@ class Choice(NamedTuple):
 class Choices:
     """Prompts as one problem, where their arrays lie.
 
-    Parameters
-    ----------
-    x : float32 (all units, f)
-    shares : float64 (all units,)
-    pool : Pool
-        Units of each prompt.
-    owner : int (all units,)
-        Prompt of each unit.
-    mean, scale : float64 (f,)
-        Features less `mean` times `scale` have mean 0 and deviation 1: those are what weights are of here.
-    l2 : float
+    `x` float32 (all units, f); `shares` float64 (all units,); `mean`, `scale` float64 (f,): features less `mean` times
+    `scale` have mean 0 and deviation 1: those are what weights are of here.
     """
 
     x: Any
     shares: Any
-    pool: Pool
-    owner: Any
+    pool: Pool  # units of each prompt
+    owner: Any  # prompt of each unit
     mean: Any
     scale: Any
     l2: float
@@ -106,21 +97,7 @@ class Choices:
 
 
 def fit_choice(prompts: Sequence[Choice], l2: float) -> Doubles:
-    """Weights (f,) for features as they are given; they are standardised inside, where `l2` is meant.
-
-    Parameters
-    ----------
-    prompts : sequence of Choice
-        In NumPy or on the device.
-    l2 : float
-        Above zero.
-
-    Examples
-    --------
-    >>> first = Choice(np.array([[1.0], [0.0], [0.0]]), np.array([1.0, 0.0, 0.0]))
-    >>> bool(fit_choice([first], 0.1)[0] > 1)
-    True
-    """
+    """Weights (f,) for features as they are given; they are standardised inside, where `l2` is meant."""
     all_of = Choices.of(prompts, l2)
     w = array_module(all_of.x).zeros(all_of.x.shape[1])
     loss, p = all_of.loss(w)
@@ -159,12 +136,6 @@ def _solve(all_of: Choices, p: Any, gradient: Any) -> Any:
 
 
 def softmax(logits: Any) -> Any:
-    """Of a vector.
-
-    Examples
-    --------
-    >>> softmax(np.zeros(2)).tolist()
-    [0.5, 0.5]
-    """
+    """Of a vector."""
     weights = array_module(logits).exp(logits - logits.max())
     return weights / weights.sum()

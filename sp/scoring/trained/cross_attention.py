@@ -29,26 +29,14 @@ MOST_RANK = 256
 class CrossLearning:
     """How the head learns.
 
-    Parameters
-    ----------
-    rank : int
-        Width of its queries and keys.
-    depth : int, optional
-        Layers of the drafter behind which hidden states are taken; all by default.
-    chunk_size : int
-        Tokens whose weights are summed, in the loss and in the scores.
-    queries : int
-        Last tokens that ask, besides the question's.
-    epochs, batch, rate, decay
-        See `fit_head`.
-    most_tokens : int
-        Of a longer document so many tokens are learnt from: all chunks with evidence, others drawn at random.
+    `epochs`, `batch`, `rate`, `decay`: see `fit_head`; `most_tokens`: of a longer document so many tokens are learnt
+    from: all chunks with evidence, others drawn at random.
     """
 
-    rank: int = 32
-    depth: int | None = None
-    chunk_size: int = 32
-    queries: int = 8
+    rank: int = 32  # width of its queries and keys
+    depth: int | None = None  # layers of the drafter behind which hidden states are taken; all by default
+    chunk_size: int = 32  # tokens whose weights are summed, in the loss and in the scores
+    queries: int = 8  # last tokens that ask, besides the question's
     epochs: int = 20
     batch: int = 8
     rate: float = 3e-3
@@ -116,7 +104,6 @@ class CrossAttentionScorer(TrainedScorer):
         return Seen(*half, Pool.of(ends, document), xp.asarray(number), xp.asarray(shares[kept]))
 
     def fit(self, samples: Sequence[Seen], options: Any, seed: int, progress: Progress) -> dict[str, Floats]:
-        """See `fit_head`."""
         begin = start_params(samples[0].document.shape[1], options.rank, seed)
         how = {name: getattr(options, name) for name in ("epochs", "batch", "rate", "decay")}
         found = fit_head(samples, begin, **how, seed=seed, progress=progress)
@@ -132,7 +119,6 @@ class CrossAttentionScorer(TrainedScorer):
         return {"gate": (width,), "key": (width, options.rank), "query": (width, options.rank)}
 
     def weigh(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
-        """See `TrainedScorer`."""
         asking_rows, document, _, density = self.hidden(request, options)
         xp = array_module(document)
         placed = {name: xp.asarray(value) for name, value in weights.items()}

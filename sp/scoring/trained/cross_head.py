@@ -27,17 +27,8 @@ Params = Mapping[str, Any]
 class Seen(NamedTuple):
     """One prompt.
 
-    Attributes
-    ----------
-    asking : (m, d)
-        Of unit mean square, as are `document`'s.
-    document : (n, d)
-    pool : Pool
-        Which tokens each unit has.
-    unit : int (n,)
-        The unit of each token.
-    shares : (units,)
-        Target shares, which sum to one.
+    `asking` (m, d): of unit mean square, as are `document`'s; `document` (n, d); `pool`: which tokens each unit has;
+    `unit` int (n,): the unit of each token; `shares` (units,): target shares, which sum to one.
     """
 
     asking: Any
@@ -48,13 +39,7 @@ class Seen(NamedTuple):
 
 
 def unit_rows(x: Any) -> Any:
-    """Rows scaled to a mean square of one.
-
-    Examples
-    --------
-    >>> unit_rows(np.array([[3.0, 4.0]])).round(3).tolist()
-    [[0.849, 1.131]]
-    """
+    """Rows scaled to a mean square of one."""
     xp = array_module(x)
     return x / xp.sqrt((x * x).mean(axis=1, keepdims=True) + x.dtype.type(1e-12))
 
@@ -73,17 +58,7 @@ def attended(params: Params, asking: Any, document: Any) -> tuple[Any, Any, Any,
 
 
 def loss_and_gradient(params: Params, seen: Seen) -> tuple[float, dict[str, Any]]:
-    """The module's loss of one prompt, and its gradient by every parameter.
-
-    Examples
-    --------
-    >>> document = np.array([[1.0, 1.0], [1.0, -1.0]])
-    >>> pool = Pool.of(np.arange(3), document)
-    >>> seen = Seen(np.ones((1, 2)), document, pool, np.arange(2), np.array([1.0, 0.0]))
-    >>> loss, gradient = loss_and_gradient(start_params(2, 1, 0), seen)
-    >>> bool(loss > 0), gradient["key"].shape
-    (True, (2, 1))
-    """
+    """The module's loss of one prompt, and its gradient by every parameter."""
     xp = array_module(seen.document)
     q, k, weights, gates = attended(params, seen.asking, seen.document)
     mass = seen.pool.sums((gates @ weights)[None])[0]
@@ -112,18 +87,8 @@ def fit_head(
 ) -> dict[str, Any]:
     """Adam with decoupled decay (arXiv 1711.05101), the rate falling to zero along a cosine.
 
-    Parameters
-    ----------
-    prompts : sequence of Seen
-        Float16 or float32, in NumPy or on the device, where the fit is done then.
-    params : dict of float32 arrays
-    epochs, batch : int
-        Rounds over all prompts, and prompts a step.
-    rate, decay : float
-    seed : int
-        Of the order of prompts.
-    progress : callable
-        Called with 1 after every round.
+    `prompts`: float16 or float32, in NumPy or on the device, where the fit is done then; `epochs`, `batch`: rounds over
+    all prompts, and prompts a step; `progress`: called with 1 after every round.
     """
     xp = array_module(prompts[0].document)
     now = {name: xp.asarray(value) for name, value in params.items()}

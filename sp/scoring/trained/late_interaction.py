@@ -123,13 +123,7 @@ def units_of(request: ScoreRequest, tokens: int) -> Ints:
 
 
 def joined(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
-    """Weighted sum of parts (n,), each with mean 0 and standard deviation 1, from 0 for the least on; float32.
-
-    Examples
-    --------
-    >>> joined([np.array([0, 2]), np.array([5, 5]), np.array([3, 1])], (1, 1, 0.25)).tolist()
-    [0.0, 1.5]
-    """
+    """Weighted sum of parts (n,), each with mean 0 and standard deviation 1, from 0 for the least on; float32."""
     total = np.zeros(len(parts[0]))
     for part, weight in zip(parts, weights, strict=True):
         spread = float(part.std(dtype=np.float64))
@@ -142,8 +136,6 @@ def joined(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
 def first_asking(request: ScoreRequest) -> int:
     """The first token that asks: the question's, with the blank line before it; without one, of the last tokens.
 
-    Examples
-    --------
     >>> none, ids = np.zeros(9, bool), np.arange(9)
     >>> [first_asking(ScoreRequest(None, ids, ids, question, none)) for question in (ids >= 6, none)]
     [4, 0]

@@ -16,15 +16,10 @@ from sp.scoring.trained.units import line_units
 class LineLearning(ProbeLearning):
     """How a line head learns; of `ProbeLearning`, a line takes the place of a chunk.
 
-    Parameters
-    ----------
-    chunk_size : int
-        Longer lines are cut into parts of so many tokens or fewer.
-    neighbours : int
-        Lines on either side whose attention a line is judged by as well.
+    `neighbours`: lines on either side whose attention a line is judged by as well.
     """
 
-    chunk_size: int = 64
+    chunk_size: int = 64  # longer lines are cut into parts of so many tokens or fewer
 
     def __post_init__(self) -> None:
         super().__post_init__()

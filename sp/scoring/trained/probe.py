@@ -32,27 +32,13 @@ MOST_NEIGHBOURS = 4
 
 @dataclass(frozen=True)
 class ProbeLearning:
-    """How a probe learns.
+    """How a probe learns."""
 
-    Parameters
-    ----------
-    chunk_size : int
-        Tokens that are judged as one.
-    neighbours : int
-        Chunks on either side whose attention a chunk is judged by as well.
-    queries : int
-        Last tokens that ask, besides the question's.
-    rotary : {"post", "none", "both"}
-        Judge by attention as the drafter has it, by that without rotary embedding, or by both.
-    l2 : float
-        Weight of the squares of the weights in the loss.
-    """
-
-    chunk_size: int = 8
-    neighbours: int = 1
-    queries: int = 8
-    rotary: Rotations = "both"
-    l2: float = 1e-3
+    chunk_size: int = 8  # tokens that are judged as one
+    neighbours: int = 1  # chunks on either side whose attention a chunk is judged by as well
+    queries: int = 8  # last tokens that ask, besides the question's
+    rotary: Rotations = "both"  # judge by attention as the drafter has it, by that without rotary embedding, or by both
+    l2: float = 1e-3  # weight of the squares of the weights in the loss
 
     def __post_init__(self) -> None:
         check_fields(self, "options")
@@ -118,7 +104,6 @@ class ProbeScorer(TrainedScorer):
         return {"weight": (feature_count(model.config, options.rotary, options.neighbours),)}
 
     def weigh(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
-        """See `TrainedScorer`."""
         features, bounds, asking, attend = self.features(request, options)
         weight = array_module(features).asarray(weights["weight"])
         logits = weigh_neighbours(features, weight, options.neighbours)

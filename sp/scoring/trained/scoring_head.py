@@ -30,28 +30,13 @@ NAME = re.compile(r"(query|key|gate)\.(0|[1-9][0-9]{0,3})")
 class ScoringHead:
     """Weights of `sp.scoring.trained.late_interaction`, by attention layer.
 
-    Parameters
-    ----------
-    drafter : str
-        sha256 of the GGUF file that they were trained on.
-    query : dict of int to float32 (heads x head_dim, rank)
-    key : dict of int to float32 (2 x kv_heads x head_dim, rank)
-        Rows of keys, and then of values.
-    gate : dict of int to float32 (heads x head_dim,)
-        Of the layers that `query` has.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> head = ScoringHead("0" * 64, {3: rng.normal(size=(32, 6))}, {1: rng.normal(size=(16, 6))}, {3: np.ones(32)})
-    >>> head.rank, head.depth
-    (6, 4)
+    `query` dict of int to float32 (heads x head_dim, rank).
     """
 
-    drafter: str
+    drafter: str  # sha256 of the GGUF file that they were trained on
     query: Mapping[int, Floats]
-    key: Mapping[int, Floats]
-    gate: Mapping[int, Floats]
+    key: Mapping[int, Floats]  # rows of keys, and then of values
+    gate: Mapping[int, Floats]  # of the layers that `query` has
 
     @property
     def rank(self) -> int:
@@ -150,18 +135,9 @@ def shipped() -> dict[str, Path]:
 def head_for(config: ModelConfig, weights: str = "") -> ScoringHead:
     """The head in a file, or that which ships for a model's file, checked against its shape.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        Whose `retrieval` says which file it is.
-    weights : str
-        Path of a file of a head. The drafter's own file may then be another of the same shape, such as the same model
-        in another format.
-
-    Raises
-    ------
-    ConfigError
-        There is none, or it is of another drafter.
+    `config`: whose `retrieval` says which file it is; `weights`: path of a file of a head. The drafter's own file may
+    then be another of the same shape, such as the same model in another format; ConfigError: there is none, or it is of
+    another drafter.
     """
     if weights:
         head, where = opened(Path(weights)), weights

@@ -25,21 +25,14 @@ SLICE = 1 << 16
 class Space:
     """Tokens of a prompt in the space of a head, gathered layer by layer; only the sums over layers are held.
 
-    Parameters
-    ----------
-    model : Model
-    head : ScoringHead
-    tokens, rows : int
-        Of the prompt, and its last ones that ask.
-    positions : int64 (tokens,)
-        Where the model is.
+    `tokens`, `rows`: of the prompt, and its last ones that ask.
     """
 
     model: Model
     head: ScoringHead
     tokens: int
     rows: int
-    positions: Any
+    positions: Any  # where the model is
     document: Any = None
     asking: Any = None
     gates: Any = field(default=0.0)

@@ -19,13 +19,6 @@ def line_units(request: ScoreRequest, longest: int) -> Ints:
 
     A token that reaches over the end of a line belongs to the line it begins in. Lines of more than `longest` tokens
     are cut into parts that differ by one token at most; of a prompt whose text is not known all is one line.
-
-    Examples
-    --------
-    >>> none, spans = np.zeros(4, bool), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])
-    >>> request = ScoreRequest(None, np.arange(4), np.arange(4), none, none, text=b"a\\nb\\nc", spans=spans)
-    >>> line_units(request, 8).tolist()
-    [0, 2, 3, 4]
     """
     n = len(request.ids)
     bounds = np.array([0, n])
@@ -41,33 +34,15 @@ def line_units(request: ScoreRequest, longest: int) -> Ints:
 
 
 def unit_of_token(bounds: Ints) -> Ints:
-    """The unit of each token, (tokens,).
-
-    Examples
-    --------
-    >>> unit_of_token(np.array([0, 2, 3])).tolist()
-    [0, 0, 1]
-    """
+    """The unit of each token, (tokens,)."""
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
 class Pool(NamedTuple):
     """Places of the tokens of each unit, where the values lie: one gather pools any number of rows.
 
-    Attributes
-    ----------
-    index : int (units, longest unit)
-        Tokens of a unit; its last one again where it is shorter.
-    inside : float32 (units, longest unit)
-        1 for the unit's own tokens, 0 for repeated ones.
-    lengths : float32 (units,)
-
-    Examples
-    --------
-    >>> pool = Pool.of(np.array([0, 2, 3]), np.zeros(3))
-    >>> values = np.array([[1.0, 3.0, 5.0]])
-    >>> pool.means(values).tolist(), pool.largest(values).tolist()
-    ([[2.0, 5.0]], [[3.0, 5.0]])
+    `index` int (units, longest unit): tokens of a unit; its last one again where it is shorter; `inside` float32
+    (units, longest unit): 1 for the unit's own tokens, 0 for repeated ones; `lengths` float32 (units,).
     """
 
     index: Any

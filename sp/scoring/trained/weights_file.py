@@ -29,23 +29,13 @@ MOST_BYTES = 64 << 20
 class ScorerFile:
     """Weights and where they came from.
 
-    Parameters
-    ----------
-    kind : str
-        Name of the scorer they are for.
-    model : str
-        `model_key` of the drafter whose attention or hidden states they weigh.
-    arrays : dict of str to float32 array
-    options : dict
-        The scorer's options of learning, in force again when it scores.
-    made : dict
-        How it was trained: tasks, tasks left out, labels, seed, date; for people and tables.
+    `made`: how it was trained: tasks, tasks left out, labels, seed, date; for people and tables.
     """
 
-    kind: str
-    model: str
+    kind: str  # name of the scorer they are for
+    model: str  # `model_key` of the drafter whose attention or hidden states they weigh
     arrays: Mapping[str, Floats]
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # the scorer's options of learning, in force again when it scores
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -116,13 +106,7 @@ class ScorerFile:
 
 
 def shipped(kind: str) -> str:
-    """Whether weights for a trained scorer come with `sp`, and for which drafter, in a sentence.
-
-    Examples
-    --------
-    >>> shipped("probe"), shipped("lines")
-    ('With weights for the embedded drafter.', 'Without weights: sp train scorer makes some.')
-    """
+    """Whether weights for a trained scorer come with `sp`, and for which drafter, in a sentence."""
     if EMBEDDED_SCORER.exists() and ScorerFile.load(EMBEDDED_SCORER).kind == kind:
         return "With weights for the embedded drafter."
     return "Without weights: sp train scorer makes some."

@@ -24,27 +24,13 @@ Part = tuple[int, int, int, bool]
 
 @dataclass(frozen=True)
 class Forest:
-    """Tokens of a prompt and what they need.
+    """Tokens of a prompt and what they need."""
 
-    Parameters
-    ----------
-    owner : array (n,)
-        Node that each token begins in; `MARKUP` for those that no node is asked about.
-    also : array (m, 2)
-        Pairs of a token and another node that has a part of it.
-    parents : array (nodes,)
-        Node that each one needs, a node before it; `TOP` for none.
-    units : array
-        Nodes to choose from, in the order of the text.
-    shared : dict of int to list of Part
-        The parts of tokens that can be read in part.
-    """
-
-    owner: Ints
-    also: Ints
-    parents: Ints
-    units: Ints
-    shared: dict[int, list[Part]]
+    owner: Ints  # node that each token begins in; `MARKUP` for those that no node is asked about
+    also: Ints  # pairs of a token and another node that has a part of it
+    parents: Ints  # node that each one needs, a node before it; `TOP` for none
+    units: Ints  # nodes to choose from, in the order of the text
+    shared: dict[int, list[Part]]  # the parts of tokens that can be read in part
 
     @cached_property
     def pairs(self) -> tuple[Ints, Ints]:
@@ -115,13 +101,7 @@ class Forest:
 def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     """The forest of a prompt's tokens.
 
-    Parameters
-    ----------
-    outline : Outline
-    request : SelectionRequest
-        With the bytes of its tokens.
-    min_run : int
-        Units of fewer tokens are joined with those behind them that have the same parent.
+    `min_run`: units of fewer tokens are joined with those behind them that have the same parent.
     """
     assert request.spans is not None
     starts = np.ascontiguousarray(request.spans[:, 0])

@@ -77,8 +77,6 @@ def _frame(view: View, outline: Outline, value: JsonValue, node: int, longest: i
 def _pivot(behind: list[int | None], before: list[int | None], sizes: list[int]) -> int:
     """The member that is kept with any other: that for which fewest tokens are in the way, then the smallest.
 
-    Examples
-    --------
     >>> _pivot([3, None], [2, 6], [9, 8, 1]), _pivot([3, 7], [2, 6], [9, 8, 1])
     (1, 2)
     """

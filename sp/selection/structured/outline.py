@@ -10,17 +10,10 @@ TOP = -1
 class Outline:
     """Nodes, and the pieces of a text that belong to them.
 
-    Attributes
-    ----------
-    parents : list of int
-        Parent of each node, a node before it; `TOP` for none.
-    shells : list of bool
-        Whether a node only holds others together (brackets, fences, tags) and is no choice by itself.
-    starts, nodes : list of int
-        Byte at which each piece begins, ascending, and its node. A piece ends where the next begins.
+    `parents`: parent of each node, a node before it; `TOP` for none; `shells`: whether a node only holds others
+    together (brackets, fences, tags) and is no choice by itself; `starts`, `nodes`: byte at which each piece begins,
+    ascending, and its node. A piece ends where the next begins.
 
-    Examples
-    --------
     >>> outline = Outline()
     >>> bracket = outline.node(TOP, shell=True)
     >>> for at, node in ((0, bracket), (1, outline.node(bracket)), (4, bracket)):

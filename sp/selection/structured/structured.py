@@ -116,11 +116,6 @@ def in_turn(ranked: Ints, sizes: Ints, heavy: Bools) -> Ints:
 
     Where several may come, the best does. All that still wait at the end follow by their size. What comes when does
     not depend on the budget.
-
-    Examples
-    --------
-    >>> in_turn(np.arange(5), np.array([3, 2, 9, 1, 2]), np.array([True, False, True, False, False])).tolist()
-    [1, 3, 0, 4, 2]
     """
     if not heavy.any():
         return ranked

@@ -16,21 +16,11 @@ from sp.structure import unquote
 
 @dataclass(frozen=True)
 class View:
-    """A part of the prompt, in bytes of its own.
+    """A part of the prompt, in bytes of its own."""
 
-    Parameters
-    ----------
-    text : bytes
-        As it was said: the quotation is undone where the template quotes.
-    places : array (len(text) + 1,)
-        Byte of the prompt at which each byte stands, and the end.
-    grid : list of int
-        Bytes of `text` at which a token begins, ascending.
-    """
-
-    text: bytes
-    places: Ints
-    grid: list[int]
+    text: bytes  # as it was said: the quotation is undone where the template quotes
+    places: Ints  # byte of the prompt at which each byte stands, and the end
+    grid: list[int]  # bytes of `text` at which a token begins, ascending
 
     @classmethod
     def of(cls, request: SelectionRequest, segment: Segment) -> View:

@@ -32,13 +32,8 @@ class Format:
 def format_of(body: Mapping[str, Any]) -> Format | None:
     """The format that a request asks for, checked; None for text.
 
-    Raises
-    ------
-    RequestError
-        For what is no format, and beside tools that the model may call.
+    RequestError for what is no format, and beside tools that the model may call.
 
-    Examples
-    --------
     >>> format_of({"response_format": {"type": "json_object"}})
     Format(schema='{"type": "object"}')
     """
@@ -82,12 +77,7 @@ LONGEST_REASON = 160
 
 
 class Grammars:
-    """Constraints for answers in one vocabulary.
-
-    Parameters
-    ----------
-    tokenizer : Tokenizer
-    """
+    """Constraints for answers in one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -153,7 +143,6 @@ class GrammarConstraint:
         return words
 
     def take(self, token: int) -> None:
-        """See `Constraint`."""
         if self._begun and not self._matcher.is_stopped():
             self._matcher.consume_token(min(self._ends) if token in self._ends else token)
 

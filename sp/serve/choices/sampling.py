@@ -60,21 +60,9 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
     greedily unless it says otherwise. Then the filters and the seed have nothing to do. Drafts guess for greedy
     answers alone.
 
-    Parameters
-    ----------
-    body : mapping
-    given : Decoder
-        The server's, or what ``sp.decode`` says.
-    named : str or None
-        What ``sp.decode`` says.
+    `given`: the server's, or what ``sp.decode`` says; RequestError for a value out of range, and where ``sp.decode``
+    names a draft's way though tokens are sampled.
 
-    Raises
-    ------
-    RequestError
-        For a value out of range, and where ``sp.decode`` names a draft's way though tokens are sampled.
-
-    Examples
-    --------
     >>> decoder_of({"temperature": 0.7, "top_p": 0.9, "seed": 4}, Greedy(), None)
     Sample(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=4)
     >>> decoder_of({"top_p": 0.9}, Greedy(), None)
@@ -113,13 +101,7 @@ def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) ->
 
 
 def nth(decode: Decoder, index: int) -> Decoder:
-    """The way to decode the answer of that index: sampled with another seed each.
-
-    Examples
-    --------
-    >>> nth(Sample(seed=7), 2).seed, nth(Greedy(), 2)
-    (9, Greedy())
-    """
+    """The way to decode the answer of that index: sampled with another seed each."""
     if not isinstance(decode, Sample) or decode.seed is None:
         return decode
     return replace(decode, seed=(decode.seed + index) % BIGGEST)

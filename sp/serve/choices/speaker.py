@@ -35,8 +35,6 @@ class TokenLogprob:
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The field `logprobs` of a choice of a chat.
 
-    Examples
-    --------
     >>> chat_logprobs([TokenLogprob(b"hi", -0.5)])["content"][0]
     {'token': 'hi', 'logprob': -0.5, 'bytes': [104, 105], 'top_logprobs': []}
     """
@@ -47,8 +45,6 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     """The same of a text completion, whose token first told stands at character `offset` of the text.
 
-    Examples
-    --------
     >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),))], 10)
     {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [10, 12]}
     """
@@ -101,22 +97,14 @@ class Watched(Decoder):
     watched = True
 
     def chooser(self, seed: int, **watched: Any) -> Chooser | None:
-        """See `Decoder`."""
         return self.base.chooser(seed, **self.more, **watched)
 
 
 class Speaker:
     """Hears of tokens and sends pieces.
 
-    Parameters
-    ----------
-    tokenizer : Tokenizer
-    text : ReplyText
-    send : callable
-    index : int
-        Of the answer among those of its request.
-    logprobs : int or None
-        Likeliest tokens to tell beside each one; None tells of none.
+    `index`: of the answer among those of its request; `logprobs`: likeliest tokens to tell beside each one; None tells
+    of none.
     """
 
     def __init__(

@@ -26,21 +26,11 @@ AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may take.
+    """What one client may take."""
 
-    Parameters
-    ----------
-    body_bytes : int
-        Largest body.
-    body_seconds : float
-        For a body to arrive.
-    stall_seconds : float
-        A reader of a stream that takes nothing for so long is dropped.
-    """
-
-    body_bytes: int = 16 << 20
-    body_seconds: float = 30.0
-    stall_seconds: float = 60.0
+    body_bytes: int = 16 << 20  # largest body
+    body_seconds: float = 30.0  # for a body to arrive
+    stall_seconds: float = 60.0  # A reader of a stream that takes nothing for so long is dropped
 
 
 def busy(message: str) -> RequestError:
@@ -117,10 +107,6 @@ class AccessLog:
     The id is the one that the client sent as ``x-request-id``, if it is 1 to 64 letters, digits, ``. _ : -``, or else a
     new one; the answer has it in the same header. The line tells the client's address, what was asked for, the status,
     the seconds until the last byte was sent and the id; of bodies it tells nothing.
-
-    Parameters
-    ----------
-    app : ASGIApp
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -149,13 +135,7 @@ class AccessLog:
 
 
 def around(cors: Sequence[str]) -> list[Middleware]:
-    """What stands around an application: ids and lines of log, and for origins from `origins_of` the headers of CORS.
-
-    Examples
-    --------
-    >>> len(around(())), len(around(("*",)))
-    (1, 2)
-    """
+    """What stands round an application: ids, lines of log, and CORS headers for origins from `origins_of`."""
     found = [Middleware(AccessLog)]
     if cors:
         found.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
@@ -163,13 +143,7 @@ def around(cors: Sequence[str]) -> list[Middleware]:
 
 
 def line(scope: MutableMapping[str, Any], status: int, seconds: float, own: str) -> str:
-    """What is logged of a request; status 0 says that it had no answer.
-
-    Examples
-    --------
-    >>> line({"client": ("::1", 5), "method": "GET", "path": "/a", "raw_path": b"/%61"}, 200, 0.1234, "req-1")
-    '::1 GET /%61 200 0.123 s req-1'
-    """
+    """What is logged of a request; status 0 says that it had no answer."""
     address = scope["client"][0] if scope.get("client") else "-"
     path = scope.get("raw_path") or scope["path"].encode()  # as it was sent: nothing in it can look like a line of ours
     method, path = plain(scope["method"], 16), plain(path.decode("latin-1"), LONGEST_PATH)
@@ -188,15 +162,7 @@ def log_requests() -> None:
 def origins_of(given: Sequence[str]) -> tuple[str, ...]:
     """Origins for CORS, checked: ``"*"``, or a scheme and a host, with a port if need be.
 
-    Raises
-    ------
-    ConfigError
-        For what no browser would send as an origin.
-
-    Examples
-    --------
-    >>> origins_of(["http://localhost:3000", "*"])
-    ('http://localhost:3000', '*')
+    ConfigError for what no browser would send as an origin.
     """
     for each in given:
         if each != "*" and not ORIGIN.fullmatch(each):

@@ -19,8 +19,6 @@ COMPRESS = {"auto": "where it pays", "always": "always", "off": "never"}
 def chat_page() -> str:
     """The whole page; it talks to ``/v1/chat/completions`` of the server it came from, and to nothing else.
 
-    Examples
-    --------
     >>> "<textarea" in chat_page()
     True
     """

@@ -36,18 +36,7 @@ ASKED_SECONDS = 5.0
 
 
 class Door:
-    """The endpoints over several replicas.
-
-    Parameters
-    ----------
-    handle : ray.serve.handle.DeploymentHandle
-        Of the replicas.
-    replicas : int
-        How many there should be.
-    limits : Limits
-    cors : tuple of str
-        As of `Service`.
-    """
+    """The endpoints over several replicas."""
 
     def __init__(self, handle: Any, replicas: int, limits: Limits, cors: tuple[str, ...] = ()) -> None:
         self._handle, self._replicas, self._limits, self._cors = handle, replicas, limits, cors

@@ -50,14 +50,8 @@ class Call:
 class Replica:
     """A service that answers calls.
 
-    Parameters
-    ----------
-    build : callable
-        Makes it, here.
-    folder : str
-        What relative paths start from, if there is such a folder on this host.
-    alone : bool
-        Whether the cluster is this machine, and nobody else is to reach the replica.
+    `folder`: what relative paths start from, if there is such a folder on this host; `alone`: whether the cluster is
+    this machine, and nobody else is to reach the replica.
     """
 
     def __init__(self, build: Build, folder: str, alone: bool) -> None:
@@ -139,19 +133,8 @@ RAISED = re.compile(r"^(?:ray\.exceptions\.)?[\w.]*(?:Error|Exception)\b(?:\(\w+
 def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU", "CPU"]) -> Iterator[Any]:
     """A handle of so many replicas, all of which are ready; inside they are kept alive, afterwards they end.
 
-    Parameters
-    ----------
-    cluster : Cluster
-    build : callable
-        Makes the service of a replica, in its process.
-    replicas : int
-    kind : {"GPU", "CPU"}
-        What a replica holds one of.
-
-    Raises
-    ------
-    ConfigError
-        The cluster has no room for them, or a service cannot be made.
+    `build`: makes the service of a replica, in its process; ConfigError: the cluster has no room for them, or a service
+    cannot be made.
     """
     if (free := cluster.free(kind, replicas)) < replicas:
         raise ConfigError(

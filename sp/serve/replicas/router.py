@@ -29,13 +29,6 @@ def prefixes_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     Of a chat they end after each message from the first of the user on: what stands before it, such as a system
     message, is common to chats that have nothing else in common. Of a completion they end after every `PIECE`
     characters. A ``prompt_cache_key`` is a beginning that its client names.
-
-    Examples
-    --------
-    >>> turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user"}]
-    >>> one, three = prefixes_of({"messages": turns[:1]}), prefixes_of({"messages": turns})
-    >>> three[:1] == one, len(three)
-    (True, 3)
     """
     messages, prompt, key = body.get("messages"), body.get("prompt"), body.get("prompt_cache_key")
     parts: list[Any] = []
@@ -59,17 +52,7 @@ def _digest(value: Any) -> str:
 
 
 class Beginnings(Generic[Holder]):
-    """Remembers who was given which prefixes, and orders replicas for the next request.
-
-    Examples
-    --------
-    >>> held = Beginnings()
-    >>> held.given(("a",), "left")
-    >>> held.order(("a", "b"), {"left": 1, "right": 0})
-    ['left', 'right']
-    >>> held.order(("a", "b"), {"left": 3, "right": 0})
-    ['right', 'left']
-    """
+    """Remembers who was given which prefixes, and orders replicas for the next request."""
 
     def __init__(self, most: int = REMEMBERED) -> None:
         self._holders: OrderedDict[str, Holder] = OrderedDict()
