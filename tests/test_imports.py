@@ -48,8 +48,6 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "models": ("cache", "layers", "architectures", "device", "shards", "passes", "synthetic", "drafts"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
-    "selection": ("structured",),
-    "serve": ("choices", "http", "replicas"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

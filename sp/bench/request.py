@@ -13,7 +13,7 @@ from sp.bench.record import running
 from sp.models.cache.pages import cache_name
 from sp.models.shards.shared_model import SharedModel
 from sp.prompt import Prompt
-from sp.scoring.reading import DRAFTING, recorded
+from sp.scoring.base import DRAFTING, recorded
 from sp.selection import SELECTORS
 from sp.session import Loaded, Pipeline, RunOptions
 from sp.session.device_memory import format_bytes

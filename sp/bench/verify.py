@@ -14,7 +14,7 @@ from sp.bench.decode import SKIPPED
 from sp.bench.simulate import deepest
 from sp.bench.timing import spread
 from sp.decode import DDTree, DFlash, Speculative
-from sp.decode.graph_cycle import new_cycle
+from sp.decode.speculate import new_cycle
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import prefill

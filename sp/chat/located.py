@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sp.chat.marks import Marks, marks_of
+from sp.chat.reasoning import Marks, marks_of
 from sp.chat.turn import FORMS, Call, Form, Turn, changed, message_of
 from sp.errors import GGUFError, PromptError, SpError
 from sp.gguf.template import ChatTemplate, render_chat

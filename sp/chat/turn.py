@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sp.chat.marks import Marks
+from sp.chat.reasoning import Marks
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from sp.commands.line import opt
 from sp.commands.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
-from sp.named import read_name, read_strategy
-from sp.plain_yaml import read_value
+from sp.named import read_name, read_strategy, read_value
 from sp.session.load import Where
 from sp.session.options import Positions, RunOptions
 
@@ -39,7 +38,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     from sp.decode import DECODERS
     from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
-    from sp.scoring.reading import by_length
+    from sp.scoring.base import by_length
     from sp.selection import SELECTORS
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)

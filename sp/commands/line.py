@@ -13,9 +13,8 @@ from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from sp.config import Option, option_of
+from sp.config import REQUIRED, Field, Option, fields_of, from_text, option_of, type_shown
 from sp.errors import UsageError, known_names, short
-from sp.options import REQUIRED, Field, fields_of, from_text, type_shown
 
 METAVARS = {"whole number": "N", "number": "X", "text": "TEXT", "file": "FILE", "tokens": "TOKENS"}
 HELP = ("-h", "--help")

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, print_json, text_width
+from sp.config import Field, fields_of, summary_of
 from sp.errors import unknown_name
 from sp.hub import KNOWN, KnownModel, fetched
-from sp.options import Field, fields_of, summary_of
 from sp.plugins import BUILT_IN, loaded_plugins, source_of
 
 LISTED = {"decode": "decoder"}
@@ -119,8 +119,7 @@ def items(kind: str) -> list[Item]:
         return [Item(part, told, tuple(keys)) for part, (told, keys) in sections().items()]
     if kind == OPTIONS:
         return _options_of_runs()
-    from sp.scoring.trained.base import TrainedScorer
-    from sp.scoring.trained.weights_file import shipped
+    from sp.scoring.trained.base import TrainedScorer, shipped
 
     registry, found = registries()[kind], []
     for name in registry:
@@ -133,7 +132,7 @@ def items(kind: str) -> list[Item]:
 def _options_of_runs() -> list[Item]:
     """The dataclasses that Python, command line, sweeps and server read, and what a request may have in `sp`."""
     from sp.chat import Thinking
-    from sp.serve.choices.sampling import Choosing
+    from sp.serve.choices import Choosing
     from sp.serve.options import REQUESTED, Overrides, ServerOptions
     from sp.session import ConversationOptions
     from sp.session.options import ModelOptions, PlaceOptions, RunOptions

@@ -179,7 +179,7 @@ def read_model(role: str, path: Path | None, shape: str | None, file_type: str, 
     """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
     from sp.planning.plan import read_file
     from sp.planning.subject import shape_subject
-    from sp.scoring.calibration.use import default_depth
+    from sp.scoring.calibration.measure import default_depth
 
     if path is not None and shape is not None:
         raise ConfigError(f"give either a file or --synthetic-{role}")
@@ -192,7 +192,7 @@ def expected(tokens: int) -> float | None:
     """Share of the blocks that a drafter is expected to read on a GPU, as `sp run` has it read; None for all."""
     from sp.ops.sparse.expected_density import expected_density
     from sp.scoring import SCORERS
-    from sp.scoring.reading import ReadingScorer
+    from sp.scoring.base import ReadingScorer
 
     scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)

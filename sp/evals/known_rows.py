@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sp.checked import ATOM, check
 from sp.errors import ConfigError
 from sp.evals.run import Row
-from sp.json_lines import parse_object
+from sp.json_lines import ATOM, check, parse_object
 
 Key = tuple[Any, ...]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sp.page.heat import Heated
 from sp.page.markup import Html, tag
-from sp.prompt.pieces import KINDS, edges
+from sp.prompt.heat import KINDS, edges
 
 BINS = 500
 """Of as many tokens each; fewer where the prompt has fewer."""

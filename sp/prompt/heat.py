@@ -1,14 +1,52 @@
-"""The heat of a prompt's tokens as HTML for a notebook: importance behind them, what was left out in grey, bounded."""
+"""The tokens of a prompt as a picture in HTML, and the whole characters and pieces that are shown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.prompt.pieces import KINDS, edges, kinds, text_of
 from sp.prompt.prompt import TokenisedPrompt
+from sp.prompt.spans import character_starts
+
+
+def whole_characters(prompt: TokenisedPrompt) -> Ints:
+    """The token each is shown with, (n,): itself, but the one before where it begins inside a character of UTF-8.
+
+    >>> from sp.prompt import Prompt
+    >>> spans = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
+    >>> whole_characters(TokenisedPrompt(Prompt("a\u20ac"), np.arange(4), spans)).tolist()
+    [0, 1, 1, 1]
+    """
+    found = character_starts(prompt.prompt.text.encode(), prompt.bytes)
+    return np.arange(len(prompt)) if found is None else found
+
+
+KINDS = ("dropped", "kept", "question", "needle", "lost needle")
+"""Of the question and of the needle only what was kept, but of a lost needle."""
+
+
+def kinds(prompt: TokenisedPrompt, kept: Bools | None) -> Ints:
+    """Number in `KINDS` of each token, (n,); `kept` (n,) is None where all were."""
+    needle, question = prompt.mask("needle"), prompt.mask("question")
+    kept = np.ones(len(prompt), bool) if kept is None else kept
+    found: Ints = np.where(kept, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
+    return found
+
+
+def edges(values: Ints) -> Iterator[tuple[int, int]]:
+    """Ranges [start, end) of equal neighbours, in order."""
+    inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
+    if len(values):
+        yield from zip([0, *inner], [*inner, len(values)], strict=True)
+
+
+def text_of(raw: bytes, spans: Ints, start: int, end: int) -> str:
+    """Text of tokens [start, end), whose bytes in `raw` are `spans`; those cut off from a character become U+FFFD."""
+    return raw[spans[start, 0] : spans[end - 1, 1]].decode(errors="replace")
+
 
 LEVELS = (0.5, 0.8, 0.95, 0.99)
 """Shares of the tokens that each level of heat lies above: only their order has a meaning."""

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.scoring.base import SCORERS, Importance, Scorer, ScoreRequest, register_scorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import SCORERS, Importance, ReadingScorer, Scorer, ScoreRequest, register_scorer
 from sp.values import shown
 
 CALIBRATED = "calibrated"

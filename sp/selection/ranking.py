@@ -15,7 +15,7 @@ import numpy as np
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.prompt import sentences
+from sp.prompt.spans import sentence_bounds as bounds_of_sentences
 from sp.prompt.spans import with_characters
 from sp.selection.base import Selection, SelectionRequest, Selector
 
@@ -301,10 +301,10 @@ def together(steps: Doubles, characters: Ints | None) -> Doubles:
 
 
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
-    """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known."""
+    """Bounds of sentences in tokens, see `sp.prompt.spans`; ConfigError where the text is not known."""
     if request.spans is None:
         raise ConfigError("selector sentence needs the text of the prompt and the bytes of its tokens")
-    return sentences.sentence_bounds(request.text, request.spans, longest)
+    return bounds_of_sentences(request.text, request.spans, longest)
 
 
 def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Floats:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sp.config import Field
 from sp.errors import DeviceError, SpError, plain
-from sp.options import Field
 
 LONGEST_MESSAGE = 300
 IN_A_REQUEST = {

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat import Thinking
-from sp.config import Option, Tokens, check_type, from_mapping
+from sp.config import Field, Option, Tokens, check_type, fields_of, from_mapping
 from sp.decode import DECODERS, Decoder, Sample, Speculative
 from sp.errors import ConfigError, unknown_name
-from sp.options import Field, fields_of
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.reading import by_length
+from sp.scoring.base import by_length
 from sp.selection import SELECTORS
-from sp.serve.choices.sampling import decoder_of
+from sp.serve.choices import decoder_of
 from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, number, shown
 from sp.session import RunOptions
 from sp.session.device_memory import Size
@@ -93,7 +92,7 @@ class Overrides:
     recall : {"auto", "append", "rewind", "off"}
         How what was left out comes back, where that differs from the server's.
     return_kept : bool
-        Whether the usage block says which text was kept, see `sp.serve.usage`.
+        Whether the usage block says which text was kept, see `sp.serve.messages`.
     run : mapping
         Options of a run that differ from the server's.
     """

@@ -12,8 +12,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.decode import Decoder, Speculative
-from sp.decode.choose import Chooser
-from sp.decode.greedy import generate
+from sp.decode.base import Chooser, generate
 from sp.decode.speculate import speculate
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
@@ -28,9 +27,8 @@ from sp.parallel.meeting import StoppedError
 from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter
-from sp.session.load import Loaded
+from sp.session.load import Loaded, draft_of
 from sp.session.options import RunOptions
-from sp.session.pair import draft_of
 
 Progress = Callable[[int], None]
 

@@ -7,9 +7,8 @@ after. All of it stays where it is, and is only emptied.
 from __future__ import annotations
 
 from sp.decode import Speculative
-from sp.decode.cycle import Cycle
-from sp.decode.graph import GraphDecoder
-from sp.decode.graph_cycle import new_cycle
+from sp.decode.base import GraphDecoder
+from sp.decode.speculate import Cycle, new_cycle
 from sp.models import Cache, Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.prefill_graphs import PrefillGraphs

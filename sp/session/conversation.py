@@ -16,8 +16,8 @@ from sp.chat import Thinking, Turn
 from sp.decode import Decoder
 from sp.models import Trail
 from sp.prompt import Prompt, TokenisedPrompt
-from sp.prompt.messages import prompt_of
-from sp.prompt.whole import whole_characters
+from sp.prompt.heat import whole_characters
+from sp.prompt.prompt import prompt_of
 from sp.scoring import KeptKeys
 from sp.selection import Selection
 from sp.session import request

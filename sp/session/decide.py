@@ -16,8 +16,8 @@ from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import TokenisedPrompt
+from sp.prompt.heat import whole_characters
 from sp.prompt.spans import with_characters
-from sp.prompt.whole import whole_characters
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget

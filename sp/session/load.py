@@ -1,28 +1,41 @@
-"""A model opened for use: weights, tokenizer, chat template and what the report says about it."""
+"""A model opened for use: weights, tokenizer, chat template; which drafter a target has, and cards that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sp.errors import ConfigError, ModelError, plain
+from sp.errors import ConfigError, ModelError, plain, short
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
+from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
+from sp.models import (
+    AskedScaling,
+    Cards,
+    Draft,
+    Model,
+    load_draft,
+    load_model,
+    load_shards,
+    needed_scaling,
+    read_config,
+)
 from sp.models.layers.share import shared_config
+from sp.models.model import Device
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
+from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.planning.cold_layers import cold_within
 from sp.planning.memory import file_formats
 from sp.quant import Math
-from sp.scoring import Scorer
-from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
+from sp.scoring.base import ModelFreeScorer, Scorer
+from sp.scoring.calibration.measure import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -285,3 +298,95 @@ def synthetic(
 def longest(context: int) -> int:
     """Positions a drafter is trusted with."""
     return max(context, LONGEST_DRAFT)
+
+
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+
+
+def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
+
+    ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
+    """
+    count = cards if target_cards is None else target_cards
+    if vram is not None and max(cards, count) > 1:
+        raise ConfigError(OF_ONE_CARD)
+    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
+
+
+def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
+    """The drafter of a target where none is named: its path, or the name of a known model.
+
+    The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
+    target has the best known model that was fetched.
+
+    If none of the classes of `scorers` that will be used runs a model, the embedded drafter will do, for it reads
+    nothing.
+
+    ConfigError: no such model was fetched; GGUFError, ModelError: the same, of a target that cannot be opened, or is no
+    model, either.
+    """
+    if target is None or model_path(target).resolve() == embedded("target").resolve():
+        return embedded("drafter")
+    if scorers is not None and all(issubclass(scorer, ModelFreeScorer) for scorer in scorers):
+        return embedded("drafter")
+    if (model := best_drafter()) is not None:
+        return Path(model.name)
+    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+        read_config(file)
+        Tokenizer.from_gguf(file)
+    raise ConfigError(
+        f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
+        "sp get smollm2-135m, or name one with --drafter"
+    )
+
+
+def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
+    """A drafter that lies on the first card of a group, and its like on the others.
+
+    ConfigError for one with recurrent layers; DeviceError with too little memory on a card.
+    """
+    if drafter.model.config.delta_layers:
+        raise ConfigError(
+            f"{drafter.path.name} has recurrent layers, whose state would go from card to card; leave --cards away, or "
+            "take a drafter of attention layers"
+        )
+    return Cards(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
+
+
+def cards_line(cards: Cards, together: bool) -> str:
+    """The line of a report: whether the cards read together, or else why not.
+
+    >>> from sp.models import load_model
+    >>> from sp.parallel.host import HostGroup
+    >>> cards_line(Cards(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
+    'drafter: read by 2 cards together'
+    """
+    count = cards.group.size
+    if together:
+        return f"drafter: read by {count} cards together"
+    return f"drafter: read by the first of {count} cards alone, as short prompts, kept keys and some scorers are"
+
+
+@dataclass(frozen=True, repr=False)
+class DraftOnCards(Draft):
+    """The draft of the first card, and those of the others."""
+
+    others: tuple[Draft, ...] = ()
+
+
+def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
+    """`load_draft` for every card's share of the target."""
+    drafts = []
+    for part in model.shards.models:
+        with model.shards.group.at(part.share.rank):
+            drafts.append(load_draft(path, part))
+    first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
+    return DraftOnCards(**first, others=tuple(drafts[1:]))
+
+
+def draft_of(draft: Draft | None, rank: int) -> Draft | None:
+    """That of one card; none where there is none."""
+    if not isinstance(draft, DraftOnCards):
+        return draft
+    return (draft, *draft.others)[rank]

@@ -9,14 +9,13 @@ from math import exp, isclose, log
 from pathlib import Path
 from typing import Any
 
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
-from sp.json_lines import read_jsonl
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, read_jsonl, whole
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.models.arithmetic import in_attention, kept_rounded
 from sp.quant import Math
 from sp.scoring import Scorer
-from sp.scoring.reading import DRAFTING, drafting
+from sp.scoring.base import DRAFTING, drafting
 from sp.session.device_memory import format_bytes
 from sp.session.load import Loaded
 

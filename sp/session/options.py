@@ -14,8 +14,7 @@ from sp.models.cache.pages import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.base import ModelFreeScorer
-from sp.scoring.reading import ReadingScorer, Sparse
+from sp.scoring.base import ModelFreeScorer, ReadingScorer, Sparse
 from sp.selection import SELECTORS, Selector, check_keep_ratio
 from sp.session.device_memory import Size
 from sp.session.load import Loaded, Where

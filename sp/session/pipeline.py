@@ -18,21 +18,19 @@ from sp.models.model import Device
 from sp.models.shards.shared_model import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
-from sp.prompt.messages import Message, as_prompt
+from sp.prompt.prompt import Message, as_prompt
 from sp.quant import Math
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
-from sp.scoring.calibration.measure import TOKENS
-from sp.scoring.calibration.use import known_retrieval, made_retrieval, makes_one
+from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
 from sp.selection import Selection
 from sp.session import request
 from sp.session.answer import check_draft
 from sp.session.decide import check_scoring, settle
 from sp.session.device_memory import format_bytes
-from sp.session.load import Loaded, Where, embedded, load
+from sp.session.load import OF_ONE_CARD, Loaded, Where, default_drafter, draft_on_cards, embedded, load, sharing, spread
 from sp.session.measured import BreakEven, known_break_evens
 from sp.session.options import Compress, RunOptions
-from sp.session.pair import OF_ONE_CARD, default_drafter, draft_on_cards, sharing, spread
 from sp.session.residency import Residency
 from sp.session.result import Answer, OnToken, Reporter, RunResult, Scored, silent
 from sp.trace import Trace, peak_bytes
@@ -286,7 +284,7 @@ class Pipeline:
     ) -> RunResult:
         """Answer the prompt, compressed if that pays or nothing else fits; with `full` once more by a full prefill.
 
-        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
+        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.prompt.prompt_of` makes of
         them, and no options for those of `RunOptions()`.
 
         `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`

@@ -18,10 +18,9 @@ from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.attention.calibrated import LAST_QUERIES, CalibratedScorer, retrieval_of
+from sp.scoring.attention.heads import LAST_QUERIES, CalibratedScorer, retrieval_of
 from sp.scoring.auto import AutoScorer
-from sp.scoring.base import ModelFreeScorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import ModelFreeScorer, ReadingScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
 from sp.session.load import Loaded
 from sp.session.options import RunOptions

@@ -13,7 +13,7 @@ import numpy as np
 
 from sp.arrays import Bools, Floats
 from sp.chat import split_reply, without
-from sp.decode.greedy import gather
+from sp.decode.base import gather
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
@@ -23,9 +23,8 @@ from sp.selection import Selection, SelectionRequest
 from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
 from sp.session.compress import Cut, compress
 from sp.session.decide import Settled, check_scoring, may_be_over, settle
-from sp.session.load import Loaded
+from sp.session.load import Loaded, cards_line
 from sp.session.options import RunOptions
-from sp.session.pair import cards_line
 from sp.session.report import dropped_lines, told, warn_extrapolated
 from sp.session.result import Answer, OnToken, Reporter, Scored, silent
 from sp.session.tokenise import Waiting, awaited, once_reading

@@ -16,7 +16,7 @@ from sp.evals import Example
 from sp.evals.heads import copied, measure_heads, value_tokens
 from sp.models import load_model
 from sp.scoring import ScoreRequest
-from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.attention.heads import HeadMap, model_key
 from sp.session.load import embedded, load
 
 

@@ -26,7 +26,7 @@ from sp.models.drafts.dflash_config import PUBLISHED, DraftKeys
 from sp.models.drafts.dflash_shapes import DraftShape, find_draft_shape
 from sp.models.drafts.dflash_store import names_of
 from sp.scoring import SCORERS
-from sp.scoring.trained.weights_file import EMBEDDED_SCORER, ScorerFile
+from sp.scoring.trained.base import EMBEDDED_SCORER, ScorerFile
 from sp.session import embedded
 from sp.session.load import load
 

@@ -15,7 +15,7 @@ from compare import nmse
 from device_models import EMBEDDED, NAMES, case
 
 from sp.bench.kernel_times import kernel_times
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill, prefill_by_layer

@@ -8,8 +8,7 @@ import cupy
 import numpy as np
 import pytest
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.errors import PromptError
 from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill

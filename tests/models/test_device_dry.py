@@ -22,7 +22,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 import numpy as np
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.kernels import forced_path
 from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.passes.tree import TreeReader

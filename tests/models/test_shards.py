@@ -10,7 +10,7 @@ from parity import fixture
 from shared_models import IDS, WHERE, N, file_of, read_all
 from tiny_models import rewritten, write_tiny
 
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.gguf import GGUFFile
 from sp.models import (
     Model,

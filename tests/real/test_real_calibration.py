@@ -9,10 +9,9 @@ import pytest
 
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import chunk_means
-from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb
-from sp.scoring.calibration.known import file_sha256, shipped
-from sp.scoring.calibration.phrasings import PHRASINGS
-from sp.scoring.calibration.texts import KINDS, make_text
+from sp.scoring.attention.heads import CalibratedScorer, rule_of_thumb
+from sp.scoring.calibration.reading import KINDS, PHRASINGS, make_text
+from sp.scoring.calibration.record import file_sha256, shipped
 from sp.session.load import Loaded, load
 from sp.session.request import score_request
 

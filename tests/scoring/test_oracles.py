@@ -15,8 +15,8 @@ from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.models import Model, decode_step, prefill
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
-from sp.scoring.answer_likelihood import log_likelihoods
 from sp.scoring.attention.attention import average_pool
+from sp.scoring.likelihood import log_likelihoods
 from sp.session.load import synthetic
 
 N, SEED = 262, 3

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from sp.commands.talk import COMMANDS
+from sp.commands.chat import COMMANDS
 from sp.decode import DECODERS
 from sp.errors import ConfigError
 from sp.scoring import SCORERS

@@ -12,7 +12,7 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.chat import Thinking, split_reply
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Example
 from sp.evals.metrics import Caught, Evidence

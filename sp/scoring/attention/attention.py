@@ -1,4 +1,4 @@
-"""AttentionScorer: which queries and layers count, and how their weights become importance."""
+"""Importance by the attention of a drafter: options, reading, folding, and the scorer that asks with the tail."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_
 from sp.models.cache.host_room import looked_at
 from sp.models.config import first_layers
 from sp.ops.array_module import array_module
-from sp.ops.attention.importance import Folded, fold_weights, importance
+from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Edges, Pooling, Reduction, average_pool
 from sp.ops.attention.unrotate import unrotate
 from sp.quant import F16, F32
-from sp.scoring.base import Importance, ScoreRequest
-from sp.scoring.reading import ReadingScorer, densities
+from sp.scoring.base import (
+    HEATMAP_CHUNK,
+    Importance,
+    ReadingScorer,
+    ScoreRequest,
+    densities,
+    question_start,
+    register_scorer,
+)
 
 Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
@@ -206,13 +213,6 @@ def _unseen(layer: int, q: Floats, cache: Cache) -> None:
     """Looks at nothing."""
 
 
-def question_start(request: ScoreRequest) -> int:
-    """Index of the question's first token; ConfigError if the prompt names no question."""
-    if not request.question.any():
-        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
-    return int(request.question.argmax())
-
-
 def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
     """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own.
 
@@ -349,3 +349,48 @@ class FoldByLayer(Fold):
         assert self.running is not None, "no layer was folded in"
         layers = len(self.layers) if self.over_layers == "mean" else 1
         return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)
+
+
+@register_scorer("tail")
+@dataclass(frozen=True)
+class TailScorer(AttentionScorer):
+    """Attention of the last `queries` prompt tokens; nothing is generated.
+
+    Where the chat template opens or closes thinking behind the question, it is that of the question's last tokens, and
+    the drafter reads no further: the marks would be most of the queries, and a drafter asked by them finds few needles.
+
+    Notes
+    -----
+    Source of the idea: SpecPrefill (arXiv 2502.02789) with prompt tokens in place of look-ahead tokens.
+    It fails where the end of the prompt does not yet ask for the needle; `lookahead` is safer there.
+    """
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Run the drafter once over the prompt and reduce the tail's attention."""
+        fold = Fold(self.reduction(), request.by_head)
+        asking = request if self.queries == "question" else without_markup(request)
+        like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
+        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
+        return found if asking is request else padded(found, len(request.ids))
+
+
+def without_markup(request: ScoreRequest) -> ScoreRequest:
+    """The request up to its last token that asks."""
+    end = request.asked
+    if end is None or end >= len(request.ids):
+        return request
+    cut = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
+    return replace(request, **cut, spans=None if request.spans is None else request.spans[:end])
+
+
+def padded(found: Importance, tokens: int) -> Importance:
+    """The same for so many tokens: those behind the queries have no importance."""
+
+    def pad(values: Floats | None, size: int) -> Floats | None:
+        if values is None:
+            return None
+        return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
+
+    chunks = -(-tokens // HEATMAP_CHUNK)
+    scores = np.pad(found.scores, (0, tokens - len(found.scores)))
+    return replace(found, scores=scores, by_layer=pad(found.by_layer, chunks), by_head=pad(found.by_head, chunks))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from sp.errors import printable
-from sp.prompt.pieces import KINDS, edges, kinds, text_of
+from sp.prompt.heat import KINDS, edges, kinds, text_of
 from sp.session import RunResult
 
 STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle": "bold red"}

@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sp.arrays import Floats, Ints
-from sp.checked import LIST, OBJECT, TEXT, check, whole
 from sp.errors import ConfigError, short
-from sp.json_lines import read_object
+from sp.json_lines import LIST, OBJECT, TEXT, check, read_object, whole
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.studies.figures import NEEDLE, QUESTION
 

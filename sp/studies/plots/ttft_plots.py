@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp.errors import ConfigError
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 from sp.session.measured import maths_told, target_alone
 from sp.studies.figures import INK, save_png
 from sp.studies.tables.lookup import GIB, Record

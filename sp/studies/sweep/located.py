@@ -11,7 +11,7 @@ import yaml
 
 from sp.config import check_type
 from sp.errors import ConfigError, short
-from sp.plain_yaml import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
+from sp.named import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
 
 T = TypeVar("T")
 

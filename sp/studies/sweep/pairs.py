@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sp.config import fields_of
 from sp.errors import GGUFError
 from sp.hub import model_path
-from sp.options import fields_of
 from sp.scoring import Scorer
-from sp.session.load import embedded
+from sp.session.load import default_drafter, embedded
 from sp.session.options import ModelOptions
-from sp.session.pair import default_drafter
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.located import Located, check_located
 

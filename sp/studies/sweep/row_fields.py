@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
 from sp.evals.run import COLUMNS, RESULTS, Row
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.values import whole as whole_of
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sp.chat import Thinking
-from sp.config import Registry, from_mapping
+from sp.config import REQUIRED, Registry, fields_of, from_mapping
 from sp.decode import Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
 from sp.evals.natural.task import NaturalTask
 from sp.evals.run import label as strategy_label
-from sp.options import REQUIRED, fields_of
 from sp.plugins import find_plugin
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import ReadingScorer
 from sp.session import RunOptions
 from sp.session.options import BY_NAME
 from sp.studies.sweep.combine import Combination, expand, for_task, override

@@ -8,7 +8,7 @@ from typing import Any
 
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.session.measured import check_machine, check_timed
 
 Record = dict[str, Any]

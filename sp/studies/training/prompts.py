@@ -17,8 +17,7 @@ from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import ScoreRequest
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.scoring.trained.base import prepared
-from sp.session.load import Loaded, Where, embedded, load
-from sp.session.pair import default_drafter
+from sp.session.load import Loaded, Where, default_drafter, embedded, load
 from sp.session.request import score_request
 from sp.studies.training.plan import Labels, TrainPlan
 

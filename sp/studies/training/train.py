@@ -17,8 +17,8 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.evals.run import label
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.attention.head_map import model_key
-from sp.scoring.trained.weights_file import ScorerFile
+from sp.scoring.attention.heads import model_key
+from sp.scoring.trained.base import ScorerFile
 from sp.selection import SELECTORS, SelectionRequest
 from sp.studies.training.plan import TrainPlan, build_trained, without
 from sp.studies.training.prompts import Lesson, Readers, labels_of, lessons, request_of
