@@ -61,11 +61,10 @@ class Cluster:
 
 
 def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
-    """Connect to the cluster at an address, else at ``RAY_ADDRESS``; else start one on this machine.
-
-    `asked`: the option that wants Ray, for the message where it is missing; `address`: ``HOST:PORT`` of the head, or
-    ``auto`` for a cluster that runs on this machine; `workers`: CPUs that a cluster of our own counts at least: more
-    workers than cores share them; ConfigError: Ray is not installed, or nothing answers at the address.
+    """Connect to the cluster at an address, else at ``RAY_ADDRESS``; else start one on this machine. `asked`: the
+    option that wants Ray, for the message where it is missing; `address`: ``HOST:PORT`` of the head, or ``auto`` for a
+    cluster that runs on this machine; `workers`: CPUs that a cluster of our own counts at least: more workers than
+    cores share them; ConfigError: Ray is not installed, or nothing answers at the address.
     """
     given = address or os.environ.get(ADDRESS)
     if given is not None and given != "auto":

@@ -38,9 +38,8 @@ UNITS = {"k": 1 << 10, "m": 1 << 20}
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the annotation of an option says besides its type, wherever it is given.
-
-    `least`, `most`: bounds of a number.
+    """What the annotation of an option says besides its type, wherever it is given. `least`, `most`: bounds of a
+    number.
     """
 
     help: str = ""  # of a parameter of a command; a field of a dataclass has it in the docstring of its class
@@ -77,10 +76,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_
 
 
 def token_count(text: str, where: str) -> int:
-    """A number of tokens as people write it: ``k`` stands for 1,024 and ``m`` for 1,048,576.
-
-    ConfigError: it is none.
-    """
+    """A number of tokens as people write it: ``k`` stands for 1,024, ``m`` for 1,048,576; ConfigError for none."""
     found = COUNT.fullmatch(text.strip())
     count = Decimal(found[1] or found[2]) * UNITS.get((found[3] or "").lower(), 1) if found else Decimal("0.5")
     if count != int(count):
@@ -107,8 +103,10 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         choices = [str(choice) for choice in get_args(expected)]
         raise ConfigError(f"{where} is {short(repr(value))}{known_names(str(value), choices)}")
     if origin in (typing.Union, types.UnionType):
+        if type(value) in get_args(expected):
+            return value
         choices = [each for each in get_args(expected) if each is not type(None)]
-        if len(choices) == 1 and value is not None:
+        if len(choices) == 1:
             return check_type(value, choices[0], where)
         for choice in get_args(expected):
             try:
@@ -132,11 +130,10 @@ def check_type(value: object, expected: Any, where: str) -> Any:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
-    """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors.
-
-    `cls`: A dataclass. Its `__post_init__` may check ranges and raise ConfigError; `values`: field names to values, as
-    read from YAML; `where`: what the mapping configures, for messages (``"scorer tail"``); ConfigError for an unknown
-    key (nearest names offered), a wrong type or a missing required field.
+    """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors. `cls`: A dataclass. Its
+    `__post_init__` may check ranges and raise ConfigError; `values`: field names to values, as read from YAML; `where`:
+    what the mapping configures, for messages (``"scorer tail"``); ConfigError for an unknown key (nearest names
+    offered), a wrong type or a missing required field.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints, checked = _hints(cls), {}
@@ -176,7 +173,6 @@ def check_fields(instance: object, where: str) -> None:
 
 def import_modules(package: str) -> tuple[ModuleType, ...]:
     """Import every module of a package and of the packages inside it, so that what they register is registered.
-
     `package`: dotted name; of a package that is being imported, its own ``__name__``; Returns tuple of module: sorted
     by name; packages are not among them.
     """
@@ -189,16 +185,26 @@ def _place(cls: type) -> tuple[str, str]:
 
 
 class Registry(Generic[T]):
-    """Names of strategies, each bound to a class that is built fresh for every run."""
+    """Names of strategies, each bound to a class that is built fresh for every run. The modules of the package `home`,
+    which register what they define, are imported when a name is first asked for, or when somebody else registers one.
+    """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, home: str = "") -> None:
+        self.kind, self._home = kind, home
         self._classes: dict[str, type[T]] = {}
+
+    def _known(self) -> dict[str, type[T]]:
+        if self._home:
+            import_modules(self._home)
+            self._home = ""  # only now: another thread that asks meanwhile waits for the same imports
+        return self._classes
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Class decorator that files a dataclass under `name`."""
 
         def add(cls: type[T]) -> type[T]:
+            if not cls.__module__.startswith(f"{self._home}."):
+                self._known()
             known = self._classes.get(name, cls)
             if known is not cls and _place(known) == _place(cls):  # a cell of a notebook, or a file mended, run anew
                 del self._classes[name]
@@ -216,7 +222,7 @@ class Registry(Generic[T]):
 
     def class_of(self, name: str) -> type[T]:
         """The class filed under `name`; ConfigError if there is none."""
-        if name not in self._classes:
+        if name not in self._known():
             raise unknown_name(self.kind, name, self._classes)
         return self._classes[name]
 
@@ -226,7 +232,7 @@ class Registry(Generic[T]):
         return next((name for name, known in self._classes.items() if known is kind), kind.__name__)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._classes))
+        return iter(sorted(self._known()))
 
 
 REQUIRED: Any = ...
@@ -238,10 +244,7 @@ ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One option.
-
-    `option`: what else its annotation says.
-    """
+    """One option. `option`: what else its annotation says."""
 
     name: str
     type: str
@@ -253,13 +256,7 @@ class Field:
 
     @property
     def shown(self) -> str:
-        """Name and default, as in brackets behind the name of a strategy.
-
-        Examples
-        --------
-        >>> Field("queries", "int", "8", "").shown, Field("path", "str", None, "").shown
-        ('queries=8', 'path=...')
-        """
+        """Name and default, as in brackets behind the name of a strategy."""
         return f"{self.name}={'...' if self.default is None else self.default}"
 
 
@@ -280,7 +277,6 @@ def fields_of(cls: type) -> list[Field]:
 def type_shown(hint: Any) -> str:
     """A type in words of the command line.
 
-    >>> from typing import Literal
     >>> type_shown(Literal["max", "mean"] | None), type_shown(tuple[int, ...]), type_shown(bool)
     ('max | mean | null', 'list of whole number', 'true | false')
     """
@@ -319,7 +315,6 @@ def as_yaml(value: object) -> str:
 
 def from_text(text: str, hint: Any, where: str) -> Any:
     """What a text says where a value of a type is wanted; strategies and others that are read later stay text.
-
     ConfigError: it says no such value; `where` it stands is told.
     """
     kind, option = option_of(hint)

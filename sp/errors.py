@@ -100,7 +100,6 @@ def plain(text: str, limit: int = 200) -> str:
 
 def printable(text: str) -> str:
     r"""`text` of a document or a model for a terminal: what would steer that is spelled out, lines and tabs stay.
-
     Spelled out are the other control characters of ASCII, escape among them, and those from U+007F to U+009F.
     """
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))

@@ -27,10 +27,7 @@ BIGGEST = 1e15
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a field must be.
-
-    `words`: for messages, e.g. ``"a number"``.
-    """
+    """What a field must be. `words`: for messages, e.g. ``"a number"``."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -158,17 +155,13 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """The one JSON object of a file.
-
-    `what`: what to name instead of a file that cannot be read (``"a map of heads"``).
-    """
+    """The one JSON object of a file; `what` to name instead of a file that cannot be read (``"a map of heads"``)."""
     return parse_object(b"".join(_raw_lines(path, what)), str(path))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON-lines file, first line first.
-
-    ConfigError: the file cannot be read, or a line is no JSON object.
+    """Objects of a JSON-lines file, first line first. ConfigError: the file cannot be read, or a line is no JSON
+    object.
     """
     for number, raw in enumerate(_raw_lines(path, "a file of records"), 1):
         yield parse_object(raw, f"{path}, line {number}")

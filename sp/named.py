@@ -65,9 +65,8 @@ PlainLoader.add_implicit_resolver(TAG + "float", FLOAT, list("-+0123456789."))
 
 
 def compose(text: str, name: str, numbered: bool = True) -> tuple[PlainLoader, yaml.Node]:
-    """The node of a text, and what composed it.
-
-    `numbered`: whether messages tell the line; ConfigError: it is empty, no YAML, or over a limit.
+    """The node of a text, and what composed it. `numbered`: whether messages tell the line; ConfigError: it is empty,
+    no YAML, or over a limit.
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{name} has more than {MOST_BYTES >> 10} KiB, the most that is read of YAML; shorten it")
@@ -145,10 +144,9 @@ NEXT_OPTION = re.compile(r",[a-z_]+=")
 
 
 def read_strategies(text: str, registry: Registry[T], option: str, common: Mapping[str, Any] | None = None) -> list[T]:
-    """Strategies such as ``tail,lookahead[queries=4 pool=5]``; values are read as YAML.
-
-    `option`: what the text was given to, for messages; `common`: options of all that have them and are not given
-    others; ConfigError for a list that cannot be read, or an unknown name or option.
+    """Strategies such as ``tail,lookahead[queries=4 pool=5]``; values are read as YAML. `option`: what the text was
+    given to, for messages; `common`: options of all that have them and are not given others; ConfigError for a list
+    that cannot be read, or an unknown name or option.
     """
     found = []
     for name, given in read_names(text, option):
@@ -161,9 +159,8 @@ def read_strategies(text: str, registry: Registry[T], option: str, common: Mappi
 
 
 def read_strategy(text: str, registry: Registry[T], option: str, settings: Mapping[str, Any] | None = None) -> T:
-    """One strategy such as ``tail[queries=24]``, with `settings` in place of options of the same names.
-
-    Parameters and errors as for `read_strategies`; more than one is an error too.
+    """One strategy such as ``tail[queries=24]``, with `settings` in place of options of the same names. Parameters and
+    errors as for `read_strategies`; more than one is an error too.
     """
     name, given = read_name(text, registry, option)
     return registry.build(name, given | dict(settings or {}))

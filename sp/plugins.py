@@ -41,12 +41,8 @@ class Plugin:
     named: str  # what to call it in messages
 
     def load(self) -> ModuleType:
-        """Run it, unless that was done; whoever asks twice gets the same module.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be found, or ends in an error; one line says where.
+        """Run it, unless that was done; whoever asks twice gets the same module. ConfigError: it cannot be found, or
+        ends in an error; one line says where.
         """
         module = sys.modules.get(self.module)
         if module is None:
@@ -72,10 +68,8 @@ class Plugin:
 
 
 def find_plugin(text: str, beside: Path | None = None) -> Plugin:
-    """The plugin that a text names: a path that ends in ``.py``, or a module.
-
-    `beside`: folder that is searched for a file that is not where the text says; ConfigError: there is no such file, or
-    it is no name of a module.
+    """The plugin that a text names: a path that ends in ``.py``, or a module. `beside`: folder that is searched for a
+    file that is not where the text says; ConfigError: there is no such file, or it is no name of a module.
     """
     if not text.endswith(".py"):
         if not MODULE.fullmatch(text):

@@ -21,13 +21,7 @@ _BLANKS[list(b" \t\n\r\f\v")] = True
 
 
 def line_starts(text: bytes) -> Ints:
-    """Where lines begin, each with the blank ones behind it, the first also with those before it.
-
-    Examples
-    --------
-    >>> line_starts(b"\\na\\n\\n  b\\nc").tolist()
-    [0, 4, 8]
-    """
+    """Where lines begin, each with the blank ones behind it, the first also with those before it."""
     raw = np.frombuffer(text, np.uint8)
     starts = np.append(0, np.flatnonzero(raw == 0x0A) + 1)
     ink = np.append(0, np.cumsum(~_BLANKS[raw]))
@@ -37,22 +31,10 @@ def line_starts(text: bytes) -> Ints:
 
 
 def nested_blocks(text: bytes, starts: Ints) -> list[tuple[int, int]]:
-    """Pairs of lines that open and close a block, properly nested, in the order in which they open.
-
-    Fences as in CommonMark 0.31, save that one without an end is no fence; nothing inside of them is a mark. Tags
-    count where each has a line of its own, and one that is never closed is only text.
-
-    Parameters
-    ----------
-    text : bytes
-    starts : array (lines,)
-        As `line_starts` gives them.
-
-    Examples
-    --------
-    >>> text = b"<a>\\n```py\\n</a>\\n```\\n<p>\\n</a>\\n"
-    >>> nested_blocks(text, line_starts(text))
-    [(0, 5), (1, 3)]
+    """Pairs of lines that open and close a block, properly nested, in the order in which they open. Fences as in
+    CommonMark 0.31, save that one without an end is no fence; nothing inside of them is a mark. Tags count where each
+    has a line of its own, and one that is never closed is only text. `starts` array (lines,): as `line_starts` gives
+    them.
     """
     marks = list(_MARK.finditer(text))
     lines = (np.searchsorted(starts, [mark.start() for mark in marks], side="right") - 1).tolist()
@@ -117,40 +99,23 @@ _OBJECT, _COMMA, _CLOSERS = 0x7B, 0x2C, {0x7B: 0x7D, 0x5B: 0x5D}
 
 @dataclass(slots=True, eq=False)
 class JsonValue:
-    """A value and where it stands.
-
-    Parameters
-    ----------
-    start, at, end : int
-        Bytes `[start, end)` are the value with its key, if it has one; `at` is where the value itself begins.
-    comma : int
-        Byte of the comma behind it; -1 without one.
-    container : bool
-        Whether it is an object or an array.
-    members : list of JsonValue
-        Of an object or an array.
+    """A value and where it stands. `start`, `at`, `end`: bytes `[start, end)` are the value with its key, if it has
+    one; `at` is where the value itself begins.
     """
 
     start: int
     at: int
     end: int = -1
-    comma: int = -1
-    container: bool = False
-    members: list[JsonValue] = field(default_factory=list)
+    comma: int = -1  # byte of the comma behind it; -1 without one
+    container: bool = False  # whether it is an object or an array
+    members: list[JsonValue] = field(default_factory=list)  # of an object or an array
 
 
 def json_values(text: bytes) -> list[JsonValue]:
-    """The outermost objects and arrays of a text, in order.
-
-    What breaks off, or is no JSON, is passed over; whole values inside of it are found. One pass: where a value turns
-    out to be none, the search goes on from there. A string that does not end costs its line once, as JSON has no line
-    breaks in strings, and no other string can begin in the rest of that line.
-
-    Examples
-    --------
-    >>> text = b'a[i] = f({"x": [1, 2]}) and [3, {"y": {}} oops'
-    >>> [text[value.start:value.end] for value in json_values(text)]
-    [b'{"x": [1, 2]}', b'{"y": {}}']
+    """The outermost objects and arrays of a text, in order. What breaks off, or is no JSON, is passed over; whole
+    values inside of it are found. One pass: where a value turns out to be none, the search goes on from there. A string
+    that does not end costs its line once, as JSON has no line breaks in strings, and no other string can begin in the
+    rest of that line.
     """
     found: list[JsonValue] = []
     at = 0
@@ -209,15 +174,9 @@ LEAST_LETTERS, LEAST_WORDS = 0.92, 5
 
 
 def is_prose(paragraph: bytes) -> bool:
-    """Whether a paragraph is written in sentences.
-
-    It has a stop before white space, no indented line, words to a line as sentences have, and few signs that code and
-    logs are full of: brackets, slashes, underscores, equals signs, digits.
-
-    Examples
-    --------
-    >>> is_prose(b"The cat sat on the mat. It was\\n7 o'clock, and nobody came."), is_prose(b"x = f(y).\\n")
-    (True, False)
+    """Whether a paragraph is written in sentences. It has a stop before white space, no indented line, words to a line
+    as sentences have, and few signs that code and logs are full of: brackets, slashes, underscores, equals signs,
+    digits.
     """
     signs = len(paragraph.translate(None, LETTERS))
     lines = paragraph.strip().count(b"\n") + 1
@@ -239,14 +198,7 @@ class Unquoted:
 
 
 def unquote(string: bytes) -> Unquoted | None:
-    r"""What is written between the quotes of a JSON string; None if that is no such string.
-
-    Examples
-    --------
-    >>> found = unquote(b'a\\n\\"b\\u00e9')
-    >>> found.text, found.places.tolist()
-    (b'a\n"b\xc3\xa9', [0, 1, 3, 5, 6, 6, 12])
-    """
+    r"""What is written between the quotes of a JSON string; None if that is no such string."""
     texts, places, at = [], [np.zeros(0, np.int64)], 0
     for part in _PART.finditer(string):
         if part.start() != at:

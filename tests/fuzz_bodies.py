@@ -15,8 +15,7 @@ from outcomes import Outcomes, SlowError
 
 import sp
 from sp.errors import SpError
-from sp.serve.choices import Grammars
-from sp.serve.fields import as_request_error
+from sp.serve.fields import Grammars, as_request_error
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import Kind, parse_json, parse_request

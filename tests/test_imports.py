@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"checked", "cluster", "config", "folders", "json_lines", "plain_yaml", "plugins", "trace"},
-    {"named", "options"},
+    {"cluster", "config", "folders", "json_lines", "plugins", "trace"},
+    {"named"},
     {"structure"},
     {"hub"},
     {"quant"},

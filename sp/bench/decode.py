@@ -19,8 +19,8 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.drafts.dflash import Draft
 from sp.session import Loaded, RunOptions
 from sp.session.answer import begin
-from sp.session.cache_pool import CachePool
 from sp.session.compress import Compressed
+from sp.session.residency import CachePool
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
 GREEDY: Way = ("greedy", 0)

@@ -18,10 +18,8 @@ MOST_DEPTH = 64
 
 
 def read_json(text: str) -> Any:
-    """The value that a text spells.
-
-    ValueError for no JSON, and for what other readers refuse: values that are no number, surrogates alone, nesting
-    beyond `MOST_DEPTH`.
+    """The value that a text spells. ValueError for no JSON, and for what other readers refuse: values that are no
+    number, surrogates alone, nesting beyond `MOST_DEPTH`.
     """
     value, end = read_first(text)
     if text[end:].strip():
@@ -84,11 +82,10 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CallStyle:
-    """A way to write calls.
-
-    `sign`: A regular expression that is found in the templates of models that write so; `begin`, `end`: what stands
-    round a call; both empty where a call is the whole answer; `read`: from the text between, and the tools, the calls
-    in it; None if it is none; `opening`: how a call begins: of a tool by its name, or of any (None).
+    """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
+    `begin`, `end`: what stands round a call; both empty where a call is the whole answer; `read`: from the text
+    between, and the tools, the calls in it; None if it is none; `opening`: how a call begins: of a tool by its name, or
+    of any (None).
     """
 
     name: str
@@ -226,9 +223,8 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Calling:
-    """What a model may call, and how it writes that.
-
-    `single`: the answer ends with its first call; `opening`: what the prompt has begun of a call already.
+    """What a model may call, and how it writes that. `single`: the answer ends with its first call; `opening`: what the
+    prompt has begun of a call already.
     """
 
     style: CallStyle
@@ -238,13 +234,9 @@ class Calling:
 
 
 class CallSplitter:
-    """Feeds on the text of an answer, hands out text as soon as it is certain, and calls when they are whole.
-
-    White space before and behind a call is dropped. What begins like a call and is none is text, to the letter.
-
-    `calling`: None takes everything for text.
-
-    `done`: no more is wanted, as `Calling.single` has it.
+    """Feeds on the text of an answer, hands out text as soon as it is certain, and calls when they are whole. White
+    space before and behind a call is dropped. What begins like a call and is none is text, to the letter. `calling`:
+    None takes everything for text. `done`: no more is wanted, as `Calling.single` has it.
     """
 
     def __init__(self, calling: Calling | None) -> None:

@@ -62,10 +62,7 @@ FORMS = (Form(), Form(as_text=True, none=True))
 
 
 def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[str, Any]:
-    """A turn as the template takes it.
-
-    `marks`: how the template marks thinking; `form`: how it takes calls.
-    """
+    """A turn as the template takes it. `marks`: how the template marks thinking; `form`: how it takes calls."""
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.calls:
         message["content"] = None if form.none and not turn.content else turn.content

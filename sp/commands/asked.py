@@ -17,14 +17,13 @@ from sp.commands.terminal import check_folder, print_csv, print_json, print_tabl
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
-from sp.session.load import Where
-from sp.session.options import Positions, RunOptions
+from sp.session.options import Positions, RunOptions, Where
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
     from sp.scoring import Scorer
     from sp.session import Pipeline, RunOptions
-    from sp.session.load import Loaded
+    from sp.session.loaded import Loaded
     from sp.session.options import ModelOptions, PlaceOptions
 
 GROUPS = ("scorer", "selector", "target", "decode")
@@ -32,7 +31,6 @@ GROUPS = ("scorer", "selector", "target", "decode")
 
 def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
     """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
-
     A scorer's attention is left to device and prompt length unless it was set.
     """
     from sp.decode import DECODERS
@@ -233,12 +231,6 @@ def tell_thinking(thinking: Thinking, target: Loaded) -> None:
         print(f"sp: {target.path.name}: {note}", file=sys.stderr)
 
 
-def tell_drafter(pair: Pipeline) -> None:
-    """Say, in a line, which drafter a target has where none was named."""
-    if pair.drafter is not None and pair.drafter.chosen:
-        print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
-
-
 def scorers_of(options: RunOptions) -> list[Scorer]:
     """The scorers that runs with these options use, as `Pipeline.open` takes them."""
     return [] if options.compress == "off" else [options.scorer]
@@ -254,9 +246,10 @@ def open_pair(
     where = pick_device(place.device)
     if where == "cuda":
         compile_kernels()
-    on: dict[str, Any] = {"device": where, "vram": place.vram, "cards": place.cards, "target_cards": place.target_cards}
-    pair = Pipeline.open(**vars(models), **on, scorers=scorers, reporter=once).with_break_evens(place.break_even)
-    tell_drafter(pair)
+    pair = Pipeline.open(**vars(models), **vars(place) | {"device": where}, scorers=scorers, reporter=once)
+    pair = pair if place.break_even else pair.with_break_evens()
+    if pair.drafter is not None and pair.drafter.chosen:  # as none was named
+        print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
     return settled(pair if draft is None else pair.with_draft(draft))
 
 

@@ -39,7 +39,7 @@ def calibrate(
     from sp.kernels.device import pick_device
     from sp.scoring.calibration.measure import measured
     from sp.scoring.calibration.record import folder, keep_calibration
-    from sp.session.load import embedded, load
+    from sp.session.loaded import embedded, load
 
     check_file(out, "--out")
     check_folder(folder() if out is None else None, "SP_CACHE_DIR")

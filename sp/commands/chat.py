@@ -22,8 +22,7 @@ from sp.prompt.prompt import prompt_of
 from sp.serve.text import ReplyText
 from sp.session import Conversation, ConversationOptions, TurnResult, turn_row
 from sp.session.options import ModelOptions, PlaceOptions, Recall
-from sp.session.result import Reporter, silent
-from sp.trace import write_atomic
+from sp.trace import Reporter, silent, write_atomic
 
 OnPart = Callable[[str, str], bool | None]
 """Takes what more there is of thinking, and of the answer."""
@@ -35,23 +34,9 @@ GAP = "\n\n"
 class Session:
     """Somebody's part in a conversation.
 
-    Parameters
-    ----------
-    talk : Conversation
-    system : str
-        What the model is told first; nothing if empty.
-    thinking : Thinking
-    needles : tuple of str
-        Pieces of the text to mark in rows.
-
-    Attributes
-    ----------
-    turns : list of Turn
-        All that was said.
-    rows : list of dict
-        As of `turn_row`, with the number of the `conversation` and the `question`.
-    last : TurnResult or None
-        The last turn's.
+    `system`: what the model is told first; nothing if empty; `needles`: pieces of the text to mark in rows; `turns`:
+    all that was said; `rows`: as of `turn_row`, with the number of the `conversation` and the `question`; `last`: the
+    last turn's.
     """
 
     def __init__(
@@ -79,16 +64,9 @@ class Session:
         self._files.append(text)
 
     def ask(self, message: str, on_part: OnPart | None = None, reporter: Reporter = silent) -> TurnResult:
-        """Answer a message, of the files before which what does not matter may be left out.
-
-        If that fails the message was never said, and files go on waiting.
-
-        Parameters
-        ----------
-        message : str
-        on_part : callable, optional
-            Called with thinking and answer as soon as there is more of one; if it returns True, the answer ends there.
-        reporter : Reporter
+        """Answer a message, of the files before which what does not matter may be left out. If that fails the message
+        was never said, and files go on waiting. `on_part`: called with thinking and answer as soon as there is more of
+        one; if it returns True, the answer ends there.
         """
         before = "".join(text.strip("\n") + GAP for text in self._files)
         said, target = Turn("user", before + message), self.talk.pipeline.target
@@ -179,11 +157,6 @@ COMMANDS: dict[str, Callable[[Session, str], None]] = {
 """By name; what each does is told by its first line."""
 
 
-def is_command(line: str) -> bool:
-    """Whether a line is no message."""
-    return line.startswith("/")
-
-
 def obey(line: str, session: Session) -> None:
     """Run a command; ConfigError if there is none of its name, PromptError for a file that cannot be read."""
     name, _, rest = line[1:].strip().partition(" ")
@@ -202,8 +175,6 @@ class Stopped(Exception):  # noqa: N818  it is no error
 class Stop:
     """Whether a stop was asked for.
 
-    Examples
-    --------
     >>> stop = Stop()
     >>> stop.ask()
     >>> stop.asked
@@ -258,15 +229,8 @@ def stop_by_signal() -> Iterator[Stop]:
 class Loop:
     """What goes on between a session and the terminal.
 
-    Parameters
-    ----------
-    session : Session
-    as_json : bool
-        Rows on stdout in place of answers.
-    typed : bool
-        Somebody sits there: what goes wrong is told and the talk goes on. Else it ends the program.
-    out : Path, optional
-        Where rows are written, after each turn all of them.
+    `as_json`: rows on stdout in place of answers; `typed`: somebody sits there: what goes wrong is told and the talk
+    goes on. Else it ends the program; `out`: where rows are written, after each turn all of them.
     """
 
     def __init__(self, session: Session, *, as_json: bool = False, typed: bool = True, out: Path | None = None) -> None:
@@ -275,18 +239,12 @@ class Loop:
         self._begun = self._thinks = False  # something stands in the cursor's line; it is thinking
 
     def run(self, lines: Iterable[str]) -> None:
-        """Go through lines until they end or one says /quit.
-
-        Raises
-        ------
-        SpError
-            Where nobody types: the first that goes wrong.
-        """
+        """Go through lines until they end or one says /quit. SpError: where nobody types: the first that goes wrong."""
         for line in lines:
             if not line.strip():
                 continue
             try:
-                if is_command(line):
+                if line.startswith("/"):
                     obey(line, self._session)
                 else:
                     self._answer(line.strip())

@@ -65,24 +65,13 @@ MODELS, FAMILIES, PLUGINS, KEYS, OPTIONS = "models", "families", "plugins", "key
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that can be named.
-
-    Parameters
-    ----------
-    name, told : str
-    fields : tuple of Field
-        Its options.
-    source : str
-        ``built in``, or the plugin it comes from.
-    facts : mapping
-        What else a record says.
-    """
+    """One thing that can be named."""
 
     name: str
     told: str
-    fields: tuple[Field, ...] = ()
-    source: str = BUILT_IN
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()  # its options
+    source: str = BUILT_IN  # `built in`, or the plugin it comes from
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else a record says
 
     def as_record(self) -> dict[str, Any]:
         """Plain values; the default of an option that must be given is null, of others a text."""
@@ -132,7 +121,7 @@ def items(kind: str) -> list[Item]:
 def _options_of_runs() -> list[Item]:
     """The dataclasses that Python, command line, sweeps and server read, and what a request may have in `sp`."""
     from sp.chat import Thinking
-    from sp.serve.choices import Choosing
+    from sp.serve.fields import Choosing
     from sp.serve.options import REQUESTED, Overrides, ServerOptions
     from sp.session import ConversationOptions
     from sp.session.options import ModelOptions, PlaceOptions, RunOptions
@@ -165,9 +154,8 @@ def _families() -> list[Item]:
 
 
 def text_of(found: Sequence[Item], width: int, each: bool) -> str:
-    """Names with what they are and their options, with `each` one option after the other.
-
-    No line is longer than `width`, unless a file's path is.
+    """Names with what they are and their options, with `each` one option after the other. No line is longer than
+    `width`, unless a file's path is.
     """
     return "\n".join(line for item in found for line in _lines(item, width, each))
 

@@ -64,7 +64,7 @@ def plan(
     from sp.planning.plan import make_plan
     from sp.planning.tables import render_plan, render_times, times_legend
     from sp.planning.times import predicted_times
-    from sp.session.decide import break_even
+    from sp.session.decision import break_even
 
     lengths, gib, known = read_lengths(context), None, None
     if not 0 < keep_ratio <= 1:
@@ -196,5 +196,5 @@ def expected(tokens: int) -> float | None:
 
     scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
-    selector = scorer.settled("cuda", tokens).selector()
+    selector = scorer.settled("cuda", tokens).sparse.rule
     return None if selector is None else expected_density(selector, tokens)

@@ -12,15 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.line import opt
 from sp.errors import CONTROL, ConfigError, PromptError, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
 
 AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one object, of a chat one for each turn.")]
 
@@ -28,6 +26,9 @@ AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one o
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Any]:
     """A bar on stderr while a stage runs, which says no end without a total; off a terminal as `followed` has it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with followed(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
@@ -42,7 +43,6 @@ FIRST_LINE, NEXT_LINES = 10.0, 30.0
 @contextmanager
 def followed(bar: Progress) -> Iterator[Progress]:
     """The bar, running; where it is disabled, for stderr is no terminal, a line now and then says how far it is.
-
     Nothing is printed of work that is over by `FIRST_LINE`.
     """
     over = threading.Event()
@@ -192,6 +192,10 @@ def print_table(
     all if empty; an interval by the head before it, as in ``"right 95 %"``; `wide`: show all columns side by side;
     Returns list of str: heads that were shown.
     """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     cells = [[printable(cell) for cell in line] for line in cells]  # names and tasks come from files
     if output == "md":
         rule = ["---"] * left + ["---:"] * (len(heads) - left)

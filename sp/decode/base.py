@@ -268,7 +268,6 @@ def generate(
     chooser: Chooser | None = None,
 ) -> Generator[int]:
     """Tokens one by one, up to `limit`, the likeliest or those of a `chooser`; other parameters as those of `greedy`.
-
     On the device `decoder` is one of the same model and cache that goes on living; by default it is made for this.
     """
     if is_device(logits) and model.captures:
@@ -315,16 +314,8 @@ class GraphDecoder:
         While the host waits for a token, but for the first, the device is at work on the next one, so whoever stops
         early finds the cache one token further on; not so with a chooser, which may have to be told first.
 
-        Parameters
-        ----------
-        logits : cupy float32 (vocab,)
-            Of the last token read; from them the first token is chosen.
-        position : int
-            Of the first token generated.
-        limit : int
-            Most tokens to generate; the cache needs room for all but the last.
-        chooser : Chooser, optional
-            Takes the likeliest token if left out.
+        `logits` cupy float32 (vocab,): of the last token read; from them the first token is chosen; `limit`: most
+        tokens to generate; the cache needs room for all but the last; `chooser`: takes the likeliest token if left out.
         """
         self._last_position = position - 1
         self._position.fill(position - 1)

@@ -97,10 +97,8 @@ class DDTree(Speculative):
 
 
 def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed: bool) -> Tree:
-    """The `budget` likeliest paths below `token`.
-
-    `ranked` int (depths, top_k): guesses of each depth, the likeliest first; `scores` float32 (depths, top_k): their
-    log probabilities.
+    """The `budget` likeliest paths below `token`. `ranked` int (depths, top_k): guesses of each depth, the likeliest
+    first; `scores` float32 (depths, top_k): their log probabilities.
     """
     depths, choices = ranked.shape
     tokens, parents = [token], [-1]
@@ -133,9 +131,8 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
 
 
 def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
-    """Down the tree for as long as it holds what the target would say.
-
-    `choices` int64 (nodes,): the target's token after each node; Returns token: the target's choice after the path.
+    """Down the tree for as long as it holds what the target would say. `choices` int64 (nodes,): the target's token
+    after each node; Returns token: the target's choice after the path.
     """
     children = {
         (int(parent), int(token)): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
@@ -209,10 +206,8 @@ class DFlash(Speculative):
 
 
 def stands(p: Doubles, q: Doubles, numbers: Doubles) -> int:
-    """How many of some sampled guesses stand, up to the first that is refused.
-
-    `p`, `q` float64 (n,): probability of each guess by the target and by the draft; `numbers` float64 (n,): drawn from
-    [0, 1).
+    """How many of some sampled guesses stand, up to the first that is refused. `p`, `q` float64 (n,): probability of
+    each guess by the target and by the draft; `numbers` float64 (n,): drawn from [0, 1).
     """
     refused = np.flatnonzero(numbers * q >= p)
     return int(refused[0]) if refused.size else len(p)

@@ -96,9 +96,8 @@ class Guesser(Protocol):
 
 
 class Cycle:
-    """A target and a guesser at work on one sequence, each call launched as it comes.
-
-    `guesser`: remembers all that `cache` holds.
+    """A target and a guesser at work on one sequence, each call launched as it comes. `guesser`: remembers all that
+    `cache` holds.
     """
 
     def __init__(self, model: Model, guesser: Guesser, cache: Cache, nodes: int) -> None:

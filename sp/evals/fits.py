@@ -9,7 +9,7 @@ from sp.errors import PromptError
 from sp.evals.base import Example
 from sp.evals.run import named, with_thinking
 from sp.session import Pipeline
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 
 SLACK = 1024
 """Tokens by which a prompt may be shorter than was asked for."""

@@ -23,7 +23,7 @@ from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
 from sp.selection import SELECTORS
 from sp.session import Answer, Pipeline, RunOptions, Scored, request
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.trace import Trace
 
 Row = dict[str, Any]

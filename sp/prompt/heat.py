@@ -79,11 +79,9 @@ def heat_levels(scores: Floats | None, tokens: int) -> Ints:
 
 
 def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
-    """A fragment of HTML, at most some 300 KB whatever the prompt holds.
-
-    `kept` boolean array (n,) or None: none where all of it was; `scores` float32 (n,) or None: importance, if it was
-    scored; Returns str: needle, question, what was kept and what is near to that come first where there is no room for
-    all.
+    """A fragment of HTML, at most some 300 KB whatever the prompt holds. `kept` boolean array (n,) or None: None where
+    all of it was; `scores` float32 (n,) or None: importance, if it was scored; Returns str: needle, question, what was
+    kept and what is near to that come first where there is no room for all.
     """
     kind, level = kinds(prompt, kept), heat_levels(scores, len(prompt))
     shown, body, raw = fitting(prompt, kind), list[str](), prompt.prompt.text.encode()

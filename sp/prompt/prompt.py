@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from sp.arrays import Bools, Ints
-from sp.chat import Call, Located, Segment, Thinking, Thinks, Turn, render_located, segments_of, spells_markup, without
+from sp.chat import Call, Located, Segment, Thinking, Thinks, Turn, render_located, segments_of, spells_markup
 from sp.chat.calls import call_of
 from sp.chat.turn import keys
 from sp.errors import PromptError, plain
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
-from sp.prompt.spans import Span, SpanKind, character_starts, in_bytes, with_characters
+from sp.prompt.spans import Span, SpanKind, character_starts, in_bytes, with_characters, without
 
 DOCUMENT_MARK = "\n\n"
 SHOWN = 60

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
+from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.chat.located import Segment
 
 SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
@@ -177,11 +178,9 @@ a name is no end, since no space follows it."""
 
 
 def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
-    """Bounds (sentences + 1,) in tokens of sentences; those of more than `longest` tokens are cut into equal parts.
-
-    A token that reaches over the end of a sentence belongs to the sentence it begins in.
-
-    `spans` array (n, 2): byte range of each token in it.
+    """Bounds (sentences + 1,) in tokens of sentences; those of more than `longest` tokens are cut into equal parts. A
+    token that reaches over the end of a sentence belongs to the sentence it begins in. `spans` array (n, 2): byte range
+    of each token in it.
     """
     ends = np.array([match.end() for match in SENTENCE_END.finditer(text)], np.int64)
     cuts = np.searchsorted(spans[:, 0], ends, side="left")
@@ -205,3 +204,27 @@ def cut_long(bounds: Ints, longest: int) -> Ints:
 def chunk_bounds(tokens: int, size: int) -> Ints:
     """Bounds of chunks of `size` tokens; the last may be shorter."""
     return np.append(np.arange(0, tokens, size), tokens)
+
+
+def without(segments: Sequence[Segment], taken: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+    """The parts of segments that lie in none of the ranges `taken`; both in order, by bytes."""
+    number = 0
+    for segment in segments:
+        at = segment.start
+        while number < len(taken) and taken[number][0] < segment.end:
+            start, end = taken[number]
+            if at < start:
+                yield replace(segment, start=at, end=start)
+            at = max(at, end)
+            if end > segment.end:
+                break
+            number += 1
+        if at < segment.end:
+            yield replace(segment, start=at)
+
+
+def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
+    """Length of the longest prefix that two lists of tokens, or two texts, share."""
+    size = min(len(one), len(other))
+    different = np.flatnonzero(one[:size] != other[:size])
+    return int(different[0]) if len(different) else size

@@ -6,30 +6,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry, check_fields
 from sp.errors import ConfigError, SpWarning
 from sp.models import Cards, LayerAttention, Model, ModelConfig, SparseAttention, Trail, dense_attention, flops
-from sp.ops.attention.importance import HEAT_CHUNK as HEATMAP_CHUNK
-from sp.ops.attention.reduction import chunk_means
+from sp.models.config import first_layers
+from sp.ops.attention.importance import HEAT_CHUNK
+from sp.ops.attention.reduction import chunk_means as chunk_means
 from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.values import shown
 
-__all__ = [
-    "HEATMAP_CHUNK",
-    "SCORERS",
-    "Importance",
-    "KeptKeys",
-    "ModelFreeScorer",
-    "ScoreRequest",
-    "Scorer",
-    "chunk_means",
-    "register_scorer",
-]
+HEATMAP_CHUNK = HEAT_CHUNK
+"""Tokens of a chunk of heat maps."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +208,7 @@ class ModelFreeScorer(Scorer):
         return 0.0
 
 
-SCORERS: Registry[Scorer] = Registry("scorer")
+SCORERS: Registry[Scorer] = Registry("scorer", "sp.scoring")
 register_scorer = SCORERS.register
 
 
@@ -322,6 +315,8 @@ class ReadingScorer(Scorer):
 
     sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
 
+    keeps: ClassVar[bool] = False
+    """Whether `score` can go on from keys of old tokens, of the layers that are run."""
     renamed = staticmethod(renamed)
 
     def __post_init__(self) -> None:
@@ -333,19 +328,18 @@ class ReadingScorer(Scorer):
             return self
         return replace(self, sparse=Sparse(AUTO if device == "cuda" and tokens >= SPARSE_TOKENS else "off"))
 
-    def selector(self) -> Rule | None:
-        """Which blocks attention reads; None for all, and where `auto` is not decided."""
-        return self.sparse.rule
-
     def attend(self, request: ScoreRequest) -> LayerAttention:
         """What attends in the model's layers; a sparse one is fresh, with nothing counted."""
-        selector = self.settled(request.model.device, len(request.ids)).selector()
-        return dense_attention if selector is None else SparseAttention(selector)
+        rule = self.settled(request.model.device, len(request.ids)).sparse.rule
+        return dense_attention if rule is None else SparseAttention(rule)
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        return first_layers(config, self.reading_depth(config)) if self.keeps else None
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of one reading, at the density that is expected of its attention."""
-        selector = self.selector()
-        return flops(config, tokens, density=1.0 if selector is None else expected_density(selector, tokens))
+        """Predicted operations of the layers that are run, at the density that is expected of their attention."""
+        rule, run = self.sparse.rule, first_layers(config, self.reading_depth(config))
+        return flops(run, tokens, density=1.0 if rule is None else expected_density(rule, tokens))
 
 
 def by_length(scorer: Scorer) -> Scorer:
@@ -381,3 +375,61 @@ def question_start(request: ScoreRequest) -> int:
     if not request.question.any():
         raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
     return int(request.question.argmax())
+
+
+CALIBRATED = "calibrated"
+"""What is taken where nothing is known of a file."""
+
+
+@register_scorer("auto")
+@dataclass(frozen=True)
+class AutoScorer(ReadingScorer):
+    """The scorer that the calibration of the drafter's file names; `calibrated` where there is none.
+
+    That is a trained head where one ships for the file, and attention of the layers that retrieve for others. The
+    report says which scorer it was.
+
+    Parameters
+    ----------
+    sparse
+        See `ReadingScorer`.
+    calibrate : {"auto", "never"}
+        Whether a file that has no calibration gets one when it is first used.
+    """
+
+    retrieves: ClassVar[bool] = True
+
+    calibrate: Literal["auto", "never"] = "auto"
+
+    def chosen(self, config: ModelConfig) -> Scorer:
+        """The scorer for a model, with these options of reading. ConfigError: the calibration names none that reads
+        with a drafter.
+        """
+        return _chosen(config.retrieval.scorer if config.retrieval else CALIBRATED, self.sparse)
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Those of the scorer."""
+        return self.chosen(config).flops(config, tokens)
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Those of the scorer."""
+        return self.chosen(config).kept_layers(config)
+
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """That of the scorer."""
+        return self.chosen(config).reading_depth(config)
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """What the scorer says."""
+        return self.chosen(request.model.config).score(request)
+
+
+@cache
+def _chosen(name: str, sparse: Sparse) -> ReadingScorer:
+    kind = SCORERS.class_of(name) if name in SCORERS else None
+    if kind is None or not issubclass(kind, ReadingScorer) or kind.reads_target or kind is AutoScorer:
+        raise ConfigError(
+            f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
+            "drafter; make it anew with sp calibrate, or name one with --scorer"
+        )
+    return kind(sparse)

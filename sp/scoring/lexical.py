@@ -11,7 +11,6 @@ from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import ModelConfig, stream_by_layer
-from sp.models.config import first_layers
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.base import (
     Importance,
@@ -191,10 +190,6 @@ class EmbeddingScorer(ReadingScorer):
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Those whose stream is compared."""
         return config.layers if self.depth is None else self.depth
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run."""
-        return super().flops(first_layers(config, self.depth), tokens)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and compare chunks with the question."""

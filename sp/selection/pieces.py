@@ -121,9 +121,8 @@ def parted(view: View, value: JsonValue, longest: int) -> bool:
 
 
 def put_members(view: View, outline: Outline, value: JsonValue, node: int, longest: int) -> None:
-    """Put the pieces of a value from its bracket to its last one; the brackets belong to `node`.
-
-    Values inside of it of more than `longest` tokens are taken apart likewise; others are nodes as they are.
+    """Put the pieces of a value from its bracket to its last one; the brackets belong to `node`. Values inside of it of
+    more than `longest` tokens are taken apart likewise; others are nodes as they are.
     """
     frames = [_frame(view, outline, value, node, longest)]
     while frames:
@@ -178,7 +177,7 @@ def _pivot(behind: list[int | None], before: list[int | None], sizes: list[int])
 
 
 @dataclass(frozen=True)
-class Reading:
+class Parsing:
     """How a text is read.
 
     Parameters
@@ -196,7 +195,7 @@ class Reading:
     prose: bool = False
 
 
-def put_lines(view: View, outline: Outline, reading: Reading) -> None:
+def put_lines(view: View, outline: Outline, reading: Parsing) -> None:
     """Put the pieces of a part of a prompt."""
     starts = line_starts(view.text)
     edges = [*starts.tolist(), len(view.text)]
@@ -281,9 +280,8 @@ def _put_group(
 def _put_prose(
     view: View, outline: Outline, extent: tuple[int, int], values: Sequence[JsonValue], parent: int, longest: int
 ) -> None:
-    """A paragraph as one piece; of a long one its sentences, and equal parts of those that are longer still.
-
-    What breaks the line behind it is kept with any of its sentences, so that they run into nothing else.
+    """A paragraph as one piece; of a long one its sentences, and equal parts of those that are longer still. What
+    breaks the line behind it is kept with any of its sentences, so that they run into nothing else.
     """
     start, end = extent
     if view.tokens(start, end) <= longest:

@@ -1,4 +1,4 @@
-"""From units in order of choice to the tokens kept, and the fields that every selector shares.
+"""From units in order of choice to the tokens kept, and the selectors that take the best units a budget has room for.
 
 Every unit gets a *step*, the moment at which it is taken; neither the steps nor what is taken in a step depend on
 the budget, which only says after how many steps to stop. So a larger budget keeps all that a smaller one keeps. What is
@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Bools, Doubles, Floats, Ints
-from sp.config import check_fields
+from sp.config import Tokens, check_fields
 from sp.errors import ConfigError
+from sp.prompt.spans import chunk_bounds, with_characters
 from sp.prompt.spans import sentence_bounds as bounds_of_sentences
-from sp.prompt.spans import with_characters
-from sp.selection.base import Selection, SelectionRequest, Selector
+from sp.selection.base import Selection, SelectionRequest, Selector, register_selector
 
 RADII = ((32768, 64), (65536, 128))
 """(prompts shorter than, tokens on either side) of `neighbours="by_length"`; longer prompts take `WIDEST`."""
@@ -185,7 +185,17 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
     turns, spread = _turns(len(chosen), backbone)
     when = turns[~spread][: len(chosen)]
     radius = min(radius, units - 1)
-    steps = _with_neighbours(chosen, when, units, radius)
+    # A turn is as many steps long as there are neighbours: the earliest choice in reach decides, and how far it lies.
+    never = int(when[-1]) + 1 if len(when) else 0
+    turn = np.full(units + 2 * radius, never)
+    turn[radius + chosen] = when
+    earliest = sliding_least(turn, 2 * radius + 1)
+    unit_of = np.zeros(never + 1, np.int64)
+    unit_of[when] = chosen
+    away = np.arange(units) - unit_of[earliest]
+    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
+    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+    steps[earliest == never] = np.inf
     if backbone and len(chosen):
         even = spread_order(units)
         early = turns[spread & (turns < when[-1])][: len(even)]
@@ -208,24 +218,6 @@ def _turns(count: int, backbone: float) -> tuple[Ints, Bools]:
     """Turns that suffice for so many choices, and which of them belong to the backbone."""
     turns = np.arange(int(count / (1 - backbone)) + 2)
     return turns, np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
-
-
-def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubles:
-    """Steps of units chosen at the turns `when`, ascending, and of their neighbours.
-
-    A turn is as many steps long as there are neighbours, so the earliest choice in reach decides, and how far it lies.
-    """
-    never = int(when[-1]) + 1 if len(when) else 0
-    turn = np.full(units + 2 * radius, never)
-    turn[radius + chosen] = when
-    earliest = sliding_least(turn, 2 * radius + 1)
-    unit_of = np.zeros(never + 1, np.int64)
-    unit_of[when] = chosen
-    away = np.arange(units) - unit_of[earliest]
-    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
-    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
-    steps[earliest == never] = np.inf
-    return steps
 
 
 def sliding_least(values: Ints, width: int) -> Ints:
@@ -253,9 +245,8 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
 
 
 def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles:
-    """Least value of all ranges that hold a place, shape (n,).
-
-    A range is two overlapping ones of a power of two; a table of those is then halved, level by level.
+    """Least value of all ranges that hold a place, shape (n,). A range is two overlapping ones of a power of two; a
+    table of those is then halved, level by level.
     """
     levels = np.frexp(lengths)[1] - 1
     least = np.full(n, np.inf)
@@ -273,13 +264,10 @@ def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles
 
 
 def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = None) -> Bools:
-    """Forced tokens, then whole steps in order until one no longer fits.
-
-    Tokens that hold parts of a character are taken together, at the earliest of their steps.
-
-    `forced` boolean array (n,); `first` array (n,): step of each token; infinite ones are never taken; `budget`: tokens
-    that may be kept, forced ones among them; `characters` array (n,): as in `SelectionRequest`; the forced tokens hold
-    whole ones.
+    """Forced tokens, then whole steps in order until one no longer fits. Tokens that hold parts of a character are
+    taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
+    infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
+    as in `SelectionRequest`; the forced tokens hold whole ones.
     """
     first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
@@ -325,3 +313,106 @@ def best_first(scores: Floats) -> Ints:
     """Units that were compared, by falling score; earlier ones first among equals."""
     order = np.argsort(-scores, kind="stable")
     return order[~np.isnan(scores[order])]
+
+
+@register_selector("top_chunks")
+@dataclass(frozen=True)
+class TopChunks(Constrained):
+    """Chunks in order of their mean score.
+
+    This is the rule of SpecPrefill (arXiv 2502.02789), which has no constraints: `neighbours=0 sink=0 tail=0`.
+
+    Parameters
+    ----------
+    chunk_size : int, optional
+        Tokens in a chunk; as the scorer tells them apart if left out, see `Importance.fineness` (most: 32, as in
+        SpecPrefill).
+    """
+
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_size is not None:
+            check_least(self, 1, "chunk_size")
+
+    def chunks(self, request: SelectionRequest) -> Ints:
+        """Bounds of the chunks of a prompt, (chunks + 1,)."""
+        return chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Chunks by rank; see `Constrained` for what else is kept."""
+        bounds = self.chunks(request)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores))
+
+
+@register_selector("token_budget")
+@dataclass(frozen=True)
+class TokenBudget(TopChunks):
+    """Chunks in order of their mean score, as far as `tokens` go.
+
+    What a question needs of a text does not grow with the text, so results at different lengths compare better
+    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). What is protected comes on
+    top of them. The keep ratio stays a ceiling: raise it where it is the smaller of the two.
+
+    Parameters
+    ----------
+    tokens : int
+        Tokens to keep of those that may be left out, sink and tail among them.
+    """
+
+    tokens: Tokens = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "tokens")
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Chunks by rank, at most `tokens` tokens and what is protected."""
+        bounds = self.chunks(request)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores), most=self.tokens)
+
+
+@register_selector("top_tokens")
+@dataclass(frozen=True)
+class TopTokens(Constrained):
+    """Tokens in order of their own score: SpecPrefill without chunks (arXiv 2502.02789), GemFilter (arXiv 2409.17422).
+
+    Single tokens carry little text, so this rule lives from scores that were pooled along the prompt, from
+    neighbours (SpecPC, arXiv 2506.08373, takes 64) or from a shortest run.
+    """
+
+    neighbours: int | Literal["by_length"] = 0
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Tokens by rank; see `Constrained` for what else is kept."""
+        bounds = chunk_bounds(len(request.scores), 1)
+        return self.take(request, bounds, request.scores, best_first(request.scores))
+
+
+@register_selector("sentence")
+@dataclass(frozen=True)
+class Sentence(Constrained):
+    """Sentences in order of their mean score, so that kept text is cut where a reader would cut it.
+
+    Compression by phrases is due to Selective Context (arXiv 2304.12102), there by self-information.
+
+    Parameters
+    ----------
+    longest : int
+        Sentences of more tokens are cut into equal parts; text without sentences consists of such parts.
+    """
+
+    longest: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "longest")
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Sentences by rank; see `Constrained` for what else is kept."""
+        bounds = sentence_bounds(request, self.longest)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores))

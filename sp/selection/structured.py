@@ -1,4 +1,4 @@
-"""Selectors that keep whole units of structured text, each with all that it needs.
+"""Selectors that keep whole units of structured text, each with all that it needs: JSON, lines and code, prose.
 
 A token that reaches from one piece into the next is kept with either. Where the other one is left out and has ink in
 it, only a part of the token is read: its bytes are encoded anew. That needs whole characters; nodes that share a token
@@ -20,8 +20,8 @@ import numpy as np
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.chat import Segment
 from sp.errors import ConfigError
-from sp.selection.base import SELECTORS, Reading, Selection, SelectionRequest
-from sp.selection.pieces import MARKUP, TOP, Outline, View, views
+from sp.selection.base import SELECTORS, Reading, Selection, SelectionRequest, register_selector
+from sp.selection.pieces import MARKUP, TOP, Outline, Parsing, View, put_lines, views
 from sp.selection.ranking import Constrained, best_first, check_least, end_order, fill, own_steps, unit_steps
 
 Part = tuple[int, int, int, bool]
@@ -105,9 +105,8 @@ class Forest:
 
 
 def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
-    """The forest of a prompt's tokens.
-
-    `min_run`: units of fewer tokens are joined with those behind them that have the same parent.
+    """The forest of a prompt's tokens. `min_run`: units of fewer tokens are joined with those behind them that have the
+    same parent.
     """
     assert request.spans is not None
     starts = np.ascontiguousarray(request.spans[:, 0])
@@ -306,9 +305,8 @@ class Structured(Constrained):
         return np.where(heavy, alone, steps)
 
     def _ends(self, request: SelectionRequest, forest: Forest, heavy: Bools) -> list[int]:
-        """Nodes of sink and tail from the ends inward, without heavy ones.
-
-        Two at the same distance from their ends come in the order of the text.
+        """Nodes of sink and tail from the ends inward, without heavy ones. Two at the same distance from their ends
+        come in the order of the text.
         """
         order = end_order(len(request.scores), self.sink, self.tail)
         order[request.protected] = np.inf
@@ -329,10 +327,8 @@ def node_means(scores: Floats, forest: Forest) -> Floats:
 
 
 def in_turn(ranked: Ints, sizes: Ints, heavy: Bools) -> Ints:
-    """Units by rank, save that a heavy one waits until as many tokens as it has were chosen.
-
-    Where several may come, the best does. All that still wait at the end follow by their size. What comes when does
-    not depend on the budget.
+    """Units by rank, save that a heavy one waits until as many tokens as it has were chosen. Where several may come,
+    the best does. All that still wait at the end follow by their size. What comes when does not depend on the budget.
     """
     if not heavy.any():
         return ranked
@@ -355,9 +351,8 @@ def in_turn(ranked: Ints, sizes: Ints, heavy: Bools) -> Ints:
 
 
 def interleaved(chosen: Doubles, forest: Forest, ends: list[int], protected: Bools) -> tuple[Doubles, Bools]:
-    """Steps of all tokens when sink and tail take turns with what was chosen; and which tokens the former ask for.
-
-    Each node of `ends` comes before the first choice ahead of which as many tokens were chosen as the ends have taken.
+    """Steps of all tokens when sink and tail take turns with what was chosen; and which tokens the former ask for. Each
+    node of `ends` comes before the first choice ahead of which as many tokens were chosen as the ends have taken.
     """
     steps, counts = np.unique(chosen[np.isfinite(chosen) & ~protected], return_counts=True)
     before = np.append(0, np.cumsum(counts))  # tokens chosen before each step
@@ -407,3 +402,43 @@ def _passed_over(forest: Forest, scores: Floats, heavy: Bools, kept: Bools) -> t
         return ()
     most = int(own[passed].max())
     return (f"{len(passed):,} long lines or values were passed over for their size; the longest has {most:,} tokens",)
+
+
+@register_selector("json")
+@dataclass(frozen=True)
+class Json(Structured):
+    """JSON values with the keys and brackets that lead to them, so that what is kept parses; lines of other text.
+
+    A value of at most `longest` tokens is kept or left out as a whole, of a longer one its members are.
+    """
+
+    def put(self, segment: Segment, view: View, outline: Outline) -> None:
+        put_lines(view, outline, Parsing(self.longest, json=True))
+
+
+@register_selector("lines")
+@dataclass(frozen=True)
+class Lines(Structured):
+    """Lines, for code and logs; the fences of a block and tags with a line each are kept with what is inside.
+
+    Pruning of code by lines is due to SWE-Pruner (arXiv 2601.16746).
+    """
+
+    def put(self, segment: Segment, view: View, outline: Outline) -> None:
+        put_lines(view, outline, Parsing(self.longest))
+
+
+@register_selector("segments")
+@dataclass(frozen=True)
+class Segments(Structured):
+    """JSON by values, code and logs by lines, prose by paragraphs or sentences, results of tools whole where short.
+
+    What a text is, is seen paragraph by paragraph; JSON wherever it stands. A paragraph of prose or a result of a tool
+    of at most `longest` tokens is one unit. Sentences of more tokens are cut into equal parts.
+    """
+
+    def put(self, segment: Segment, view: View, outline: Outline) -> None:
+        if segment.kind == "tool" and view.tokens(0, len(view.text)) <= self.longest:
+            outline.put(segment.start, outline.node(TOP))
+        else:
+            put_lines(view, outline, Parsing(self.longest, json=True, prose=True))

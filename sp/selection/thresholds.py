@@ -10,8 +10,7 @@ import numpy as np
 from sp.arrays import Doubles, Floats, Ints
 from sp.errors import ConfigError
 from sp.selection.base import Selection, SelectionRequest, register_selector
-from sp.selection.ranking import best_first, check_share, unit_means
-from sp.selection.top_chunks import TopChunks
+from sp.selection.ranking import TopChunks, best_first, check_share, unit_means
 
 
 @dataclass(frozen=True)

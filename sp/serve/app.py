@@ -266,9 +266,8 @@ class Service:
 
 
 class Answer:
-    """The events of one ticket on the side of the event loop, and the watch over its client.
-
-    `begun` is set once the first piece of a stream was sent, or need not be.
+    """The events of one ticket on the side of the event loop, and the watch over its client. `begun` is set once the
+    first piece of a stream was sent, or need not be.
     """
 
     def __init__(self, worker: Worker, request: Request, stream: bool) -> None:
@@ -283,10 +282,9 @@ class Answer:
         self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def emit(self, item: Event) -> None:
-        """Called on the worker's thread; never waits for a slow reader.
-
-        It does wait, shortly, until the first piece of a stream is on its way: the launches of the next step would
-        keep the interpreter from the event loop at each of its turns.
+        """Called on the worker's thread; never waits for a slow reader. It does wait, shortly, until the first piece of
+        a stream is on its way: the launches of the next step would keep the interpreter from the event loop at each of
+        its turns.
         """
         with suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._events.put_nowait, item)

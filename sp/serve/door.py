@@ -43,11 +43,10 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 def prefixes_of(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Digests of the beginnings of a request, shortest first; requests that begin alike share the first of them.
-
-    Of a chat they end after each message from the first of the user on: what stands before it, such as a system
-    message, is common to chats that have nothing else in common. Of a completion they end after every `PIECE`
-    characters. A ``prompt_cache_key`` is a beginning that its client names.
+    """Digests of the beginnings of a request, shortest first; requests that begin alike share the first of them. Of a
+    chat they end after each message from the first of the user on: what stands before it, such as a system message, is
+    common to chats that have nothing else in common. Of a completion they end after every `PIECE` characters. A
+    ``prompt_cache_key`` is a beginning that its client names.
     """
     messages, prompt, key = body.get("messages"), body.get("prompt"), body.get("prompt_cache_key")
     parts: list[Any] = []
@@ -87,13 +86,7 @@ class Beginnings(Generic[Holder]):
 
     def order(self, prefixes: Sequence[str], busy: Mapping[Holder, int]) -> list[Holder]:
         """Replicas, best first: who holds the longest prefix unless it is too busy, then those with the least to do.
-
-        Parameters
-        ----------
-        prefixes : sequence of str
-            As `prefixes_of` gives them.
-        busy : mapping of replica to int
-            Requests that each has; of equals they take turns.
+        `busy`: requests that each has; of equals they take turns.
         """
         self._turn += 1
         names = list(busy)
@@ -241,13 +234,7 @@ class Passing:
         self._begun = self._streams = self.ended = False
 
     async def pass_on(self, parts: Any) -> None:
-        """Send parts as they come.
-
-        Raises
-        ------
-        RequestError
-            Nothing of the answer was sent, and none will come.
-        """
+        """Send parts as they come. RequestError: nothing of the answer was sent, and none will come."""
         try:
             async with asyncio.timeout(TAKEN_SECONDS):
                 await anext(parts)
@@ -255,9 +242,11 @@ class Passing:
                 await self._pass(await anext(parts))
         except TimeoutError:
             if not self._begun:
-                raise _not_taken() from None
+                said = f"no replica took the request in {TAKEN_SECONDS:.0f} s; see /health, and try again later"
+                raise RequestError(said, status=503, code="no_replica") from None
         except Exception as error:
-            told = _lost()
+            said = "the replica that had the request is gone, and the request with it; send it again"
+            told = RequestError(said, status=503, code="replica_lost")
             log.warning("%s: %s", told, plain(repr(error)))
             if not self._begun:
                 raise told from None
@@ -303,14 +292,3 @@ def _prefixes(raw: bytes) -> tuple[str, ...]:
         return prefixes_of(parse_json(raw))
     except RequestError:
         return ()
-
-
-def _not_taken() -> RequestError:
-    said = f"no replica took the request in {TAKEN_SECONDS:.0f} s; see /health, and try again later"
-    return RequestError(said, status=503, code="no_replica")
-
-
-def _lost() -> RequestError:
-    """What a client is told when its replica ends."""
-    said = "the replica that had the request is gone, and the request with it; send it again"
-    return RequestError(said, status=503, code="replica_lost")

@@ -56,14 +56,13 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """A body, if it is JSON, not too long and not too slow; inside, its bytes count.
-
-        Raises
-        ------
-        RequestError
-            408, 413, 415, or 429 where all bodies together are too long.
+        """A body, if it is JSON, not too long and not too slow; inside, its bytes count. RequestError: 408, 413, 415,
+        or 429 where all bodies together are too long.
         """
-        _check_type(request)
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            # Also keeps out requests that a web page can make a browser send without asking.
+            raise RequestError("the content type must be application/json; set the header", status=415)
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._limits.body_bytes:
             raise _too_long(self._limits.body_bytes)
@@ -89,13 +88,6 @@ class Bodies:
             self._held += len(chunk)
 
 
-def _check_type(request: Request) -> None:
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json":
-        # Also keeps out requests that a web page can make a browser send without asking.
-        raise RequestError("the content type must be application/json; set the header", status=415)
-
-
 def _too_long(most: int) -> RequestError:
     said = f"the body has more than {most} bytes; shorten the prompt or raise --max-body"
     return RequestError(said, status=413, code="body_too_large")
@@ -112,11 +104,9 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+")
 
 
 class AccessLog:
-    """ASGI middleware.
-
-    The id is the one that the client sent as ``x-request-id``, if it is 1 to 64 letters, digits, ``. _ : -``, or else a
-    new one; the answer has it in the same header. The line tells the client's address, what was asked for, the status,
-    the seconds until the last byte was sent and the id; of bodies it tells nothing.
+    """ASGI middleware. The id is the one that the client sent as ``x-request-id``, if it is 1 to 64 letters, digits,
+    ``. _ : -``, or else a new one; the answer has it in the same header. The line tells the client's address, what was
+    asked for, the status, the seconds until the last byte was sent and the id; of bodies it tells nothing.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -170,9 +160,8 @@ def log_requests() -> None:
 
 
 def origins_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Origins for CORS, checked: ``"*"``, or a scheme and a host, with a port if need be.
-
-    ConfigError for what no browser would send as an origin.
+    """Origins for CORS, checked: ``"*"``, or a scheme and a host, with a port if need be. ConfigError for what no
+    browser would send as an origin.
     """
     for each in given:
         if each != "*" and not ORIGIN.fullmatch(each):
@@ -241,9 +230,8 @@ SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """Counters of one server.
-
-    `requests` by outcome: ok, refused (the client's fault, or no room), cancelled (the client left), failed.
+    """Counters of one server. `requests` by outcome: ok, refused (the client's fault, or no room), cancelled (the
+    client left), failed.
     """
 
     def __init__(self) -> None:

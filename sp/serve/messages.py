@@ -115,7 +115,6 @@ def _opening(text: str) -> int:
 
 def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
     """The prompt of a request, with the begin of a call that must be, and what of a chat is taken for its question.
-
     RequestError: if the template cannot show it.
     """
     if job.kind == "completion":
@@ -129,9 +128,8 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
 
 
 def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
-    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short.
-
-    Otherwise it is found as in a chat: a short text is kept whole.
+    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short. Otherwise
+    it is found as in a chat: a short text is kept whole.
     """
     prompt = Prompt.from_text(job.prompt)
     if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
@@ -161,10 +159,9 @@ def chat_prompt(
     question: Question | None = None,
     asked: TemplateRequest | None = None,
 ) -> Prompt:
-    """Render messages of role and text parts.
-
-    Protected are the markup, the tools, system messages and of the last user turn its `question`: the last part of
-    it, if none is given, so that a client can send documents and then the question. Parts are joined by a blank line.
+    """Render messages of role and text parts. Protected are the markup, the tools, system messages and of the last user
+    turn its `question`: the last part of it, if none is given, so that a client can send documents and then the
+    question. Parts are joined by a blank line.
     """
     template, asked = ChatTemplate.of(template), asked or TemplateRequest()
     is_markup, told = spells_markup(tokenizer), asked.told(template)
@@ -231,10 +228,8 @@ class PromptTokens:
 
 @dataclass
 class Told:
-    """What else a request comes to.
-
-    `queued`, `render`: seconds in the queue, and until the prompt was rendered; `generated`, `reasoning`: tokens of all
-    answers, and of them those of thinking.
+    """What else a request comes to. `queued`, `render`: seconds in the queue, and until the prompt was rendered;
+    `generated`, `reasoning`: tokens of all answers, and of them those of thinking.
     """
 
     asked: Question | None = None  # what was taken for the question of a chat
@@ -247,7 +242,6 @@ class Told:
 
 def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> dict[str, Any]:
     """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave.
-
     `options`: as the request asked for them.
     """
     prompt, generated = PromptTokens.of(result), told.generated
@@ -288,10 +282,8 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
 
 
 def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
-    """Pieces of the rendered prompt, chat markup included.
-
-    Returns list of dict: ``kind`` (``kept``, ``question``, both of which were read, or ``dropped``), ``text``, together
-    all of it, and ``tokens``, how many that is.
+    """Pieces of the rendered prompt, chat markup included. Returns list of dict: ``kind`` (``kept``, ``question``, both
+    of which were read, or ``dropped``), ``text``, together all of it, and ``tokens``, how many that is.
     """
     run = None if isinstance(result, TurnResult) else result.selection
     kept = result.present if isinstance(result, TurnResult) else None if run is None else run.kept

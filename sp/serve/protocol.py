@@ -15,8 +15,21 @@ from sp.chat.reasoning import EFFORT, SWITCHES
 from sp.decode import Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import ChatTemplate
-from sp.serve.choices import NUMBERS, PARAM, Choosing, Format, format_of, logprobs_of
-from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, like, shown, text_of, typed
+from sp.serve.fields import (
+    BIGGEST,
+    MAX_NAME,
+    NUMBERS,
+    PARAM,
+    Choosing,
+    Format,
+    RequestError,
+    format_of,
+    like,
+    logprobs_of,
+    shown,
+    text_of,
+    typed,
+)
 from sp.serve.options import Defaults, Overrides, options_of, overrides_of
 from sp.session import RunOptions
 
@@ -218,9 +231,8 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_shape(raw: bytes) -> None:
-    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes.
-
-    It need not be JSON: a string that does not end is for the parser to tell.
+    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
+    be JSON: a string that does not end is for the parser to tell.
     """
     at, found = 0, 0
     while at < len(raw):
@@ -241,7 +253,6 @@ MAX_MESSAGES = 1024
 
 def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
     """Messages as role, list of text parts, an assistant's reasoning and calls, the call that a tool answers.
-
     RequestError names the first that is none, or that lacks the other half of a call.
     """
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:

@@ -31,27 +31,16 @@ PASSED = ("type", "http_version", "method", "scheme", "path", "raw_path", "query
 
 @dataclass(frozen=True)
 class Call:
-    """A request that has been read.
+    """A request that has been read."""
 
-    Parameters
-    ----------
-    scope : dict
-        What ASGI says of it, plain.
-    body : bytes
-    prefixes : tuple of str
-        Beginnings of its conversation, by which a replica is chosen.
-    """
-
-    scope: dict[str, Any]
+    scope: dict[str, Any]  # what ASGI says of it, plain
     body: bytes
-    prefixes: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()  # beginnings of its conversation, by which a replica is chosen
 
 
 class Replica:
-    """A service that answers calls.
-
-    `folder`: what relative paths start from, if there is such a folder on this host; `alone`: whether the cluster is
-    this machine, and nobody else is to reach the replica.
+    """A service that answers calls. `folder`: what relative paths start from, if there is such a folder on this host;
+    `alone`: whether the cluster is this machine, and nobody else is to reach the replica.
     """
 
     def __init__(self, build: Build, folder: str, alone: bool) -> None:
@@ -68,9 +57,8 @@ class Replica:
         gc.freeze()
 
     async def answer(self, call: Call) -> AsyncIterator[Message | None]:
-        """The parts of an answer as they come; before them None, as soon as the call is here.
-
-        Whoever no longer wants them closes the iterator, which is to the service as if its client had left.
+        """The parts of an answer as they come; before them None, as soon as the call is here. Whoever no longer wants
+        them closes the iterator, which is to the service as if its client had left.
         """
         yield None
         parts: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -114,7 +102,6 @@ class Replica:
 
 def listen_here_only() -> None:
     """Have the port of this replica, which Ray Serve opens to every network after its constructor, be on 127.0.0.1.
-
     There is no option for it, and whoever reaches the port may send pickled objects. A test looks at the open ports.
     """
     module: Any = import_module("ray.serve._private.replica")
@@ -131,10 +118,9 @@ RAISED = re.compile(r"^(?:ray\.exceptions\.)?[\w.]*(?:Error|Exception)\b(?:\(\w+
 
 @contextmanager
 def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU", "CPU"]) -> Iterator[Any]:
-    """A handle of so many replicas, all of which are ready; inside they are kept alive, afterwards they end.
-
-    `build`: makes the service of a replica, in its process; ConfigError: the cluster has no room for them, or a service
-    cannot be made.
+    """A handle of so many replicas, all of which are ready; inside they are kept alive, afterwards they end. `build`:
+    makes the service of a replica, in its process; ConfigError: the cluster has no room for them, or a service cannot
+    be made.
     """
     if (free := cluster.free(kind, replicas)) < replicas:
         raise ConfigError(

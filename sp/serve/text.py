@@ -24,12 +24,10 @@ class Part(NamedTuple):
 
 
 class ReplyText:
-    """Feeds on tokens, hands out text.
-
-    `stops`: strings that end the answer and are not part of it; they end neither thinking nor calls; `thinks`: how the
-    model marks its thinking; `begins`: whether the answer begins a text, as a reply of a chat does, or goes on with
-    that of the prompt; `stopped`: whether a stop string was met, or the only call that was wanted; `called`: whether
-    there was a call; `reasoning_tokens`: tokens of thinking, marks included.
+    """Feeds on tokens, hands out text. `stops`: strings that end the answer and are not part of it; they end neither
+    thinking nor calls; `thinks`: how the model marks its thinking; `begins`: whether the answer begins a text, as a
+    reply of a chat does, or goes on with that of the prompt; `stopped`: whether a stop string was met, or the only call
+    that was wanted; `called`: whether there was a call; `reasoning_tokens`: tokens of thinking, marks included.
     """
 
     def __init__(
@@ -189,10 +187,8 @@ class Watched(Decoder):
 
 
 class Speaker:
-    """Hears of tokens and sends pieces.
-
-    `index`: of the answer among those of its request; `logprobs`: likeliest tokens to tell beside each one; None tells
-    of none.
+    """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
+    to tell beside each one; None tells of none.
     """
 
     def __init__(

@@ -18,14 +18,14 @@ import numpy as np
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.choices import Grammars, nth
-from sp.serve.fields import RequestError, as_request_error
+from sp.serve.fields import Grammars, RequestError, as_request_error, nth
 from sp.serve.http import Metrics, busy
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
 from sp.serve.text import Ended, Piece, ReplyText, Speaker
 from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
-from sp.session.result import OnToken, Reporter
+from sp.session.result import OnToken
+from sp.trace import Reporter
 
 Item = TypeVar("Item")
 Lane = tuple[str, str]
@@ -33,10 +33,9 @@ Lane = tuple[str, str]
 
 
 class Lanes(Generic[Item]):
-    """What waits, by lanes; clients take turns, in a client its sessions, in a session what came first.
-
-    A client that comes anew stands behind all that wait, and one that was served goes there if it has more: so nobody
-    waits for more than one turn of each other client, however much that has sent. (Round robin; Nagle, RFC 970.)
+    """What waits, by lanes; clients take turns, in a client its sessions, in a session what came first. A client that
+    comes anew stands behind all that wait, and one that was served goes there if it has more: so nobody waits for more
+    than one turn of each other client, however much that has sent. (Round robin; Nagle, RFC 970.)
     """
 
     def __init__(self) -> None:
@@ -96,11 +95,9 @@ class Lanes(Generic[Item]):
 
 
 def lane_of(body: Mapping[str, Any], address: str, key: str) -> Lane:
-    """The lane of a request.
-
-    `body`: A client is who ``safety_identifier`` or ``user`` say, a session what ``prompt_cache_key`` says; or else
-    messages up to the first of the user, with which each request of a conversation begins; `address`: of the client,
-    which it is where the body names none; `key`: the API key with which it came.
+    """The lane of a request. `body`: A client is who ``safety_identifier`` or ``user`` say, a session what
+    ``prompt_cache_key`` says; or else messages up to the first of the user, with which each request of a conversation
+    begins; `address`: of the client, which it is where the body names none; `key`: the API key with which it came.
     """
     named = next((body[name] for name in ("safety_identifier", "user") if isinstance(body.get(name), str)), None)
     session: Any = body.get("prompt_cache_key")
@@ -122,9 +119,8 @@ NOT_ASKED = "the request wants none (sp.session false)"
 
 
 class Sessions:
-    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind.
-
-    `pipeline`: for what no conversation can answer.
+    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind. `pipeline`:
+    for what no conversation can answer.
     """
 
     def __init__(self, pipeline: Pipeline, talks: Conversations | None, metrics: Metrics) -> None:
@@ -231,10 +227,9 @@ class Ticket:
 
 
 class Worker:
-    """Runs tickets one by one; clients take turns.
-
-    `pipeline`: nobody else may run it meanwhile; `limit`: tickets that may wait. A client who has none, or few, takes
-    the place of one who has many; `talks`: what is remembered from request to request; nothing without it.
+    """Runs tickets one by one; clients take turns. `pipeline`: nobody else may run it meanwhile; `limit`: tickets that
+    may wait. A client who has none, or few, takes the place of one who has many; `talks`: what is remembered from
+    request to request; nothing without it.
     """
 
     def __init__(

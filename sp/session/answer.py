@@ -24,20 +24,19 @@ from sp.models.shards.shared_model import SharedModel
 from sp.models.shards.stream import stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.meeting import StoppedError
-from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter
-from sp.session.load import Loaded, draft_of
+from sp.session.loaded import Loaded, draft_of
 from sp.session.options import RunOptions
+from sp.session.residency import CacheGraphs, CachePool, PooledCache
 
 Progress = Callable[[int], None]
 
 
 @dataclass
 class OnCards:
-    """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
-
-    `peaks` are the most bytes in use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
+    """What cards that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
+    use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
     """
 
     peaks: list[int]
@@ -100,9 +99,8 @@ def begin(
     draft: Draft | None = None,
     pool: CachePool | None = None,
 ) -> Begun:
-    """Run the target over the given tokens, up to the first token of the answer.
-
-    ConfigError without the draft that the options' way of decoding needs.
+    """Run the target over the given tokens, up to the first token of the answer. ConfigError without the draft that the
+    options' way of decoding needs.
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
@@ -209,12 +207,10 @@ def begin_on_cards(
     draft: Draft | None,
     pool: CachePool,
 ) -> Begun:
-    """`begin` on every card that shares the target, each with a cache and a draft of its own.
-
-    They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
-    returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
-
-    SpError as `begin`, and of a card that failed; what the cards keep is let go of then.
+    """`begin` on every card that shares the target, each with a cache and a draft of its own. They choose the same
+    tokens, or take those of the first card where somebody watches these, and the first card's are returned. None reads
+    further than these are asked for, so that an answer that is ended early leaves them alike. SpError as `begin`, and
+    of a card that failed; what the cards keep is let go of then.
     """
     model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
@@ -246,7 +242,7 @@ def target_line(target: Loaded, told: OnCards) -> str:
     """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
 
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded, load
+    >>> from sp.session.loaded import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
     'target: shared by 2 cards, 86 + 86 MB of weights'
     """

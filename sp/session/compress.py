@@ -18,10 +18,8 @@ from sp.structure import json_values
 
 
 class Omitted:
-    """What to write in the gaps of a prompt.
-
-    There is no mark inside a JSON value, which would not parse with it; one that is left out whole is told as its lines
-    are. Nor is there one that is no shorter than what it stands for.
+    """What to write in the gaps of a prompt. There is no mark inside a JSON value, which would not parse with it; one
+    that is left out whole is told as its lines are. Nor is there one that is no shorter than what it stands for.
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -73,10 +71,8 @@ PART = -2
 
 @dataclass(frozen=True)
 class Cut:
-    """What there is to say of a selection besides what is kept.
-
-    Kept tokens that are `read` in part, see `Selection`; whether what is left out is marked, see `Omitted`; and whether
-    pieces end where words do, `whole`.
+    """What there is to say of a selection besides what is kept. Kept tokens that are `read` in part, see `Selection`;
+    whether what is left out is marked, see `Omitted`; and whether pieces end where words do, `whole`.
     """
 
     read: Reading = field(default_factory=dict)
@@ -112,10 +108,9 @@ def compress(
 
 
 def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut) -> tuple[Ints, Ints]:
-    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew.
-
-    What is put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs
-    more of them than are free stays the token it was.
+    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew. What is
+    put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs more of
+    them than are free stays the token it was.
     """
     index = kept.nonzero()[0]
     ids = prompt.ids[index]
@@ -178,9 +173,8 @@ def _ranges(prompt: TokenisedPrompt, token: int, cut: Cut) -> tuple[tuple[int, i
 
 
 def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:
-    """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is.
-
-    What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
+    """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is. What
+    was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
     """
     raw = prompt.prompt.text.encode()
     tokens = (kept & (prompt.bytes[:, 0] < prompt.bytes[:, 1])).nonzero()[0]  # BOS and the like come anew
@@ -227,19 +221,9 @@ class Shown:
 
     @classmethod
     def of(cls, prompt: TokenisedPrompt, kept: Bools, read: Reading, tokenizer: Tokenizer) -> Shown:
-        """Kept tokens (n,), and of those that are read in part only that, see `Selection`.
-
-        A part that needs more places than are free behind its token stays the token it was. Places before it are not
-        taken: a transcript that goes another way from the token on must not have them.
-
-        Examples
-        --------
-        >>> import sp
-        >>> tokenizer = sp.load(device="cpu").target.tokenizer
-        >>> prompt = sp.Prompt("x]\\n").tokenise(tokenizer)  # "]\\n" is a token
-        >>> shown = Shown.of(prompt, np.ones(len(prompt), bool), {len(prompt) - 1: ((2, 3),)}, tokenizer)
-        >>> tokenizer.decode(shown.ids[shown.kept])
-        'x\\n'
+        """Kept tokens (n,), and of those that are read in part only that, see `Selection`. A part that needs more
+        places than are free behind its token stays the token it was. Places before it are not taken: a transcript that
+        goes another way from the token on must not have them.
         """
         ids, source, taken = prompt.ids.copy(), np.arange(len(prompt)), kept.copy()
         raw = prompt.prompt.text.encode() if read else b""

@@ -17,7 +17,7 @@ from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.base import DRAFTING, drafting
 from sp.session.device_memory import format_bytes
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 
 POSITIVE = number(1e-9)
 PLAIN_MATHS = (str(Math.BF16), str(Math.BF16))
@@ -78,11 +78,9 @@ def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What was measured at one keep ratio.
-
-    `tokens`: compression paid from this length on, interpolated between `below` and `above`; None if it did not pay at
-    the longest length; `below`, `above`: measured lengths round it: the last at which compression did not pay, the
-    first from which on it did; `shortest`, `longest`: measured lengths, in tokens.
+    """What was measured at one keep ratio. `tokens`: compression paid from this length on, interpolated between `below`
+    and `above`; None if it did not pay at the longest length; `below`, `above`: measured lengths round it: the last at
+    which compression did not pay, the first from which on it did; `shortest`, `longest`: measured lengths, in tokens.
     """
 
     keep_ratio: float
@@ -108,10 +106,9 @@ class BreakEven:
 
 
 def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | None, int | None]:
-    """Length at which a speed-up passes one for good, and the lengths round it.
-
-    `points` sequence of (tokens, speed-up): by ascending tokens; at least one; Returns tokens, below, above: as in
-    `BreakEven`; between two lengths log(speed-up) is taken as linear in log(tokens).
+    """Length at which a speed-up passes one for good, and the lengths round it. `points` sequence of (tokens,
+    speed-up): by ascending tokens; at least one; Returns tokens, below, above: as in `BreakEven`; between two lengths
+    log(speed-up) is taken as linear in log(tokens).
     """
     losing = [i for i, (_, gain) in enumerate(points) if gain <= 1]
     if not losing:
@@ -124,10 +121,9 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records.
-
-    They are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same
-    run are of no use here.
+    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records. They
+    are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same run
+    are of no use here.
     """
     groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for record in records:
@@ -161,7 +157,6 @@ def read_break_evens(
     cards: tuple[int, int] = (1, 1),
 ) -> tuple[BreakEven, ...]:
     """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
-
     ConfigError: the file cannot be read or is no file of records.
     """
     want = {"target": target, "drafter": drafter, "vram": vram}
@@ -193,7 +188,6 @@ def known_break_evens(
     records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, cards: tuple[int, int] = (1, 1)
 ) -> tuple[BreakEven, ...] | None:
     """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
-
     ConfigError: the file cannot be read, or one was named that tells nothing of this pair on this machine.
     """
     machine = machine_slug(machine_facts(target.model.device))

@@ -13,8 +13,8 @@ from sp.prompt import TokenisedPrompt
 from sp.selection import token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
 from sp.session.compress import Shown
-from sp.session.decide import over
-from sp.session.load import Loaded
+from sp.session.decision import over
+from sp.session.loaded import Loaded
 from sp.session.memory import Plan, Slots, message_starts
 from sp.session.options import ConversationOptions, Positions, Recall, RunOptions
 from sp.session.request import selection_request
@@ -29,10 +29,8 @@ LEAST = 128
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens ``[start, end)`` of one sentence that were left out.
-
-    `joined`: whether it goes on from the run before: with the same sentence, of which the target has what lies between,
-    or with the next.
+    """Tokens ``[start, end)`` of one sentence that were left out. `joined`: whether it goes on from the run before:
+    with the same sentence, of which the target has what lies between, or with the next.
     """
 
     start: int
@@ -49,11 +47,10 @@ def choose_recalled(
     options: ConversationOptions,
     fineness: int,
 ) -> tuple[list[Run], float]:
-    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
-
-    The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
-    only where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and
-    with all that was left out of that: a value without its key, far from where it stood, says nothing.
+    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached. The
+    selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled only
+    where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and with all
+    that was left out of that: a value without its key, far from where it stood, says nothing.
     """
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
@@ -93,7 +90,6 @@ def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
 
 def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
     """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
-
     What no sentence fits into stays as it is.
     """
     if not taken.any():
@@ -126,9 +122,8 @@ class Planner:
     def appended(
         self, runs: Sequence[Run] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
     ) -> Plan:
-        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`.
-
-        `gap` stands between runs that are not joined and `end` behind the last.
+        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`. `gap` stands between runs
+        that are not joined and `end` behind the last.
         """
         common = self.old.before(self.decided)
         head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
@@ -150,10 +145,9 @@ class Planner:
         return self._plan(head + before + excerpt + after, common, self.decided, "append")
 
     def rewound(self, runs: Sequence[Run] = ()) -> Plan:
-        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood.
-
-        Without runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was
-        left out of them may be beside what comes back.
+        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood. Without
+        runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was left
+        out of them may be beside what comes back.
         """
         wanted = self.shown.kept.copy()
         wanted[: self.decided] = self.old.in_place(self.decided)
@@ -197,11 +191,8 @@ def lay_out(
     options: RunOptions,
     cost: Callable[[Plan], int],
 ) -> Plan:
-    """The cheapest way to have what is kept and recalled before the target, in positions that there are.
-
-    Runs that there is no room for do not come back.
-
-    PromptError: the transcript does not fit the window even without them.
+    """The cheapest way to have what is kept and recalled before the target, in positions that there are. Runs that
+    there is no room for do not come back. PromptError: the transcript does not fit the window even without them.
     """
     context, new = target.model.config.context, options.max_new_tokens
 

@@ -19,10 +19,9 @@ from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.attention.heads import LAST_QUERIES, CalibratedScorer, retrieval_of
-from sp.scoring.auto import AutoScorer
-from sp.scoring.base import ModelFreeScorer, ReadingScorer
+from sp.scoring.base import AutoScorer, ModelFreeScorer, ReadingScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 from sp.session.options import RunOptions
 from sp.session.result import Scored
 from sp.trace import Stage
@@ -61,7 +60,6 @@ def math_lines(
     target: Loaded, drafter: Loaded | None, scorer: Scorer, stages: Sequence[Stage], gaps: Gaps = "compact"
 ) -> list[str]:
     """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 by default.
-
     The tokens that go through layers in eight bits are those of long enough chunks; where it is not known how a model
     reads, as across gaps, they are not told.
     """
@@ -137,7 +135,6 @@ def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, score
 def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: int = 0) -> list[str]:
     """How many bytes of a prompt the vocabularies of a run have no token for, a line each.
 
-    >>> import numpy as np
     >>> from sp.prompt import Prompt
     >>> prompt = TokenisedPrompt(Prompt("a\\x04b\\x04"), np.arange(2), np.array([[0, 1], [1, 4]]), np.array([1, 3]))
     >>> dropped_lines(prompt)
@@ -170,7 +167,6 @@ def scaled(loaded: Loaded) -> str | None:
 
 def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
     """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it.
-
     `loaded` is the model as it reads them, see `Loaded.for_prompt`.
     """
     window = loaded.trained

@@ -11,29 +11,21 @@ from threading import Event, Lock
 
 import numpy as np
 
-from sp.arrays import Bytes, Ints
+from sp.arrays import Bytes
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt
-from sp.session.load import Loaded
-from sp.session.result import Reporter
-from sp.trace import Trace
+from sp.prompt.spans import same_start
+from sp.session.loaded import Loaded
+from sp.trace import Reporter, Trace
 
 MARGIN = 256
 """Bytes that two texts must share behind a place where one is cut: more than the longest special token has."""
 
 
-def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
-    """Length of the longest prefix that two lists of tokens, or two texts, share."""
-    size = min(len(one), len(other))
-    different = np.flatnonzero(one[:size] != other[:size])
-    return int(different[0]) if len(different) else size
-
-
 class PromptTokens:
-    """Encodes prompts of one vocabulary, remembering the last ones; several threads may ask.
-
-    Special tokens part a text into pieces that are encoded one by one, so what lies before one does not depend on what
-    follows it. Nothing else is relied on: from the last special token that two prompts share, all is encoded anew.
+    """Encodes prompts of one vocabulary, remembering the last ones; several threads may ask. Special tokens part a text
+    into pieces that are encoded one by one, so what lies before one does not depend on what follows it. Nothing else is
+    relied on: from the last special token that two prompts share, all is encoded anew.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = 1) -> None:
@@ -124,13 +116,10 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
 def once_reading(
     pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter, *, later: bool
 ) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
-    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end.
-
-    Before that the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
-    Without `later`, as beside one card, it begins at once.
-
-    Yields callable, Reporter: the first begins it, if nothing has, and gives what `awaited` takes. The second shows
-    what `reporter` does, and begins it where that is waited for.
+    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end. Before
+    that the host has no time for it: it plans launches, one card's after the other's, and all wait for them. Without
+    `later`, as beside one card, it begins at once. Yields callable, Reporter: the first begins it, if nothing has, and
+    gives what `awaited` takes. The second shows what `reporter` does, and begins it where that is waited for.
     """
     begin = Event()
 

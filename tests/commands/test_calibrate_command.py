@@ -10,7 +10,7 @@ from command_line import invoke
 from sp.errors import ConfigError
 from sp.scoring.calibration import measure, record
 from sp.scoring.calibration.record import Calibration, find_calibration, shipped
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 @pytest.fixture(autouse=True)

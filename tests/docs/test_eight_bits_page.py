@@ -18,7 +18,7 @@ from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.memory import held_weights, layer_matrices, product_bytes
 from sp.quant import Math
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 TEXT = eight_bits_page.PAGE.read_text()
 ALLOWED = 0.077 / 5

@@ -28,7 +28,7 @@ from sp.models.drafts.dflash_store import names_of
 from sp.scoring import SCORERS
 from sp.scoring.trained.base import EMBEDDED_SCORER, ScorerFile
 from sp.session import embedded
-from sp.session.load import load
+from sp.session.loaded import load
 
 DEEP = (3, 60, 900, 20_000)
 DIGITS = (20, 25, 309, 400, 4299, 4301, 9000)

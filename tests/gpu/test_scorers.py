@@ -21,7 +21,7 @@ from sp.models.synthetic.random_store import random_model
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
 from sp.scoring.trained import late_interaction
 from sp.scoring.trained.base import TrainedScorer
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 BOUND = 2e-4

@@ -23,7 +23,7 @@ from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 N = 700

@@ -33,7 +33,7 @@ from sp.parallel.host import HostGroup
 from sp.planning.cold_layers import cold_layers
 from sp.planning.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 def past_the_first(names: Iterable[str]) -> set[str]:

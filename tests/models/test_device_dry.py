@@ -10,7 +10,7 @@ from dry_walk import walked
 from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 FAMILIES = (
     *("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0"),

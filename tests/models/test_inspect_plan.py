@@ -32,7 +32,7 @@ from sp.planning.plan import make_plan, plan_file
 from sp.planning.subject import read_subject, shape_subject
 from sp.planning.verdict import COMMON, USUAL
 from sp.session import RunOptions, embedded
-from sp.session.decide import check_memory, check_scoring
+from sp.session.decision import check_memory, check_scoring
 
 
 @pytest.fixture(scope="module")

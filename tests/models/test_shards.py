@@ -26,7 +26,7 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.parallel.host import HostGroup
 from sp.quant import Q4_K, Q6_K, Q8_0
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
 

@@ -15,13 +15,13 @@ from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.heads import CalibratedScorer
-from sp.scoring.auto import AutoScorer
+from sp.scoring.base import AutoScorer
 from sp.scoring.calibration import record
 from sp.scoring.calibration.measure import calibrate, makes_one
 from sp.scoring.calibration.record import Calibration
 from sp.scoring.trained import late_interaction
 from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.session.load import Loaded, embedded, load
+from sp.session.loaded import Loaded, embedded, load
 from sp.session.options import RunOptions
 from sp.session.report import retrieval_lines
 

@@ -11,14 +11,15 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.models import Retrieval
+from sp.prompt.spans import same_start
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.attention import TailScorer
 from sp.scoring.attention.heads import CalibratedScorer, rule_of_thumb, up_to_question
 from sp.scoring.calibration import record
 from sp.scoring.calibration.measure import calibrate, choose, judge
-from sp.scoring.calibration.reading import KINDS, PHRASINGS, Sample, fill, make_text, questions, samples, shared_start
+from sp.scoring.calibration.reading import KINDS, PHRASINGS, Sample, fill, make_text, questions, samples
 from sp.scoring.calibration.record import Calibration
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 
 MADE = Calibration("ab" * 32, "tiny.gguf", {3: (0, 2), 1: (1,)}, "none", 0.0123, 0.98, 64, {"seed": 0})
 
@@ -196,7 +197,7 @@ def test_a_text_is_read_once_for_all_its_questions(drafter) -> None:
     assert (weights > 0).all()
     assert np.isfinite(one.weights).all()
     assert one.weights[1].max() <= 1
-    assert shared_start(np.arange(3), np.arange(9)) == 3
+    assert same_start(np.arange(3), np.arange(9)) == 3
 
 
 def test_a_window_too_short_for_a_text_is_refused(drafter) -> None:

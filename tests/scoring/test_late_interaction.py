@@ -21,7 +21,7 @@ from sp.scoring import SCORERS, KeptKeys, ScoreRequest
 from sp.scoring.attention.attention import read_on
 from sp.scoring.trained import late_interaction
 from sp.scoring.trained.late_interaction import LateInteractionScorer, ScoringHead
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 
 FAR = 200_000
 """A position beyond the window of the embedded drafter."""

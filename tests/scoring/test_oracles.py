@@ -17,7 +17,7 @@ from sp.models import Model, decode_step, prefill
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
 from sp.scoring.attention.attention import average_pool
 from sp.scoring.likelihood import log_likelihoods
-from sp.session.load import synthetic
+from sp.session.loaded import synthetic
 
 N, SEED = 262, 3
 Looked = list[tuple[Floats, ...]]

@@ -167,7 +167,7 @@ def test_the_page_names_every_scorer_with_its_fields() -> None:
 
 def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
     from sp.scoring.attention.heads import EMBEDDED_MAP, HeadMap
-    from sp.session.load import embedded
+    from sp.session.loaded import embedded
 
     drafter = load_model(embedded("drafter"))
     found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)

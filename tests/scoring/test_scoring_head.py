@@ -19,7 +19,7 @@ from sp.models import Model, ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
 from sp.scoring.calibration import record
 from sp.scoring.trained.late_interaction import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, opened, shipped
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 
 CONFIG: ModelConfig = find_shape("tiny-qwen3").config
 SMOLLM2 = KNOWN["smollm2-135m"].sha256

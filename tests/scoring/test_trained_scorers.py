@@ -30,7 +30,7 @@ from sp.scoring.trained.attention_features import (
     with_neighbours,
 )
 from sp.scoring.trained.base import EMBEDDED_SCORER, SCHEMA, ScorerFile, TrainedScorer
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.session.request import score_request
 from sp.studies.training.train import auc
 

@@ -14,7 +14,7 @@ from sp.decode import DECODERS
 from sp.errors import ConfigError
 from sp.scoring import SCORERS
 from sp.session import RunOptions, load
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.session.options import Recall, check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()

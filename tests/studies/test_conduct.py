@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sp import cli
 from sp.errors import ConfigError
 from sp.models import flops
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sweep.conduct import carry_out, from_earlier, make_plan
 from sp.studies.sweep.estimate import Work, deal, fit, work_of
 from sp.studies.sweep.executor import Outcome

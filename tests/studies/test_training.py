@@ -17,7 +17,7 @@ from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer
 from sp.scoring.trained.base import ScorerFile, TrainedScorer
-from sp.session.load import Loaded, embedded, load
+from sp.session.loaded import Loaded, embedded, load
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training.plan import Labels, load_plan, trained_kinds
 from sp.studies.training.prompts import Lesson, Readers, best_chunks, labels_of, lessons

@@ -171,7 +171,7 @@ def open_models(
     from sp.models.drafts.dflash import load_draft
     from sp.models.drafts.dflash_synthetic import synthetic_draft
     from sp.session import embedded, load
-    from sp.session.load import synthetic as random_target
+    from sp.session.loaded import synthetic as random_target
 
     if synthetic is None:
         file = draft_of(target, draft)

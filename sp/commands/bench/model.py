@@ -167,9 +167,8 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
-    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading.
-
-    The last is None for random weights.
+    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
+    last is None for random weights.
     """
     from sp.gguf import GGUFFile
     from sp.models import load_model
@@ -202,7 +201,6 @@ def name_of(file: Any) -> str:
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
-    import numpy as np
 
     from sp.bench.kernel_times import kernel_times
     from sp.bench.model import read
@@ -281,7 +279,7 @@ def bench_drafter(
     from sp.models import Cards, read_math
     from sp.models.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
-    from sp.session.load import LONGEST_DRAFT, embedded
+    from sp.session.loaded import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
     if file is not None and synthetic is not None:

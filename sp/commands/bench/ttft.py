@@ -40,7 +40,6 @@ def settings_of(
     ratios: Sequence[float], scorer: str, selector: str, sparse: Sequence[Sparse], common: RunOptions
 ) -> list[RunOptions]:
     """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend."""
-    from dataclasses import replace
 
     from sp.named import read_strategies
     from sp.scoring import SCORERS
@@ -181,7 +180,7 @@ def open_timed_pair(
     from sp.bench.request import without_ends
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
-    from sp.session.load import default_drafter, sharing
+    from sp.session.loaded import default_drafter, sharing
 
     shapes, drafter = synthetic, models.drafter
     if (shapes.synthetic_target, drafter, shapes.synthetic_drafter) == (None, None, None):
@@ -205,7 +204,7 @@ def open_timed_pair(
 
 
 def open_model(role: str, file: Path | None, shape: str | None, file_type: str, **how: Any) -> Any:
-    """A file, random weights in a shape, or the embedded model of a role; the rest as for `sp.session.load`."""
+    """A file, random weights in a shape, or the embedded model of a role; the rest as for `load`."""
     from sp.session import embedded, load, synthetic
 
     if file is not None and shape is not None:

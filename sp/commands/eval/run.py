@@ -78,12 +78,8 @@ class Asked:
         return self.run.seed
 
     def cells(self, task: str = "") -> list[RunOptions]:
-        """Every scorer with every selector and keep ratio; controls with the first selector.
-
-        Parameters
-        ----------
-        task : str
-            Stands in place of ``{task}`` in options of the scorers, where weights are another task's every time.
+        """Every scorer with every selector and keep ratio; controls with the first selector. `task`: stands in place of
+        ``{task}`` in options of the scorers, where weights are another task's every time.
         """
         from sp.evals.base import TASK_SLOT
         from sp.scoring import SCORERS

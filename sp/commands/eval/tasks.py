@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -33,7 +32,7 @@ from sp.commands.eval.run import (
 from sp.commands.line import Part, opt
 from sp.commands.sweep import carry_on, expected
 from sp.commands.terminal import AsJson, print_json, print_table, read_text
-from sp.config import Tokens
+from sp.config import Tokens, summary_of
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
 from sp.session.options import ModelOptions
@@ -154,11 +153,8 @@ def show_list(as_json: bool, wide: bool = False) -> None:
     """Every task with its suite and the first sentence of its description."""
     from sp.evals import TASKS
 
-    lines = []
-    for name in TASKS:
-        kind = TASKS.class_of(name)
-        told = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-        lines.append({"task": name, "suite": kind.suite, "description": " ".join(told.split())})
+    known = {name: TASKS.class_of(name) for name in TASKS}
+    lines = [{"task": name, "suite": one.suite, "description": summary_of(one)} for name, one in known.items()]
     if as_json:
         print_json({"tasks": lines})
     else:
@@ -185,7 +181,7 @@ def ppl(
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
     from sp.prompt import Prompt
-    from sp.session.decide import check_context
+    from sp.session.decision import check_context
     from sp.studies.pages.lines_page import PREDICTED, lines_page
 
     if asked.thinking != Thinking("off"):

@@ -19,7 +19,7 @@ from sp.evals.run import Row, cell_columns, named, score_again, scoring_of, seed
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection, token_budget
 from sp.session import Pipeline, RunOptions, Scored
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.trace import Trace
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")

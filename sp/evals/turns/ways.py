@@ -21,9 +21,9 @@ from sp.models import prefill
 from sp.models.cache.checkpoint import Checkpoint
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions
-from sp.session.cache_pool import CachePool
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.session.options import check_run
+from sp.session.residency import CachePool
 from sp.trace import Trace
 
 Progress = Callable[[int], None]

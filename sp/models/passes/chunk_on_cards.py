@@ -23,7 +23,7 @@ def tokens_together(model: Model) -> int:
     Examples
     --------
     >>> from sp.models import load_model
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> tokens_together(load_model(embedded("drafter")))
     2048
     """

@@ -52,7 +52,7 @@ def read_repeated(
     --------
     >>> import numpy as np
     >>> from sp.models import load_model
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> read_repeated(load_model(embedded("drafter")), np.arange(600), np.arange(600), print)  # on the CPU
     False
     """

@@ -47,7 +47,7 @@ class Shards:
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
         >>> from sp.parallel.host import HostGroup
-        >>> from sp.session.load import embedded
+        >>> from sp.session.loaded import embedded
         >>> ids = np.arange(40)
         >>> def two_tokens(model):
         ...     cache = model.new_cache(50)

@@ -26,7 +26,7 @@ class SharedModel(Model):
     >>> import numpy as np
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> model = SharedModel(load_shards(embedded("target"), HostGroup(2)))
     >>> model
     Model(qwen3: 10 layers of 512, context 163,840, cpu, shared by 2)

@@ -65,7 +65,7 @@ def stream(
     --------
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> shards = load_shards(embedded("target"), HostGroup(2))
     >>> pieces = stream(shards, lambda part: (10 * part.share.rank + number for number in range(9)))
     >>> next(pieces), next(pieces)

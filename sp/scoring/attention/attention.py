@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
 from sp.models.cache.host_room import looked_at
-from sp.models.config import first_layers
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
 from sp.ops.attention.kv_pages import unpacked_pages
@@ -37,6 +36,8 @@ Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
 MOST_QUESTION_TOKENS = 64
 """Of a longer question only the last tokens are queries, for the memory of their weights."""
+
+reduction_by = cache(Reduction)  # which are all alike, and checked when they are made
 
 Take = Callable[[int, Floats, PagedKV], None]
 """Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
@@ -63,6 +64,8 @@ class AttentionScorer(ReadingScorer):
         Run only so many of the drafter's layers.
     """
 
+    keeps: ClassVar[bool] = True
+
     queries: int | Literal["question"] = 8
     rotary: Rotary = "post"
     order: str = "pool,heads,queries"
@@ -80,23 +83,16 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"queries must be at least 1, not {self.queries}")
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
-        self.reduction()
+        _ = self.reduction  # which checks its steps
 
+    @property
     def reduction(self) -> Reduction:
         """The reduction these options describe."""
-        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run."""
-        return super().flops(first_layers(config, self.scored_layers(config)[-1] + 1), tokens)
+        return reduction_by(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Attention layers that count, ascending.
-
-        Raises
-        ------
-        ConfigError
-            For a layer that is not run or has no attention, or when none is left.
+        """Attention layers that count, ascending. ConfigError for a layer that is not run or has no attention, or when
+        none is left.
         """
         depth = config.layers if self.depth is None else self.depth
         if depth > config.layers:
@@ -118,10 +114,6 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
         return tuple(sorted(set(asked)))
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """All that are run."""
-        return first_layers(config, self.scored_layers(config)[-1] + 1)
-
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Up to the last layer that counts."""
         return self.scored_layers(config)[-1] + 1
@@ -134,11 +126,9 @@ class AttentionScorer(ReadingScorer):
         return min(n - question_start(request), MOST_QUESTION_TOKENS)
 
     def read(self, request: ScoreRequest, take: Take, like: Hashable | None = None) -> LayerAttention:
-        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries.
-
-        The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
-        that counts are not run, and that one does not attend. `like` names what `take` does on the device, for
-        `read_by_layer_on`.
+        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries. The memory
+        held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last that counts
+        are not run, and that one does not attend. `like` names what `take` does on the device, for `read_by_layer_on`.
         """
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
@@ -166,8 +156,9 @@ class AttentionScorer(ReadingScorer):
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
-    found = fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend)
-    return Importance(*found, weighing=fold.laps.seconds())
+    by_head = np.stack(looked_at(fold.heads)) if fold.heads else None
+    found = fold.result(), fold.heatmap(), generated, by_head, densities(attend)
+    return Importance(*found, weighing=fold.seconds())
 
 
 def read_on(
@@ -179,11 +170,9 @@ def read_on(
     depth: int,
     like: Hashable | None = None,
 ) -> None:
-    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
-
-    Where several cards are given and no keys are kept, they read it together; see there for `like`.
-
-    The last `rows` tokens are read in any case, since their queries are wanted.
+    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it. Where
+    several cards are given and no keys are kept, they read it together; see there for `like`. The last `rows` tokens
+    are read in any case, since their queries are wanted.
     """
     model, n, keys = request.model, len(request.ids), request.keys
     how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
@@ -201,22 +190,16 @@ def read_on(
     for stop in [*stops, n]:
         part, last = (request.ids[at:stop], request.positions[at:stop]), stop == n
         with trail.reading(n - at) as cache:
-            read_by_layer(
-                model, *part, cache, watch if last else _unseen, rows=rows if last else 1, keep_kv=True, **how
-            )
+            seen: Watch = watch if last else lambda *_: None
+            read_by_layer(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **how)
         at = stop
         if not last:
             trail.mark()
 
 
-def _unseen(layer: int, q: Floats, cache: Cache) -> None:
-    """Looks at nothing."""
-
-
 def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own.
-
-    They stand in place of the values, which none reads.
+    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They stand in place
+    of the values, which none reads.
     """
     at = replace(at, tokens=len(positions))
     if is_device(at.k):
@@ -233,44 +216,6 @@ __all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
 
 
 @dataclass
-class Laps:
-    """Adds up times; on the device by events, which nobody waits for before `seconds` is asked.
-
-    >>> import numpy as np
-    >>> laps = Laps()
-    >>> with laps.lap(np.zeros(1)):
-    ...     pass
-    >>> 0 < laps.seconds() < 1
-    True
-    """
-
-    _host: float = 0.0
-    _events: list[tuple[Any, Any]] = field(default_factory=list)
-
-    @contextmanager
-    def lap(self, array: Any) -> Iterator[None]:
-        """The block is work on this array, and where it lies."""
-        if not is_device(array):
-            start = time.perf_counter()
-            yield
-            self._host += time.perf_counter() - start
-            return
-        cuda = import_cupy().cuda
-        begun, ended, stream = cuda.Event(), cuda.Event(), cuda.get_current_stream()
-        begun.record(stream)
-        yield
-        ended.record(stream)
-        self._events.append((begun, ended))
-
-    def seconds(self) -> float:
-        """Of all laps; waits for the device."""
-        cuda = import_cupy().cuda if self._events else None
-        for _, ended in self._events:
-            ended.synchronize()
-        return self._host + sum(cuda.get_elapsed_time(*pair) for pair in self._events) / 1e3 if cuda else self._host
-
-
-@dataclass
 class Fold:
     """Running reduction over the layers of a drafter, in NumPy or on the device."""
 
@@ -280,22 +225,35 @@ class Fold:
     count: int = 0
     layers: list[Any] = field(default_factory=list)
     heads: list[Any] = field(default_factory=list)
-    laps: Laps = field(default_factory=Laps)
-    """What `add_layer` takes."""
+    _host: float = 0.0  # seconds that `add_layer` took, or
+    _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
+
+    joined: ClassVar[bool] = True
+    """Whether the heads of a layer are folded into those of the layers before."""
 
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
-        self._take(fold_weights(probs, self.reduction, self._so_far(), by_head=self.by_head), len(probs))
+        into = self.running if self.joined else None
+        self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
-        with self.laps.lap(q):
-            found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
-            self._take(found, q.shape[1])
+        stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
+        start, begun = time.perf_counter(), stream and stream.record()
+        into = self.running if self.joined else None
+        found = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
+        self._take(found, q.shape[1])
+        if stream is None:
+            self._host += time.perf_counter() - start
+        else:
+            self._events.append((begun, stream.record()))
 
-    def _so_far(self) -> Any:
-        """What the heads of the next layer are folded into."""
-        return self.running
+    def seconds(self) -> float:
+        """What `add_layer` took of all layers; waits for the device, which nobody does before."""
+        for _, ended in self._events:
+            ended.synchronize()
+        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
+        return float(self._host + sum(times) / 1e3)
 
     def _take(self, found: Folded, heads: int) -> None:
         self.running = found.running
@@ -313,10 +271,6 @@ class Fold:
         """Importance by layer, (layers, chunks)."""
         return np.stack(looked_at(self.layers))
 
-    def head_maps(self) -> Floats | None:
-        """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
-        return np.stack(looked_at(self.heads)) if self.heads else None
-
 
 @dataclass
 class FoldByLayer(Fold):
@@ -333,8 +287,7 @@ class FoldByLayer(Fold):
 
     over_layers: Literal["mean", "max"] = "mean"
 
-    def _so_far(self) -> None:
-        """Nothing: each layer starts anew."""
+    joined: ClassVar[bool] = False
 
     def _take(self, found: Folded, heads: int) -> None:
         before, layer = self.running, found.running
@@ -367,7 +320,7 @@ class TailScorer(AttentionScorer):
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and reduce the tail's attention."""
-        fold = Fold(self.reduction(), request.by_head)
+        fold = Fold(self.reduction, request.by_head)
         asking = request if self.queries == "question" else without_markup(request)
         like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
         found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))

@@ -17,7 +17,6 @@ from sp.arrays import Floats
 from sp.errors import ConfigError, short
 from sp.json_lines import OBJECT, TEXT, Wanted, check, check_each, is_number, read_object
 from sp.models import Model, ModelConfig, Retrieval
-from sp.models.config import first_layers
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.importance import in_kernel
@@ -82,13 +81,7 @@ class HeadMap:
 
     @classmethod
     def load(cls, path: Path) -> HeadMap:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            If it is missing, no map, or of another schema.
-        """
+        """Read a file that `save` wrote. ConfigError: if it is missing, no map, or of another schema."""
         try:
             found, rows = read_layers(path, "a map of heads", SCHEMA, FIELDS, "scores", SCORES)
         except ConfigError as error:
@@ -97,11 +90,7 @@ class HeadMap:
 
     def chosen(self, model: Model, threshold: float) -> dict[int, Floats]:
         """One for a head that scores above the threshold and zero for others, by layer that has such a head.
-
-        Raises
-        ------
-        ConfigError
-            If the map is of another model, or no head scores as much.
+        ConfigError: if the map is of another model, or no head scores as much.
         """
         if self.model != model_key(model):
             raise ConfigError(
@@ -119,9 +108,8 @@ class HeadMap:
 
 
 def model_key(model: Model) -> str:
-    """A short name that stays the same when matrices are quantised: shape, and a hash of the last norm.
-
-    Returns str: ``architecture-layers-heads-hash``.
+    """A short name that stays the same when matrices are quantised: shape, and a hash of the last norm. Returns str:
+    ``architecture-layers-heads-hash``.
     """
     norm = np.ascontiguousarray(on_host(model.trunk.output_norm), np.float32)
     digest = hashlib.sha256(norm.tobytes()).hexdigest()[:12]
@@ -161,7 +149,7 @@ class RetrievalHeadsScorer(AttentionScorer):
         chosen = found.chosen(request.model, self.threshold)
         if not set(chosen) & set(self.scored_layers(request.model.config)):
             raise ConfigError(f"no retrieval head is in a layer that counts; they are in {sorted(chosen)}")
-        fold = Fold(self.reduction(), request.by_head)
+        fold = Fold(self.reduction, request.by_head)
 
         def take(layer: int, q: Floats, keys: PagedKV) -> None:
             if layer in chosen:
@@ -201,6 +189,7 @@ class CalibratedScorer(ReadingScorer):
     """
 
     retrieves: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
 
     calibrate: Literal["auto", "never"] = "auto"
 
@@ -217,14 +206,6 @@ class CalibratedScorer(ReadingScorer):
             layers=retrieval.layers,
         )
 
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run."""
-        return super().flops(first_layers(config, retrieval_of(config).depth), tokens)
-
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """All that are run."""
-        return first_layers(config, retrieval_of(config).depth)
-
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Up to the last layer that counts."""
         return retrieval_of(config).depth
@@ -234,7 +215,7 @@ class CalibratedScorer(ReadingScorer):
         model, asking = request.model, up_to_question(request)
         retrieval = retrieval_of(model.config)
         reader = self.reader(retrieval)
-        fold = Fold(reader.reduction(), request.by_head)
+        fold = Fold(reader.reduction, request.by_head)
         whole = all(len(heads) == model.config.heads for _, heads in retrieval.heads)
         chosen = {layer: _mask(heads, model.config.heads) for layer, heads in retrieval.heads}
 

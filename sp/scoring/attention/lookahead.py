@@ -14,7 +14,7 @@ from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_b
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
 from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer, importance_of
-from sp.scoring.base import Importance, ReadingScorer, ScoreRequest, register_scorer
+from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class LookaheadScorer(AttentionScorer):
     last prompt token counts.
     """
 
+    keeps: ClassVar[bool] = False
+    """What it generates would have to be forgotten, which recurrent layers cannot."""
+
     queries: int = 8
     last: bool = True
 
@@ -56,22 +59,14 @@ class LookaheadScorer(AttentionScorer):
         if self.depth is not None:
             raise ConfigError("scorer lookahead runs all layers of the drafter, since it generates; leave depth out")
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """None: what it generates would have to be forgotten, which recurrent layers cannot."""
-        return None
-
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """All: it generates."""
+        """All: it generates, which costs few operations beside the reading."""
         return None
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of reading the prompt; those of generation are few."""
-        return ReadingScorer.flops(self, config, tokens)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Prefill, generate the look-ahead, then reduce each layer's attention from its cached keys."""
         ahead = self.look_ahead(request)
-        fold = Fold(self.reduction(), request.by_head)
+        fold = Fold(self.reduction, request.by_head)
         for layer, queries in ahead.queries.items():
             keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
             fold.add_layer(queries, keys, causal=False)
@@ -144,7 +139,7 @@ class AnswerAttentionScorer(LookaheadScorer):
     def score(self, request: ScoreRequest) -> Importance:
         """Let the target answer, then reduce the attention of its answer layer by layer."""
         ahead = self.look_ahead(request)
-        fold = FoldByLayer(self.reduction(), request.by_head, over_layers=self.over_layers)
+        fold = FoldByLayer(self.reduction, request.by_head, over_layers=self.over_layers)
         rows = self.last + len(spoken(ahead.generated, request.eos_ids))
         for layer, queries in ahead.queries.items():
             keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)

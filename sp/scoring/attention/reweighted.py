@@ -24,7 +24,7 @@ class ReweightedScorer(AttentionScorer):
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and reduce what `reweighted` makes of the tail's weights."""
-        fold = Fold(self.reduction(), request.by_head)
+        fold = Fold(self.reduction, request.by_head)
 
         def take(layer: int, q: Floats, keys: PagedKV) -> None:
             fold.add(self.reweighted(self.weights(q, keys), layer))

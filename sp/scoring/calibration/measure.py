@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from sp.scoring.attention.heads import rule_of_thumb
 from sp.scoring.base import SCORERS, Scorer
 from sp.scoring.calibration.reading import HALVES, PHRASINGS, ROTATIONS, Sample, questions, samples
 from sp.scoring.calibration.record import Calibration, file_sha256, find_calibration, folder, keep_calibration, shipped
+from sp.trace import Reporter
 
 MOST_HEADS = 8
 SHARE = 0.05
@@ -52,20 +53,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and how it does on what it was not chosen by.
-
-    Parameters
-    ----------
-    rotary : {"none", "post"}
-    unit : {"layers", "heads"}
-    heads : dict of int to tuple of int
-        By place among the attention layers.
-    left_out : Judged
-    """
+    """What was chosen, and how it does on what it was not chosen by."""
 
     rotary: Rotary
     unit: Unit
-    heads: Heads
+    heads: Heads  # by place among the attention layers
     left_out: Judged
 
     @property
@@ -210,10 +202,6 @@ def calibrate(
     return found if known is None else replace(found, scorer=known.scorer)
 
 
-Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-"""As `sp.session.result.Reporter`."""
-
-
 def measured(
     path: Path,
     model: Model,
@@ -246,7 +234,6 @@ def made_retrieval(
     path: Path, model: Model, tokenizer: Tokenizer, template: ChatTemplate | None, reporter: Reporter | None
 ) -> Retrieval | None:
     """What a new calibration says, which is kept; None for a drafter whose window is too short for its texts.
-
     ConfigError: it cannot be kept.
     """
     if model.config.context < 2 * TOKENS:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sp.arrays import Floats, Ints
+from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model, Trail
@@ -20,6 +20,7 @@ from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.paged_kv import PagedKV
 from sp.prompt import Prompt, TokenisedPrompt
+from sp.prompt.spans import same_start
 from sp.scoring.attention.attention import TailScorer
 from sp.scoring.attention.heads import up_to_question
 from sp.scoring.base import HEATMAP_CHUNK, KeptKeys, ScoreRequest
@@ -173,10 +174,7 @@ KINDS = {
 
 
 def make_text(kind: str, phrasings: tuple[Phrasing, ...], tokens: int, count: Count, rng: random.Random) -> Text:
-    """A document of about so many tokens with needles spread over it.
-
-    ConfigError: this Python lacks the text.
-    """
+    """A document of about so many tokens with needles spread over it. ConfigError: this Python lacks the text."""
     made = KINDS[kind]
     filled = fill(phrasings, rng)
     framed = [made.frame.format(needle=needle) for needle, _ in filled]
@@ -202,24 +200,12 @@ PART = 0.5
 
 @dataclass(frozen=True)
 class Sample:
-    """What one question showed.
+    """What one question showed."""
 
-    Parameters
-    ----------
-    kind : str
-        Of the text.
-    half : int
-        Of the phrasings and kinds, 0 or 1.
-    chunks : tuple of int
-        Those that hold a good part of the needle, among whole chunks before the question.
-    weights : float32 (rotations, attention layers, heads, chunks, HEATMAP_CHUNK)
-        Largest weight that a query of the question gave each token, un-rotated and rotated.
-    """
-
-    kind: str
-    half: int
-    chunks: tuple[int, ...]
-    weights: Floats
+    kind: str  # of the text
+    half: int  # of the phrasings and kinds, 0 or 1
+    chunks: tuple[int, ...]  # those that hold a good part of the needle, among whole chunks before the question
+    weights: Floats  # largest weight that a query of the question gave each token, un-rotated and rotated
 
     def rank(self, scores: Floats) -> Any:
         """Chunks with more than the needle's score, of scores (..., chunks); the first, with the sink, is none."""
@@ -237,10 +223,9 @@ def samples(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Sample]:
-    """Let a drafter read generated texts, each once, and ask it for every needle of them.
-
-    `model`, `tokenizer`, `template`: the drafter, with all its layers; `progress`: called with 1 after every question;
-    there are `questions` of them; ConfigError: the drafter reads fewer tokens, or this Python lacks the texts.
+    """Let a drafter read generated texts, each once, and ask it for every needle of them. `model`, `tokenizer`,
+    `template`: the drafter, with all its layers; `progress`: called with 1 after every question; there are `questions`
+    of them; ConfigError: the drafter reads fewer tokens, or this Python lacks the texts.
     """
     if model.config.context < 2 * tokens:
         raise ConfigError(f"a calibration reads texts of {tokens} tokens, and the drafter has room for half of that")
@@ -277,7 +262,7 @@ def read_text(
     trail, before = Trail(layers, device=model.device, math=model.arithmetic.attention), np.empty(0, np.int64)
     for needle, question in text.needles:
         prompt = Prompt.from_document(text.document, question, template, needle=needle).tokenise(tokenizer)
-        same = shared_start(before, prompt.ids)
+        same = same_start(before, prompt.ids)
         trail.back_to(min(same, trail.tokens))
         before = prompt.ids
         start = int(prompt.mask("question").argmax())
@@ -309,14 +294,3 @@ def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[i
     held = np.bincount(np.flatnonzero(prompt.mask("needle")[:whole]) // HEATMAP_CHUNK, minlength=chunks)
     chunks_held = tuple(np.flatnonzero(held >= PART * held.max()).tolist())
     return chunks_held, weights.reshape(*weights.shape[:-1], chunks, HEATMAP_CHUNK)
-
-
-def shared_start(one: Ints, other: Ints) -> int:
-    """Tokens that two prompts begin with alike.
-
-    >>> shared_start(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
-    2
-    """
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
-    return int(differ[0]) if len(differ) else size

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -19,6 +20,7 @@ from sp.folders import cache_folder
 from sp.json_lines import OBJECT, TEXT, Wanted, is_whole, number, read_object, whole
 from sp.models import ModelConfig, Retrieval
 from sp.scoring.attention.heads import read_layers
+from sp.trace import write_atomic
 
 SCHEMA = "sp-calibration/1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -45,11 +47,10 @@ HEADS = Wanted(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen for a file, and how well it finds what it was not chosen by.
-
-    `rank`, `top_5_percent`: on phrasings and kinds of text left out: median share of chunks ranked above the needle's,
-    and share of needles whose chunk is among the first 5 % of all; `scorer`: name of the scorer that finds most with
-    this file: `calibrated`, unless another was found to be better.
+    """What was chosen for a file, and how well it finds what it was not chosen by. `rank`, `top_5_percent`: on
+    phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles whose
+    chunk is among the first 5 % of all; `scorer`: name of the scorer that finds most with this file: `calibrated`,
+    unless another was found to be better.
     """
 
     sha256: str  # of the GGUF file
@@ -89,22 +90,11 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write the file in one piece: what stood there before stays until the new one is complete."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomic(path, f"{json.dumps(self.as_dict(), indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            If it is missing, no calibration, or of another schema.
-        """
+        """Read a file that `save` wrote. ConfigError: if it is missing, no calibration, or of another schema."""
         try:
             found, rows = read_layers(path, "a calibration", SCHEMA, FIELDS, "heads", HEADS)
             heads = {layer: tuple(map(int, row)) for layer, row in rows.items()}
@@ -117,15 +107,7 @@ class Calibration:
         return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, found["made"], *how)
 
     def retrieval(self, config: ModelConfig) -> Retrieval:
-        """The same for a model of that file; ConfigError for heads that it does not have.
-
-        Examples
-        --------
-        >>> from sp.models.synthetic.shapes import find_shape
-        >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
-        >>> found.retrieval(find_shape("qwen3-0.6b").config).layers
-        (3,)
-        """
+        """The same for a model of that file; ConfigError for heads that it does not have."""
         for layer, heads in self.heads.items():
             if layer not in config.attention_layers or heads[-1] >= config.heads:
                 raise ConfigError(
@@ -145,9 +127,8 @@ def folder() -> Path:
 
 
 def find_calibration(path: Path) -> Calibration | None:
-    """That of a file, one made on this machine before one that ships; None if there is none.
-
-    ConfigError: the file cannot be read, or its calibration is damaged.
+    """That of a file, one made on this machine before one that ships; None if there is none. ConfigError: the file
+    cannot be read, or its calibration is damaged.
     """
     sha256 = file_sha256(path)
     own = folder() / f"{sha256}.json"
@@ -160,7 +141,6 @@ def keep_calibration(calibration: Calibration) -> Path | None:
     """Keep one for its file; where, or None if nothing can be written there."""
     path = folder() / f"{calibration.sha256}.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         calibration.save(path)
     except OSError:
         return None
@@ -175,11 +155,8 @@ def shipped() -> dict[str, Calibration]:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal, remembered as long as the file keeps its place, size and time.
-
-    Of a model in several files it is that of the first.
-
-    ConfigError: the file cannot be read.
+    """sha256 of a file, in hexadecimal, remembered as long as the file keeps its place, size and time. Of a model in
+    several files it is that of the first. ConfigError: the file cannot be read.
     """
     try:
         path = path.resolve()
@@ -203,11 +180,6 @@ def _sha256(path: Path, size: int, mtime: int) -> str:
         pass  # none yet, or damaged: it is made anew
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        beside = note.with_name(f".{note.name}.{os.getpid()}")
-        beside.write_text(json.dumps(facts | {"sha256": sha256}) + "\n")
-        beside.replace(note)
-    except OSError:
-        pass  # it is only slower next time
+    with suppress(OSError):  # it is only slower next time
+        write_atomic(note, f"{json.dumps(facts | {'sha256': sha256})}\n".encode())
     return sha256

@@ -20,10 +20,9 @@ NEWLINE = 10
 
 
 def line_units(request: ScoreRequest, longest: int) -> Ints:
-    """Bounds (units + 1,) in tokens of the lines of a prompt, its blank lines joined to those before them.
-
-    A token that reaches over the end of a line belongs to the line it begins in. Lines of more than `longest` tokens
-    are cut into parts that differ by one token at most; of a prompt whose text is not known all is one line.
+    """Bounds (units + 1,) in tokens of the lines of a prompt, its blank lines joined to those before them. A token that
+    reaches over the end of a line belongs to the line it begins in. Lines of more than `longest` tokens are cut into
+    parts that differ by one token at most; of a prompt whose text is not known all is one line.
     """
     n = len(request.ids)
     bounds = np.array([0, n])
@@ -44,10 +43,9 @@ def unit_of_token(bounds: Ints) -> Ints:
 
 
 class Pool(NamedTuple):
-    """Places of the tokens of each unit, where the values lie: one gather pools any number of rows.
-
-    `index` int (units, longest unit): tokens of a unit; its last one again where it is shorter; `inside` float32
-    (units, longest unit): 1 for the unit's own tokens, 0 for repeated ones; `lengths` float32 (units,).
+    """Places of the tokens of each unit, where the values lie: one gather pools any number of rows. `index` int (units,
+    longest unit): tokens of a unit; its last one again where it is shorter; `inside` float32 (units, longest unit): 1
+    for the unit's own tokens, 0 for repeated ones; `lengths` float32 (units,).
     """
 
     index: Any
@@ -103,14 +101,7 @@ class Asking:
 
     @classmethod
     def of(cls, request: ScoreRequest, queries: int) -> Asking:
-        """The tokens that ask of a prompt; where no question is known, the last `queries` alone.
-
-        Examples
-        --------
-        >>> none, ids = np.zeros(9, bool), np.arange(9)
-        >>> Asking.of(ScoreRequest(None, ids, ids, ids // 2 == 2, none), 3)
-        Asking(start=4, rows=5, question=slice(0, 2, None), tail=slice(2, 5, None))
-        """
+        """The tokens that ask of a prompt; where no question is known, the last `queries` alone."""
         n = len(request.ids)
         queries = min(queries, n)
         asked = request.question.nonzero()[0]
@@ -195,9 +186,8 @@ def relative(pooled: Floats, document: slice, tokens: int) -> Floats:
 
 
 def with_neighbours(features: Floats, count: int) -> Floats:
-    """Features (units, f) beside those of `count` units before and behind: (units, (2 count + 1) f).
-
-    At the ends the last unit stands in for those that are not there.
+    """Features (units, f) beside those of `count` units before and behind: (units, (2 count + 1) f). At the ends the
+    last unit stands in for those that are not there.
     """
     xp, units = array_module(features), len(features)
     places = xp.arange(units)

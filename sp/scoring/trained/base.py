@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from sp.scoring.attention.attention import padded, without_markup
 from sp.scoring.attention.heads import model_key
 from sp.scoring.base import SCORERS, Importance, ReadingScorer, ScoreRequest
 from sp.scoring.trained.attention_features import Asking, Pool, document_units, unit_of_token
+from sp.trace import write_atomic
 from sp.values import shown
 
 SCHEMA = "sp-scorer/1"
@@ -33,9 +33,8 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ScorerFile:
-    """Weights and where they came from.
-
-    `made`: how it was trained: tasks, tasks left out, labels, seed, date; for people and tables.
+    """Weights and where they came from. `made`: how it was trained: tasks, tasks left out, labels, seed, date; for
+    people and tables.
     """
 
     kind: str  # name of the scorer they are for
@@ -51,22 +50,12 @@ class ScorerFile:
         told = {"kind": self.kind, "model": self.model}
         objects = {name: json.dumps(dict(getattr(self, name)), sort_keys=True) for name in ("options", "made")}
         arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in self.arrays.items()}
-        data = save(arrays, {"schema": SCHEMA, **told, **objects})
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_bytes(data)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomic(path, save(arrays, {"schema": SCHEMA, **told, **objects}))
 
     @classmethod
     def load(cls, path: Path) -> ScorerFile:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            If it is missing, too large, damaged, or no trained scorer of this version.
+        """Read a file that `save` wrote. ConfigError: if it is missing, too large, damaged, or no trained scorer of
+        this version.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -134,10 +123,9 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """Prompts as one problem, where their arrays lie.
-
-    `x` float32 (all units, f); `shares` float64 (all units,); `mean`, `scale` float64 (f,): features less `mean` times
-    `scale` have mean 0 and deviation 1: those are what weights are of here.
+    """Prompts as one problem, where their arrays lie. `x` float32 (all units, f); `shares` float64 (all units,);
+    `mean`, `scale` float64 (f,): features less `mean` times `scale` have mean 0 and deviation 1: those are what weights
+    are of here.
     """
 
     x: Any
@@ -272,15 +260,8 @@ class TrainedScorer(ReadingScorer):
 
     @abstractmethod
     def sample(self, request: ScoreRequest, labels: Floats, options: Any) -> Any:
-        """What one prompt teaches, or None if none of its document is labelled.
-
-        Parameters
-        ----------
-        request : ScoreRequest
-            Without marks of thinking, see `prepared`.
-        labels : float (n,)
-            Importance of each token as it should be, zero for most.
-        options : instance of `learning`
+        """What one prompt teaches, or None if none of its document is labelled. `request`: without marks of thinking,
+        see `without_markup`; `labels` float (n,): importance of each token as it should be, zero for most.
         """
 
     @abstractmethod
@@ -304,7 +285,7 @@ class TrainedScorer(ReadingScorer):
         path = Path(self.weights) if self.weights else EMBEDDED_SCORER
         found = self.opened(path, request.model)
         options = self.options(found.options, str(path))
-        asking = prepared(request)
+        asking = without_markup(request)
         scored = self.weigh(asking, found.arrays, options)
         return scored if asking is request else padded(scored, len(request.ids))
 
@@ -333,11 +314,6 @@ class TrainedScorer(ReadingScorer):
             return from_mapping(cls.learning, given, where)
         except ConfigError as error:
             raise ConfigError(plain(str(error), len(where) + 240)) from None
-
-
-def prepared(request: ScoreRequest) -> ScoreRequest:
-    """The request up to its last token that asks."""
-    return without_markup(request)
 
 
 def unit_shares(labels: Floats, bounds: Ints, asking: Asking) -> Doubles | None:

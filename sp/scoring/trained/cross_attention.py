@@ -26,10 +26,8 @@ Params = Mapping[str, Any]
 
 
 class Seen(NamedTuple):
-    """One prompt.
-
-    `asking` (m, d): of unit mean square, as are `document`'s; `document` (n, d); `pool`: which tokens each unit has;
-    `unit` int (n,): the unit of each token; `shares` (units,): target shares, which sum to one.
+    """One prompt. `asking` (m, d): of unit mean square, as are `document`'s; `document` (n, d); `pool`: which tokens
+    each unit has; `unit` int (n,): the unit of each token; `shares` (units,): target shares, which sum to one.
     """
 
     asking: Any
@@ -95,10 +93,9 @@ def fit_head(
     seed: int,
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Adam with decoupled decay (arXiv 1711.05101), the rate falling to zero along a cosine.
-
-    `prompts`: float16 or float32, in NumPy or on the device, where the fit is done then; `epochs`, `batch`: rounds over
-    all prompts, and prompts a step; `progress`: called with 1 after every round.
+    """Adam with decoupled decay (arXiv 1711.05101), the rate falling to zero along a cosine. `prompts`: float16 or
+    float32, in NumPy or on the device, where the fit is done then; `epochs`, `batch`: rounds over all prompts, and
+    prompts a step; `progress`: called with 1 after every round.
     """
     xp = array_module(prompts[0].document)
     now = {name: xp.asarray(value) for name, value in params.items()}
@@ -133,10 +130,8 @@ MOST_RANK = 256
 
 @dataclass(frozen=True)
 class CrossLearning:
-    """How the head learns.
-
-    `epochs`, `batch`, `rate`, `decay`: see `fit_head`; `most_tokens`: of a longer document so many tokens are learnt
-    from: all chunks with evidence, others drawn at random.
+    """How the head learns. `epochs`, `batch`, `rate`, `decay`: see `fit_head`; `most_tokens`: of a longer document so
+    many tokens are learnt from: all chunks with evidence, others drawn at random.
     """
 
     rank: int = 32  # width of its queries and keys

@@ -15,7 +15,6 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, plain
 from sp.models import Cache, Model, ModelConfig
-from sp.models.config import first_layers
 from sp.models.safetensors_file import SafetensorsFile
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.paged_kv import PagedKV
@@ -39,9 +38,8 @@ NAME = re.compile(r"(query|key|gate)\.(0|[1-9][0-9]{0,3})")
 
 @dataclass(frozen=True, eq=False)
 class ScoringHead:
-    """Weights of `sp.scoring.trained.late_interaction`, by attention layer.
-
-    `query` dict of int to float32 (heads x head_dim, rank).
+    """Weights of `sp.scoring.trained.late_interaction`, by attention layer. `query` dict of int to float32 (heads x
+    head_dim, rank).
     """
 
     drafter: str  # sha256 of the GGUF file that they were trained on
@@ -81,13 +79,7 @@ class ScoringHead:
 
     @classmethod
     def load(cls, path: Path) -> ScoringHead:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            If it is missing, too large, damaged, or no head of this version.
-        """
+        """Read a file that `save` wrote. ConfigError if missing, too large, damaged, or of another version."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -144,11 +136,10 @@ def shipped() -> dict[str, Path]:
 
 
 def head_for(config: ModelConfig, weights: str = "") -> ScoringHead:
-    """The head in a file, or that which ships for a model's file, checked against its shape.
-
-    `config`: whose `retrieval` says which file it is; `weights`: path of a file of a head. The drafter's own file may
-    then be another of the same shape, such as the same model in another format; ConfigError: there is none, or it is of
-    another drafter.
+    """The head in a file, or that which ships for a model's file, checked against its shape. `config`: whose
+    `retrieval` says which file it is; `weights`: path of a file of a head. The drafter's own file may then be another
+    of the same shape, such as the same model in another format; ConfigError: there is none, or it is of another
+    drafter.
     """
     if weights:
         head, where = opened(Path(weights)), weights
@@ -172,9 +163,8 @@ SLICE = 1 << 16
 
 @dataclass
 class Space:
-    """Tokens of a prompt in the space of a head, gathered layer by layer; only the sums over layers are held.
-
-    `tokens`, `rows`: of the prompt, and its last ones that ask.
+    """Tokens of a prompt in the space of a head, gathered layer by layer; only the sums over layers are held. `tokens`,
+    `rows`: of the prompt, and its last ones that ask.
     """
 
     model: Model
@@ -216,12 +206,8 @@ class Space:
         return unrotate(q.copy(), self.positions[-self.rows :], self.model.config.rope)
 
     def of_units(self, bounds: Ints) -> Floats:
-        """What each unit of tokens has, float32 (units,) from -1 to 1; waits for the device.
-
-        Parameters
-        ----------
-        bounds : array (units + 1,)
-            Ascending; no unit is longer than `SLICE`.
+        """What each unit of tokens has, float32 (units,) from -1 to 1; waits for the device. `bounds` array (units +
+        1,): ascending; no unit is longer than `SLICE`.
         """
         found, first = [], 0
         while first < len(bounds) - 1:
@@ -233,9 +219,8 @@ class Space:
         return self._on_host(found)
 
     def of_windows(self, tokens: int) -> Floats:
-        """What the best of the windows has that hold a token, of the first so many; float32 (tokens,).
-
-        Waits for the device.
+        """What the best of the windows has that hold a token, of the first so many; float32 (tokens,). Waits for the
+        device.
         """
         xp, found = array_module(self.document), []
         for first in range(0, tokens, SLICE):
@@ -326,6 +311,7 @@ class LateInteractionScorer(ReadingScorer):
     """
 
     retrieves: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
     calibrate: ClassVar[str] = "never"
     """A head is looked up by the file alone; no measurement would bring one."""
 
@@ -334,14 +320,6 @@ class LateInteractionScorer(ReadingScorer):
     def head(self, config: ModelConfig) -> ScoringHead:
         """The head, checked against the model; ConfigError if there is none for it."""
         return head_for(config, self.weights)
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run; those of the head are few."""
-        return super().flops(first_layers(config, self.head(config).depth), tokens)
-
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """All that are run."""
-        return first_layers(config, self.head(config).depth)
 
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Up to the head's last layer."""

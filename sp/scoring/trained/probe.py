@@ -110,9 +110,8 @@ class ProbeScorer(TrainedScorer):
 
 @dataclass(frozen=True)
 class LineLearning(ProbeLearning):
-    """How a line head learns; of `ProbeLearning`, a line takes the place of a chunk.
-
-    `neighbours`: lines on either side whose attention a line is judged by as well.
+    """How a line head learns; of `ProbeLearning`, a line takes the place of a chunk. `neighbours`: lines on either side
+    whose attention a line is judged by as well.
     """
 
     chunk_size: int = 64  # longer lines are cut into parts of so many tokens or fewer

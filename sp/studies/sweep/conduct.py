@@ -16,8 +16,8 @@ from sp.evals.natural.task import NaturalTask
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.plugins import loaded_plugins
-from sp.session.load import Where
 from sp.session.measured import check_machine
+from sp.session.options import Where
 from sp.studies.sweep.actors import ActorPool
 from sp.studies.sweep.cards import CardPool
 from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of

@@ -11,7 +11,7 @@ from sp.config import fields_of
 from sp.errors import GGUFError
 from sp.hub import model_path
 from sp.scoring import Scorer
-from sp.session.load import default_drafter, embedded
+from sp.session.loaded import default_drafter, embedded
 from sp.session.options import ModelOptions
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.located import Located, check_located

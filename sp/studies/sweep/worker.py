@@ -13,7 +13,7 @@ from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
 from sp.plugins import Plugin
 from sp.session import Pipeline
-from sp.session.load import Where
+from sp.session.options import Where
 from sp.studies.sweep.executor import Outcome
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import pair_paths

@@ -15,9 +15,10 @@ from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.ops.attention.reduction import chunk_means
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import ScoreRequest
+from sp.scoring.attention.attention import without_markup
 from sp.scoring.base import HEATMAP_CHUNK
-from sp.scoring.trained.base import prepared
-from sp.session.load import Loaded, Where, default_drafter, embedded, load
+from sp.session.loaded import Loaded, default_drafter, embedded, load
+from sp.session.options import Where
 from sp.session.request import score_request
 from sp.studies.training.plan import Labels, TrainPlan
 
@@ -97,7 +98,7 @@ def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_o
 
 def request_of(readers: Readers, lesson: Lesson, seed: int) -> ScoreRequest:
     """What the drafter is given of a lesson, without marks of thinking."""
-    return prepared(score_request(readers.drafter, lesson.drafted, seed))
+    return without_markup(score_request(readers.drafter, lesson.drafted, seed))
 
 
 def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Floats:

@@ -21,7 +21,7 @@ from sp.prompt.spans import with_characters
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 from sp.session.measured import BreakEven, find_break_even
 from sp.session.options import Compress, Positions, RunOptions
 
@@ -67,11 +67,10 @@ def speedup(
     sparse: FlashPrefill | None = None,
     fixed_tokens: int = 0,
 ) -> float:
-    """FLOP of a full prefill over FLOP of scoring + target prefill of the kept tokens.
-
-    What scoring costs is for the scorer to say (its attention may be sparse, or it may run no model); without one it
-    is a dense reading by the drafter. With `sparse` the target's attention reads what that is expected to list.
-    `fixed_tokens` of the prompt are kept whatever the ratio is.
+    """FLOP of a full prefill over FLOP of scoring + target prefill of the kept tokens. What scoring costs is for the
+    scorer to say (its attention may be sparse, or it may run no model); without one it is a dense reading by the
+    drafter. With `sparse` the target's attention reads what that is expected to list. `fixed_tokens` of the prompt are
+    kept whatever the ratio is.
     """
     kept = max(1, token_budget(keep_ratio, tokens, fixed_tokens))
     reader = target if scorer is not None and scorer.reads_target else drafter
@@ -191,9 +190,8 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
 
 
 def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protected: int = 0) -> Fit:
-    """How a prompt of `tokens` tokens fits the target's window.
-
-    PromptError: it fits in no way that the options allow; the message says what would help.
+    """How a prompt of `tokens` tokens fits the target's window. PromptError: it fits in no way that the options allow;
+    the message says what would help.
     """
     new, context = options.max_new_tokens, target.model.config.context
     if tokens + new <= context:
@@ -219,7 +217,6 @@ def may_be_over(
     target: Loaded, drafted: TokenisedPrompt, options: RunOptions, budget: int | None = None, full: bool = False
 ) -> bool:
     """Whether a prompt may have too many tokens in the target's vocabulary for any way, as far as the drafter's tell.
-
     For the window a token is reckoned with for each byte, so that False is certain; for a `budget` of memory twice as
     many as the drafter's. With `full` all of them are to be read besides. Where half as many of those that may be left
     out are too few to leave one out, it is asked as well.
@@ -240,7 +237,6 @@ def check_memory(
     target: Loaded, tokens: int, options: RunOptions, budget: int | None, beside: int = 0, full: bool = False
 ) -> None:
     """PromptError if a budget of device memory cannot hold what the target needs to read so many tokens and answer.
-
     What never leaves, a draft, takes `beside` bytes; with `full` the tokens are those of a full prefill.
     """
     new = options.max_new_tokens
@@ -308,10 +304,9 @@ class Settled:
 def settle(
     pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions, full: bool = False, present: Bools | None = None
 ) -> Settled:
-    """Whether the new tokens of a prompt are compressed, and how it fits; PromptError if it does not.
-
-    With `full` a full prefill is wanted beside the answer. Of a turn, `present` (decided,) says which of the tokens
-    that earlier turns decided the target holds, and goes on holding.
+    """Whether the new tokens of a prompt are compressed, and how it fits; PromptError if it does not. With `full` a
+    full prefill is wanted beside the answer. Of a turn, `present` (decided,) says which of the tokens that earlier
+    turns decided the target holds, and goes on holding.
     """
     target, budget = pipeline.target, pipeline.residency.budget
     drafter = pipeline.drafter.model.config if pipeline.drafter else None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 from sp.errors import ConfigError, ModelError, plain, short
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
@@ -35,14 +35,14 @@ from sp.planning.cold_layers import cold_within
 from sp.planning.memory import file_formats
 from sp.quant import Math
 from sp.scoring.base import ModelFreeScorer, Scorer
-from sp.scoring.calibration.measure import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
+from sp.scoring.calibration.measure import known_retrieval, made_retrieval, makes_one, needed_depth
+from sp.session.options import Where
+from sp.trace import Reporter
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
 MOST_ON_CPU = 1 << 30
 """Bytes of random weights beyond which the CPU is no place for them."""
-
-Where = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,6 @@ OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --c
 
 def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
     """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
-
     ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
     """
     count = cards if target_cards is None else target_cards
@@ -342,9 +341,8 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
 
 
 def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
-    """A drafter that lies on the first card of a group, and its like on the others.
-
-    ConfigError for one with recurrent layers; DeviceError with too little memory on a card.
+    """A drafter that lies on the first card of a group, and its like on the others. ConfigError for one with recurrent
+    layers; DeviceError with too little memory on a card.
     """
     if drafter.model.config.delta_layers:
         raise ConfigError(
@@ -357,7 +355,6 @@ def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]
 def cards_line(cards: Cards, together: bool) -> str:
     """The line of a report: whether the cards read together, or else why not.
 
-    >>> from sp.models import load_model
     >>> from sp.parallel.host import HostGroup
     >>> cards_line(Cards(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
     'drafter: read by 2 cards together'
