@@ -21,7 +21,7 @@ from sp.models.network.trunk import trunk_tensors
 from sp.models.synthetic.shapes import find_shape
 from sp.planning.cards import find_card
 from sp.planning.roofline import Roofline, TimedModel
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "many-cards.md"

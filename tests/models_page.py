@@ -84,7 +84,7 @@ def formats_of(cases: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
 def embedded_formats() -> set[tuple[str, str]]:
     """The same of the two models that come with the package."""
     from sp.gguf import GGUFFile
-    from sp.session.load import embedded
+    from sp.session.loaded import embedded
 
     found = set()
     for role in ("target", "drafter"):

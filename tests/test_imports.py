@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"checked", "cluster", "config", "folders", "json_lines", "plain_yaml", "plugins", "trace"},
-    {"named", "options"},
+    {"cluster", "config", "folders", "json_lines", "plugins", "trace"},
+    {"named"},
     {"structure"},
     {"hub"},
     {"quant"},
@@ -48,8 +48,6 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "models": ("cache", "file", "layer", "families", "network", "device", "run", "shards", "drafts", "synthetic"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
-    "selection": ("structured",),
-    "serve": ("choices", "http", "replicas"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

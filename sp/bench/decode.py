@@ -16,7 +16,7 @@ from sp.arrays import Ints
 from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way, deepest
 from sp.bench.timing import spread
 from sp.decode import DECODERS, DDTree, Decoder, DFlash, Speculative
-from sp.decode.graph_cycle import new_cycle
+from sp.decode.speculate import new_cycle
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
@@ -26,8 +26,8 @@ from sp.models.drafts.dflash_session import DraftSession
 from sp.models.run.tree import LayerFeatures
 from sp.session import Loaded, RunOptions
 from sp.session.answer import begin
-from sp.session.cache_pool import CachePool
 from sp.session.compress import Compressed
+from sp.session.residency import CachePool
 
 RESAMPLES = 2000
 

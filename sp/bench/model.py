@@ -15,14 +15,13 @@ import numpy as np
 from sp.arrays import Ints
 from sp.bench.record import running
 from sp.bench.timing import HostTime, free_pool, pool_bytes
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.run.graph import MOST, PrefillGraphs, longest
 from sp.models.run.imbalance import imbalance
-from sp.scoring.reading import Sparse
+from sp.scoring.base import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from

@@ -12,8 +12,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.decode import Decoder, Speculative
-from sp.decode.choose import Chooser
-from sp.decode.greedy import generate
+from sp.decode.base import Chooser, generate
 from sp.decode.speculate import speculate
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
@@ -24,21 +23,19 @@ from sp.models.run.tree import LayerFeatures
 from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.group import StoppedError
-from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded, draft_of
 from sp.session.options import RunOptions
-from sp.session.pair import draft_of
+from sp.session.residency import CacheGraphs, CachePool, PooledCache
 
 Progress = Callable[[int], None]
 
 
 @dataclass
 class OnCards:
-    """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
-
-    `peaks` are the most bytes in use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
+    """What cards that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
+    use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
     """
 
     peaks: list[int]
@@ -77,13 +74,7 @@ class Begun:
 
 
 def cut(passes: Sequence[int], tokens: int) -> list[int]:
-    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
-
-    Examples
-    --------
-    >>> cut([3, 4, 2], 5)
-    [3, 2]
-    """
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out."""
     found: list[int] = []
     for length in passes:
         if tokens <= 0:
@@ -107,12 +98,8 @@ def begin(
     draft: Draft | None = None,
     pool: CachePool | None = None,
 ) -> Begun:
-    """Run the target over the given tokens, up to the first token of the answer.
-
-    Raises
-    ------
-    ConfigError
-        Without the draft that the options' way of decoding needs.
+    """Run the target over the given tokens, up to the first token of the answer. ConfigError without the draft that the
+    options' way of decoding needs.
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
@@ -218,15 +205,10 @@ def begin_on_cards(
     draft: Draft | None,
     pool: CachePool,
 ) -> Begun:
-    """`begin` on every card that shares the target, each with a cache and a draft of its own.
-
-    They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
-    returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
-
-    Raises
-    ------
-    SpError
-        As `begin`, and of a card that failed; what the cards keep is let go of then.
+    """`begin` on every card that shares the target, each with a cache and a draft of its own. They choose the same
+    tokens, or take those of the first card where somebody watches these, and the first card's are returned. None reads
+    further than these are asked for, so that an answer that is ended early leaves them alike. SpError as `begin`, and
+    of a card that failed; what the cards keep is let go of then.
     """
     model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
@@ -257,10 +239,8 @@ def begin_on_cards(
 def target_line(target: Loaded, told: OnCards) -> str:
     """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
 
-    Examples
-    --------
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded, load
+    >>> from sp.session.loaded import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
     'target: shared by 2 cards, 86 + 86 MB of weights'
     """
@@ -291,8 +271,6 @@ class Lead:
     A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
     cards have the same logits, and where nobody watches each chooses by itself.
 
-    Examples
-    --------
     >>> from sp.decode import Greedy
     >>> lead, told = Lead(2), []
     >>> first = lead.decoder(Greedy(), 0).chooser(0, on_choice=told.append)
@@ -336,7 +314,6 @@ class _Led(Decoder):
     rank: int
 
     def chooser(self, seed: int, **watched: Any) -> Chooser:
-        """See `Decoder`."""
         if self.rank > 0:
             return _Taken(self.lead, self.rank)
         chooser = self.base.chooser(seed, **watched)
@@ -351,7 +328,6 @@ class _Told(Chooser):
         self._chooser, self._lead = chooser, lead
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         token = self._chooser.choose(logits)
         self._lead.tell(int(on_host(token)[0]))
         return token
@@ -364,5 +340,4 @@ class _Taken(Chooser):
         self._lead, self._rank = lead, rank
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         return array_module(logits).full(1, self._lead.token(self._rank), np.int32)

@@ -1,30 +1,24 @@
-"""What earlier turns left behind, and what of it comes back for a question: which sentences, and read where."""
+"""What of a transcript comes back for a question: which sentences, and where the target reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.models import Trail
-from sp.prompt import Prompt, TokenisedPrompt
-from sp.prompt.whole import whole_characters
-from sp.scoring import KeptKeys
-from sp.selection import Selection, token_budget
+from sp.prompt import TokenisedPrompt
+from sp.selection import token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
-from sp.session.answer import Begun, Progress
-from sp.session.compress import Shown, selection_request
-from sp.session.decide import over
-from sp.session.load import Loaded
-from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
-from sp.session.options import ConversationOptions, Positions, Recall, RunOptions, check_run
-from sp.session.pair import Pair
-from sp.session.result import Recalled, Scored, Way
-from sp.session.tokenise import Vocabularies, Waiting, timed
+from sp.session.compress import Shown
+from sp.session.decision import over
+from sp.session.loaded import Loaded
+from sp.session.memory import Plan, Slots, message_starts
+from sp.session.options import ConversationOptions, Positions, Recall, RunOptions
+from sp.session.request import selection_request
+from sp.session.result import Recalled, Way
 
 LONGEST = 64
 """Tokens of a sentence that comes back whole."""
@@ -35,21 +29,13 @@ LEAST = 128
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens ``[start, end)`` of one sentence that were left out.
-
-    Attributes
-    ----------
-    start, end : int
-    score : float
-        The highest of what comes back of the sentence.
-    joined : bool
-        Whether it goes on from the run before: with the same sentence, of which the target has what lies between, or
-        with the next.
+    """Tokens ``[start, end)`` of one sentence that were left out. `joined`: whether it goes on from the run before:
+    with the same sentence, of which the target has what lies between, or with the next.
     """
 
     start: int
     end: int
-    score: float
+    score: float  # the highest of what comes back of the sentence
     joined: bool = False
 
 
@@ -61,11 +47,10 @@ def choose_recalled(
     options: ConversationOptions,
     fineness: int,
 ) -> tuple[list[Run], float]:
-    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
-
-    The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
-    only where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and
-    with all that was left out of that: a value without its key, far from where it stood, says nothing.
+    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached. The
+    selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled only
+    where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and with all
+    that was left out of that: a value without its key, far from where it stood, says nothing.
     """
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
@@ -87,18 +72,7 @@ def choose_recalled(
 
 
 def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
-    """The runs of `taken` tokens, (n,), cut where sentences end.
-
-    Examples
-    --------
-    >>> taken = np.array([1, 0, 1, 1, 0, 1], bool)
-    >>> for run in runs_of(taken, np.arange(6, dtype=np.float32), np.array([0, 3, 6])):
-    ...     print(run)
-    Run(start=0, end=1, score=2.0, joined=False)
-    Run(start=2, end=3, score=2.0, joined=True)
-    Run(start=3, end=4, score=5.0, joined=True)
-    Run(start=5, end=6, score=5.0, joined=True)
-    """
+    """The runs of `taken` tokens, (n,), cut where sentences end."""
     starts = bounds[:-1]
     best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
@@ -116,14 +90,7 @@ def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
 
 def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
     """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
-
     What no sentence fits into stays as it is.
-
-    Examples
-    --------
-    >>> taken, out = np.arange(9) == 4, np.arange(9) != 5
-    >>> whole_sentences(taken, out, np.zeros(9, np.float32), np.array([0, 3, 7, 9]), 8).nonzero()[0].tolist()
-    [3, 4, 6]
     """
     if not taken.any():
         return taken
@@ -155,9 +122,8 @@ class Planner:
     def appended(
         self, runs: Sequence[Run] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
     ) -> Plan:
-        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`.
-
-        `gap` stands between runs that are not joined and `end` behind the last.
+        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`. `gap` stands between runs
+        that are not joined and `end` behind the last.
         """
         common = self.old.before(self.decided)
         head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
@@ -179,10 +145,9 @@ class Planner:
         return self._plan(head + before + excerpt + after, common, self.decided, "append")
 
     def rewound(self, runs: Sequence[Run] = ()) -> Plan:
-        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood.
-
-        Without runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was
-        left out of them may be beside what comes back.
+        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood. Without
+        runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was left
+        out of them may be beside what comes back.
         """
         wanted = self.shown.kept.copy()
         wanted[: self.decided] = self.old.in_place(self.decided)
@@ -226,14 +191,8 @@ def lay_out(
     options: RunOptions,
     cost: Callable[[Plan], int],
 ) -> Plan:
-    """The cheapest way to have what is kept and recalled before the target, in positions that there are.
-
-    Runs that there is no room for do not come back.
-
-    Raises
-    ------
-    PromptError
-        The transcript does not fit the window even without them.
+    """The cheapest way to have what is kept and recalled before the target, in positions that there are. Runs that
+    there is no room for do not come back. PromptError: the transcript does not fit the window even without them.
     """
     context, new = target.model.config.context, options.max_new_tokens
 
@@ -265,8 +224,6 @@ def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None
     The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
     something came back before it: that goes with it.
 
-    Examples
-    --------
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
     7
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)
@@ -283,98 +240,3 @@ def told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recal
     first, last = int(prompt.bytes[run.start, 0]), int(prompt.bytes[run.end - 1, 1])
     text = prompt.prompt.text.encode()[first:last].decode(errors="replace")
     return Recalled(text, run.start, run.end, run.score, threshold, way)
-
-
-class Memory:
-    """What earlier turns left behind, for the path of a request."""
-
-    def __init__(self, pipeline: Pair, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
-        self.tokens, self.options = tokens, options
-        layers = check_run(run, pipeline.drafter)
-        self.target = TargetMemory(pipeline.target, run, options.snapshots)
-        self.drafter: DrafterMemory | None = None
-        if layers is not None and pipeline.drafter is not None:
-            self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
-
-    def tokenise_for_drafter(self, pipeline: Pair, prompt: Prompt, options: RunOptions) -> Waiting | None:
-        """The prompt in the drafter's vocabulary, on its way; None where it is the target's, or nothing is drafted."""
-        if self.drafter is None or options.keep_ratio == 1 or self.tokens.drafter is self.tokens.target:
-            return None
-        return pipeline.beside.submit(timed, self.tokens.drafter, prompt)
-
-    def turn(self, prompt: TokenisedPrompt) -> Recollection:
-        """What is held of a prompt's beginning."""
-        target = self.target
-        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
-        found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
-        parted = decided < len(target.transcript)
-        if found.recalling and (begin := reopened(found.old, message_starts(prompt), decided, parted)) is not None:
-            found.old, found.decided = found.old.first(found.old.before(begin)), begin
-        return found
-
-    def keys(self, drafted: TokenisedPrompt) -> KeptKeys | None:
-        """Keys of a prompt's beginning, for its scorer to go on from."""
-        return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
-
-    @property
-    def trails(self) -> tuple[Trail, ...]:
-        """The caches of both models."""
-        return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
-
-
-@dataclass
-class Recollection:
-    """What a memory holds of a prompt, and brings back for it.
-
-    Earlier turns chose the slots `old` of the first `decided` tokens; `recalling` tells whether anything that was left
-    out may come back. By `lay_out` come the `runs` that do as far as there is room, the `threshold` they had to reach,
-    the `plan`, and its `cost`, the tokens that the target has to read.
-    """
-
-    memory: Memory
-    prompt: TokenisedPrompt
-    old: Slots
-    decided: int
-    recalling: bool = field(init=False)
-    runs: list[Run] = field(default_factory=list)
-    threshold: float = 0.0
-    plan: Plan = field(init=False)
-    cost: int = 0
-
-    def __post_init__(self) -> None:
-        self.recalling = self.memory.options.recall != "off" and not self.present.all()
-
-    @property
-    def present(self) -> Bools:
-        """Which of the decided tokens the target holds, (decided,)."""
-        return self.old.present(self.decided)
-
-    @property
-    def since(self) -> int:
-        """The byte from which the prompt is new."""
-        return int(self.prompt.bytes[self.decided - 1, 1]) if self.decided else 0
-
-    def scores(self, pipeline: Pair, options: RunOptions, activated: bool) -> bool:
-        """Whether the prompt is to be scored, for new tokens or for old ones."""
-        return pipeline.drafter is not None and options.keep_ratio < 1 and (activated or self.recalling)
-
-    def lay_out(
-        self,
-        target: Loaded,
-        options: RunOptions,
-        scored: Scored | None,
-        scores: Floats | None,
-        selection: Selection | None,
-    ) -> Callable[[Progress | None], Begun]:
-        """What has the target read what is kept and what comes back; `cost` is known then."""
-        prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
-        if selection is not None:
-            kept[self.decided :] = selection.kept
-        shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
-        if self.recalling and scored is not None and scores is not None:
-            fineness = scored.importance.fineness
-            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
-        planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
-        self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
-        self.cost = memory.target.cost(self.plan)
-        return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)

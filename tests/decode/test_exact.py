@@ -8,9 +8,8 @@ from embedded_pair import known_task
 from models.tiny_drafts import BLOCK, write_draft
 from models.tiny_models import VOCAB, write_tiny
 
-from sp.decode.ddtree import DDTree
-from sp.decode.dflash import DFlash
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
+from sp.decode.dflash import DDTree, DFlash
 from sp.decode.speculate import speculate
 from sp.models import Hooks, load_model, prefill
 from sp.models.drafts.dflash import load_draft

@@ -9,7 +9,7 @@ from models.tiny_drafts import write_draft
 from models.tiny_models import VOCAB, write_tiny
 
 from sp.decode import DDTree, DFlash
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.decode.speculate import speculate
 from sp.models import Hooks, Model, load_draft, load_model, prefill
 from sp.models.drafts.dflash_session import DraftSession

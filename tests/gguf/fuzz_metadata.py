@@ -39,7 +39,7 @@ from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import plan_file
 from sp.planning.tables import render, render_plan
-from sp.session.load import load
+from sp.session.loaded import load
 
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50
 NAME = "m-00001-of-00001.gguf"

@@ -28,7 +28,7 @@ from sp.models.file.metadata_keys import SketchKeys
 from sp.models.file.refusals import NEUTRAL
 from sp.models.file.safetensors_file import MOST_HEADER, SafetensorsFile
 from sp.models.synthetic.dflash_synthetic import find_draft_shape
-from sp.session.load import load
+from sp.session.loaded import load
 
 
 @pytest.mark.parametrize(("fuzz", "count"), [(fuzz_metadata, 120), (fuzz_drafts, 300)], ids=["metadata", "drafts"])

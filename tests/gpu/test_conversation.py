@@ -24,7 +24,7 @@ from conversation_walks import (
 )
 
 from sp.models.cache.trail import NEAR
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, Conversations
 
 pytestmark = pytest.mark.no_sanitizer

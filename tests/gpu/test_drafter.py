@@ -23,7 +23,7 @@ from sp.models.synthetic.random_store import random_model
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.attention import Fold, Reduction
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 BOUND = 1e-3

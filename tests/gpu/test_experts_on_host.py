@@ -13,7 +13,7 @@ import pytest
 from compare import to_bf16
 from file_rows import file_rows
 
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.models import Model, load_model, prefill, prefill_by_layer
 from sp.models.layer.cold_experts import StackRing
 from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned

@@ -27,7 +27,7 @@ from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteKind, round_we
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels
 from sp.quant import Q4_K, Q6_K, Math, kernel_formats
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 KERNELS = [("gemm_bytes_sm90", Math.INT8), ("gemm_bytes_sm90", Math.FP8), ("gemm_bytes_portable", Math.INT8)]
 

@@ -15,7 +15,7 @@ from compare import nmse
 from device_models import EMBEDDED, NAMES, case
 
 from sp.bench.timing import kernel_times
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import Hooks, load_model, prefill, prefill_by_layer
@@ -25,7 +25,7 @@ from sp.ops.matmul.project import gated_project, project, project_add
 from sp.prompt import Prompt
 from sp.quant import Weight
 from sp.session import load
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 BOUND = {"f16": 1e-3, "q4_0": 2e-2}

@@ -10,8 +10,7 @@ import pytest
 from compare import nmse
 from outside_family import VOCAB, tern_logits, tern_tensors, write_tern
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import greedy
+from sp.decode.base import GraphDecoder, greedy
 from sp.models import Hooks, decode_step, load_model, prefill, prefill_by_layer
 from sp.models.run.tree import TreeReader
 from sp.ops.add_bias import add_bias

@@ -14,7 +14,7 @@ from delta_layers import LARGE, PAIR
 from twice_as_deep import write_deep
 
 import sp.models.run.graph as prefill_graphs
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.kernels.device import current_device
 from sp.models import Model, load_model, prefill
 from sp.models.run.graph import PrefillGraphs

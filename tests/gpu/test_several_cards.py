@@ -30,7 +30,7 @@ from sp.parallel.nccl_card import PeerGathers, reachable
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 N, KEPT = 6001, 0.1

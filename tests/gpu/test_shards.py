@@ -8,8 +8,7 @@ import cupy
 import numpy as np
 import pytest
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.errors import PromptError
 from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill
@@ -24,7 +23,7 @@ from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 N = 700

@@ -18,7 +18,7 @@ from compare import nmse
 from device_models import case
 
 from sp.decode import DDTree, DFlash
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
 from sp.models import Hooks, decode_step, load_draft, prefill

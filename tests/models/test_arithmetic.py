@@ -14,7 +14,6 @@ from tiny_models import write_tiny
 from sp.errors import ConfigError
 from sp.models import load_model
 from sp.models.network import arithmetic as marking
-from sp.models.network import auto_math
 from sp.models.network.arithmetic import (
     AUTO,
     FASTER,
@@ -37,7 +36,7 @@ from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
 from sp.planning.memory import STREAMS, cold_layers, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 def past_the_first(names: Iterable[str]) -> set[str]:
@@ -157,8 +156,8 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
     for module in (marking, auto_math):
         monkeypatch.setattr(module, "current_path", lambda: path)
         monkeypatch.setattr(module, "kernels", lambda path: known)
-    monkeypatch.setattr(auto_math, "capability", lambda device: capability)
-    monkeypatch.setattr(auto_math, "current_device", lambda: 0)
+    monkeypatch.setattr(marking, "capability", lambda device: capability)
+    monkeypatch.setattr(marking, "current_device", lambda: 0)
 
 
 @pytest.mark.parametrize(

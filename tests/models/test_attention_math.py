@@ -18,7 +18,7 @@ from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
 from sp.session import Pipeline
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 DRY = """
 import json, sys

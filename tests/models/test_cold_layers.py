@@ -27,7 +27,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import numpy as np
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.device.parts import Parts, arrays_of
 from sp.models.layer import feed_forward as experts

@@ -10,7 +10,7 @@ from dry_walk import walked
 from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 FAMILIES = (
     *("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0"),
@@ -22,7 +22,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 import numpy as np
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.kernels import forced_path
 from sp.models import Hooks, load_model, prefill, prefill_by_layer
 from sp.models.run.tree import TreeReader

@@ -20,7 +20,7 @@ from sp.models.synthetic.dflash_synthetic import (
     write_synthetic_draft,
 )
 from sp.models.synthetic.shapes import find_shape
-from sp.session.load import synthetic
+from sp.session.loaded import synthetic
 
 TINY = "dflash-tiny-qwen35"
 
@@ -82,7 +82,8 @@ from sp.kernels import forced_path
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.synthetic.dflash_synthetic import synthetic_draft
-from sp.session.load import synthetic
+from sp.session.loaded import synthetic
+from sp.session.loaded import synthetic
 target = synthetic("tiny-qwen35", device="cuda").model
 empty = dry_device.empty
 drafts = [synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), *(load_draft(path, target) for path in sys.argv[2:])]

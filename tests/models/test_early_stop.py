@@ -10,8 +10,8 @@ import pytest
 from sp.errors import ConfigError, ModelError
 from sp.models import Hooks, load_model, prefill, prefill_by_layer, read_by_layer
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.head_map import model_key
-from sp.session.load import embedded
+from sp.scoring.attention.heads import model_key
+from sp.session.loaded import embedded
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from sp.planning.inspect import inspect_file
 from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.planning.tables import render
 from sp.quant import FORMATS, Math
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.session.measured import cards_of
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"

@@ -30,7 +30,7 @@ from sp.planning.inspect import inspect_file
 from sp.planning.plan import COMMON, USUAL, make_plan, plan_file
 from sp.planning.subject import read_subject, shape_subject
 from sp.session import RunOptions, embedded
-from sp.session.decide import check_memory, check_scoring
+from sp.session.decision import check_memory, check_scoring
 
 
 @pytest.fixture(scope="module")

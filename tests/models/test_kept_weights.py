@@ -8,7 +8,7 @@ from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.models.network.arithmetic import is_eligible
 from sp.planning.memory import file_formats, layer_matrices
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 WALK = """
 import sys

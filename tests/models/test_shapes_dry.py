@@ -14,7 +14,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from dataclasses import replace
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.kernels import forced_path
 from sp.models import prefill, prefill_by_layer, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table

@@ -10,7 +10,7 @@ from parity import fixture
 from shared_models import IDS, WHERE, N, file_of, read_all
 from tiny_models import rewritten, write_tiny
 
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.gguf import GGUFFile
 from sp.models import (
     Model,
@@ -26,7 +26,7 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.parallel.host import HostGroup
 from sp.quant import Q4_K, Q6_K, Q8_0
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
 

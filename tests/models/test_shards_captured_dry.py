@@ -15,7 +15,7 @@ import dry_nccl
 dry_nccl.install(2)
 import numpy as np
 from sp.decode import Sample
-from sp.decode.graph import GraphDecoder
+from sp.decode.base import GraphDecoder
 from sp.errors import DeviceError
 from sp.models import load_shards, prefill
 from sp.models.run.graph import PrefillGraphs

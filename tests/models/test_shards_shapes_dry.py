@@ -12,7 +12,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from dataclasses import replace
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.kernels import forced_path
 from sp.models import Arithmetic, Shards, prefill, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table

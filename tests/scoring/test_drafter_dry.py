@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dry_walk import walked
 
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 ROLES, SCORERS = ("drafter", "target"), ("tail", "lookahead")
 OPTIONS: tuple[dict[str, Any], ...] = (

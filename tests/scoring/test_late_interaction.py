@@ -19,10 +19,9 @@ from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, KeptKeys, ScoreRequest
 from sp.scoring.attention.attention import read_on
-from sp.scoring.trained import space
-from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.scoring.trained.scoring_head import ScoringHead
-from sp.session.load import embedded, load
+from sp.scoring.trained import late_interaction
+from sp.scoring.trained.late_interaction import LateInteractionScorer, ScoringHead
+from sp.session.loaded import embedded, load
 
 FAR = 200_000
 """A position beyond the window of the embedded drafter."""
@@ -213,7 +212,7 @@ def test_scores_differ_from_prompt_to_prompt_and_head_to_head(drafter, tmp_path)
 def test_slices_change_nothing(size, drafter, tmp_path, monkeypatch) -> None:
     request, scorer = prompt(drafter, 389, (340, 379)), scorer_of(random_head(drafter.config), tmp_path)
     want = scorer.score(request).scores
-    monkeypatch.setattr(space, "SLICE", size)
+    monkeypatch.setattr(late_interaction, "SLICE", size)
     np.testing.assert_allclose(scorer.score(request).scores, want, atol=1e-5)
 
 

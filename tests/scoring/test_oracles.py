@@ -15,9 +15,9 @@ from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.models import Cache, Hooks, Model, decode_step, prefill
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
-from sp.scoring.answer_likelihood import log_likelihoods
 from sp.scoring.attention.attention import average_pool
-from sp.session.load import synthetic
+from sp.scoring.likelihood import log_likelihoods
+from sp.session.loaded import synthetic
 
 N, SEED = 262, 3
 Looked = list[tuple[Floats, ...]]

@@ -17,7 +17,7 @@ from sp.errors import ConfigError
 from sp.models import Model, load_model
 from sp.scoring import SCORERS
 from sp.scoring.attention.attention import AttentionScorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import ReadingScorer
 
 TOKENS = 262  # no whole number of pages or chunks
 every = pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
@@ -166,8 +166,8 @@ def test_the_page_names_every_scorer_with_its_fields() -> None:
 
 
 def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
-    from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
-    from sp.session.load import embedded
+    from sp.scoring.attention.heads import EMBEDDED_MAP, HeadMap
+    from sp.session.loaded import embedded
 
     drafter = load_model(embedded("drafter"))
     found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)

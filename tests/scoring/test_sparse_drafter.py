@@ -28,7 +28,7 @@ from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.attention import Fold, Reduction
-from sp.scoring.reading import SPARSE_TOKENS, by_length
+from sp.scoring.base import SPARSE_TOKENS, by_length
 
 N = 1500
 KNOWN: dict[str, Any] = {}

@@ -19,7 +19,7 @@ import web
 from serving import ALWAYS, TASKS, chat, client
 
 from sp import cli
-from sp.serve.http.access import Limits
+from sp.serve.http import Limits
 from sp.session import Pipeline, embedded
 
 openai = pytest.importorskip("openai")

@@ -12,8 +12,8 @@ from sp.chat import Turn
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.prompt import Prompt
-from sp.prompt.messages import prompt_of
-from sp.serve.usage import Told, usage
+from sp.prompt.prompt import prompt_of
+from sp.serve.messages import Told, usage
 from sp.session import Conversation, Loaded, Pipeline, RunOptions, RunResult, embedded, load
 from sp.studies.pages.run_report import print_outcome, summary
 from sp.studies.sample import sample

@@ -12,7 +12,7 @@ from sp.models import Cards
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions, embedded, synthetic
-from sp.session.pair import spread
+from sp.session.loaded import spread
 from sp.studies.sample import sample
 
 

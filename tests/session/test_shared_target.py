@@ -15,7 +15,7 @@ from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
 from sp.session import Conversation, Pipeline, RunOptions, embedded, load
-from sp.session.pair import sharing
+from sp.session.loaded import sharing
 from sp.studies.sample import sample
 
 LINE = "target: shared by 2 cards, 86 + 86 MB of weights"

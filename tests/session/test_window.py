@@ -18,9 +18,9 @@ from sp.models.run import chunked
 from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.serve.usage import Told, usage
+from sp.serve.messages import Told, usage
 from sp.session import Conversation, Pipeline, RunOptions, RunResult, load, request
-from sp.session.decide import FRAME, Fit, decide, fit, may_be_over
+from sp.session.decision import FRAME, Fit, decide, fit, may_be_over
 from sp.session.residency import Residency
 from sp.studies.pages import run_report
 

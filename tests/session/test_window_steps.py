@@ -8,7 +8,7 @@ import pytest
 from conversation_walks import chats, error, options, said
 
 from sp.prompt import transfer_scores
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, TurnResult, embedded, load
 
 BOUND = 1e-6

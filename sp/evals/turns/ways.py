@@ -14,7 +14,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.chat import Thinking, split_reply
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.matches import Caught, Evidence
@@ -39,9 +39,9 @@ from sp.models.cache.trail import Checkpoint
 from sp.prompt import TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions
-from sp.session.cache_pool import CachePool
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.session.options import check_run
+from sp.session.residency import CachePool
 from sp.trace import Trace
 
 Progress = Callable[[int], None]

@@ -42,7 +42,7 @@ def tokens_together(model: Model) -> int:
     Examples
     --------
     >>> from sp.models import load_model
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> tokens_together(load_model(embedded("drafter")))
     2048
     """
@@ -181,7 +181,7 @@ def read_by_layer_on(
     >>> import numpy as np
     >>> from sp.models import Hooks, load_model
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> model, ids, seen = load_model(embedded("drafter")), np.arange(600), []
     >>> hooks = Hooks(on_attention=lambda layer, q, cache: seen.append((layer, cache.stored(layer).tokens)))
     >>> read_by_layer_on(HostGroup(2), [model] * 2, ids, ids, hooks, depth=2)

@@ -37,7 +37,7 @@ class Hooks:
     --------
     >>> import numpy as np
     >>> from sp.models import Hooks, load_model, prefill
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> model, ids, seen = load_model(embedded("drafter")), np.arange(9), []
     >>> _ = prefill(model, ids, ids, model.new_cache(9), hooks=Hooks(on_attention=lambda i, q, _: seen.append(q.shape)))
     >>> len(seen) == model.config.layers, seen[0]

@@ -60,7 +60,7 @@ def refusal(model: Model) -> str | None:
     Examples
     --------
     >>> from sp.models import load_model
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> refusal(load_model(embedded("drafter")))
     'layer 0: its weights are not packed, as on the CPU'
     """
@@ -378,7 +378,7 @@ def read_repeated(
     --------
     >>> import numpy as np
     >>> from sp.models import Hooks, load_model
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> read_repeated(load_model(embedded("drafter")), np.arange(600), np.arange(600), Hooks())  # on the CPU
     False
     """

@@ -67,7 +67,7 @@ def load_shards(
     --------
     >>> from sp.models import load_model
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> shards = load_shards(embedded("target"), HostGroup(2))
     >>> shards.config.kv_heads, [model.config.kv_heads for model in shards.models]
     (2, [1, 1])

@@ -53,7 +53,7 @@ class Shards:
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
         >>> from sp.parallel.host import HostGroup
-        >>> from sp.session.load import embedded
+        >>> from sp.session.loaded import embedded
         >>> ids = np.arange(40)
         >>> def two_tokens(model):
         ...     cache = model.new_cache(50)
@@ -88,7 +88,7 @@ class SharedModel(Model):
     >>> import numpy as np
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> model = SharedModel(load_shards(embedded("target"), HostGroup(2)))
     >>> model
     Model(qwen3: 10 layers of 512, context 163,840, cpu, shared by 2)
@@ -169,7 +169,7 @@ def stream(
     --------
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> shards = load_shards(embedded("target"), HostGroup(2))
     >>> pieces = stream(shards, lambda part: (10 * part.share.rank + number for number in range(9)))
     >>> next(pieces), next(pieces)
