@@ -48,7 +48,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "models": ("cache", "file", "layer", "families", "network", "device", "run", "shards", "drafts", "synthetic"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
-    "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
+    "studies": ("sweep", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))

@@ -153,9 +153,8 @@ def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
 def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *maths: Math) -> None:
     """As if on a card whose kernels make these products."""
     known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=maths)]
-    for module in (marking, auto_math):
-        monkeypatch.setattr(module, "current_path", lambda: path)
-        monkeypatch.setattr(module, "kernels", lambda path: known)
+    monkeypatch.setattr(marking, "current_path", lambda: path)
+    monkeypatch.setattr(marking, "kernels", lambda path: known)
     monkeypatch.setattr(marking, "capability", lambda device: capability)
     monkeypatch.setattr(marking, "current_device", lambda: 0)
 
