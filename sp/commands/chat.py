@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from sp.chat import Thinking, Turn
 from sp.commands.asked import RunAsked, open_pair, scorers_of, tell_thinking
@@ -20,9 +20,11 @@ from sp.commands.terminal import AsJson, as_json_text, check_file, progress_bar,
 from sp.errors import ConfigError, PromptError, SpError, printable, unknown_name
 from sp.prompt.prompt import prompt_of
 from sp.serve.text import ReplyText
-from sp.session import Conversation, ConversationOptions, TurnResult, turn_row
-from sp.session.options import ModelOptions, PlaceOptions, Recall
+from sp.session.options import ConversationOptions, ModelOptions, PlaceOptions, Recall
 from sp.trace import Reporter, silent, write_atomic
+
+if TYPE_CHECKING:
+    from sp.session import Conversation, TurnResult
 
 OnPart = Callable[[str, str], bool | None]
 """Takes what more there is of thinking, and of the answer."""
@@ -82,6 +84,8 @@ class Session:
         tell(rest.reasoning, rest.content)
         self.turns += [said, Turn("assistant", answer.text, answer.reasoning)]
         self._files, self.last = [], result
+        from sp.session import turn_row
+
         number = 1 + sum(row["conversation"] == self._number for row in self.rows)
         row = turn_row(result, number, self._needles)
         self.rows.append({"conversation": self._number, **row, "question": message})
@@ -375,6 +379,8 @@ def chat(
       sp chat --load book.txt --picture talk.png < questions.txt
       sp chat --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --json < questions.txt
     """
+    from sp.session import Conversation
+
     for path, option in ((out, "--out"), (picture, "--picture")):
         check_file(path, option)
     if picture is not None and picture.suffix != ".png":

@@ -26,9 +26,7 @@ from sp.session.options import ModelOptions, PlaceOptions, check_run
 MISSING: str | None = None
 try:
     from sp.serve.app import Service
-    from sp.serve.door import Door
     from sp.serve.http import Limits, Metrics, Server, listen, log_requests, origins_of
-    from sp.serve.replica import deployed
     from sp.serve.worker import Worker
 except ModuleNotFoundError as error:
     if (error.name or "sp").partition(".")[0] == "sp":
@@ -36,6 +34,7 @@ except ModuleNotFoundError as error:
     MISSING = error.name  # told when it is needed: help is not
 
 if TYPE_CHECKING:
+    from sp.serve.door import Door
     from sp.serve.http import Served
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -187,6 +186,9 @@ def open_door(
     with ExitStack() as stack:
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)
+        from sp.serve.door import Door
+        from sp.serve.replica import deployed
+
         kind: Literal["GPU", "CPU"] = "GPU" if pick_device(asked.place.device) == "cuda" else "CPU"
         handle = stack.enter_context(
             deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)
