@@ -32,7 +32,7 @@ from tempfile import TemporaryDirectory
 from record_cards import several
 from record_plan import ROOT, TABLE, TESTS, Item, peer, plan
 
-from sp.bench.budget import prune, restate
+from sp.bench.record import prune, restate
 
 LAST_LINES = 12
 WHY = "to be measured anew"

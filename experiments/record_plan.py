@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sp.bench.budget import GPU_TESTS, old_keys
-from sp.bench.record import is_current, newest
+from sp.bench.record import GPU_TESTS, is_current, newest, old_keys
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "gpu"

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from sp.bench.prompts import PromptMaker
 from sp.bench.record import append, is_current, newest
-from sp.bench.request import Request, without_ends
-from sp.bench.ttft import Bench, Cell, records_of, requests_of
+from sp.bench.ttft import Bench, Cell, Request, records_of, requests_of, without_ends
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.kernels.path import native_path
 from sp.scoring import SCORERS

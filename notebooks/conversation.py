@@ -20,7 +20,7 @@ import sp
 from sp.session import turn_row
 from sp.evals import TASKS
 from sp.selection import SELECTORS
-from sp.studies.plots.conversation_map import conversation_figure
+from sp.studies.plots.maps import conversation_figure
 
 pipeline = sp.load(device="cpu")
 pipeline.warm_up()

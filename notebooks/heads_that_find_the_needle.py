@@ -29,7 +29,7 @@ from sp.evals.heads import measure_heads
 from sp.evals.trained_for import note_of_file
 from sp.session import embedded, load
 from sp.scoring import SCORERS
-from sp.studies.style import tidy
+from sp.studies.figures import tidy
 
 drafter = load(embedded("drafter"), device="cpu", extrapolate=True)
 count = lambda text: len(drafter.tokenizer.encode(text).ids)

@@ -25,11 +25,11 @@ from matplotlib.figure import Figure
 import sp
 from sp.bench.record import newest
 from sp.evals import TASKS
-from sp.evals.statistics import wilson
+from sp.evals.summary import wilson
 from sp.evals.trained_for import note_of_file
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.studies.style import looks, plain_log, tidy
+from sp.studies.figures import looks, plain_log, tidy
 
 pipeline = sp.load(device="cpu")
 count = lambda text: len(pipeline.target.tokenizer.encode(text).ids)

@@ -23,7 +23,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sp.evals.statistics import wilson
+from sp.evals.summary import wilson
 
 ROWS = next(p for p in (Path("results"), Path("../results")) if p.is_dir()) / "nvidia-h200" / "real"
 SCORERS = {"auto": "C0", "calibrated": "C2", "tail": "C3", "bm25": "C1", "random": "0.6"}

@@ -29,12 +29,12 @@ from matplotlib.figure import Figure
 
 from sp.evals import TASKS
 from sp.evals.heads import measure_heads
-from sp.evals.metrics import score_answer
+from sp.evals.matches import score_answer
 from sp.ops.attention.attention_rows import attention_rows
 from sp.session.load import embedded, load
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
-from sp.studies.style import tidy
+from sp.studies.figures import tidy
 
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "experiments").is_dir())
 instrument = root / "experiments" / "instrument"

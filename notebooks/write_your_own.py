@@ -22,7 +22,7 @@ import numpy as np
 import sp
 from sp import Importance, Scorer, Selection, Selector, register_scorer, register_selector
 from sp.evals import TASKS, evaluate
-from sp.evals.statistics import wilson
+from sp.evals.summary import wilson
 from sp.evals.trained_for import note_of_file
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS

@@ -2,8 +2,8 @@
 
 A key of a GGUF file or of a JSON object holds what its writer liked: a number, a text, a bool, a list of a million of
 them. Whoever reads one says here which kind is meant and gets that kind or None, never something that compares or
-counts otherwise (an array in a condition, a whole number that no float can hold). `sp.models.metadata_keys.Keys`, for
-metadata, and `sp.checked`, for fields of JSON, word the refusals and set limits.
+counts otherwise (an array in a condition, a whole number that no float can hold). `sp.models.file.metadata_keys.Keys`,
+for metadata, and `sp.checked`, for fields of JSON, word the refusals and set limits.
 """
 
 from __future__ import annotations

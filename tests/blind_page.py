@@ -9,7 +9,7 @@ from pathlib import Path
 
 from models_page import table, write
 
-from sp.evals.statistics import wilson
+from sp.evals.summary import wilson
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "scorers.md"

@@ -19,14 +19,14 @@ from models_page import table
 from times_page import PAIR
 
 from sp.bench.record import newest
-from sp.models.arithmetic import AUTO
+from sp.models.network.arithmetic import AUTO
 from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.expected_density import expected_density
-from sp.planning.known_cards import find_card
+from sp.planning.cards import find_card
 from sp.planning.memory import scoring_bytes
+from sp.planning.plan import spoken
 from sp.planning.roofline import Roofline, TimedModel
 from sp.planning.tables import shown
-from sp.planning.verdict import spoken
 from sp.quant import Math
 from sp.studies.figures import INK, save_png
 

@@ -14,7 +14,7 @@ from sp.models.config import ModelConfig
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import CARDS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
 from sp.planning.memory import Stacks, stack_bytes
-from sp.planning.verdict import spoken
+from sp.planning.plan import spoken
 from sp.session.measured import PLAIN_MATHS, maths_of
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from fuzz_texts import changed_bytes, changed_json
 from outcomes import Outcomes
 from safetensors.numpy import save
 
-from sp.studies.plots.importance_map import SavedRun, importance_map
+from sp.studies.plots.maps import SavedRun, importance_map
 
 TOKENS, CHUNKS = 320, 10
 FACTS = {

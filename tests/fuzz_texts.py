@@ -156,7 +156,7 @@ def meet(case: Case, data: bytes, outcomes: Outcomes) -> None:
 def without_pictures() -> Iterator[None]:
     """Those of rows are not drawn: they take seconds, and show what tables say. Those of times are drawn small."""
     with (
-        patch.multiple("sp.studies.pages.quality", **NO_PICTURES),
+        patch.multiple("sp.studies.pages.study_page", **NO_PICTURES),
         patch("sp.studies.plots.ttft_plots.save_png", _small),
     ):
         yield

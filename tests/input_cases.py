@@ -12,20 +12,19 @@ from typing import Any
 
 from sp.bench.simulate import read_trace
 from sp.commands.asked import overrides, read_settings
-from sp.evals.formats.file_task import FORMATS, recognise
-from sp.evals.turns.rows import KEY, known_rows
+from sp.evals.formats.records import FORMATS, recognise
+from sp.evals.turns.ways import KEY, known_rows
 from sp.named import read_strategies
 from sp.scoring import SCORERS
 from sp.scoring.attention import head_map
 from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 from sp.session.measured import read_break_evens
 from sp.studies.board.entries import read_board
-from sp.studies.board.html import as_html
-from sp.studies.board.markdown import as_markdown
+from sp.studies.board.html import as_html, as_markdown
 from sp.studies.pages.report import write_report
-from sp.studies.plots.conversation_map import read_turns
+from sp.studies.plots.maps import read_turns
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.training.plan import load_plan
+from sp.studies.training import load_plan
 
 ROOT = Path(__file__).parents[1]
 KEPT = TemporaryDirectory(prefix="sp-inputs-")

@@ -32,7 +32,7 @@ from tokenizer import Encoder
 
 from sp.evals import TASKS
 from sp.evals.story import StoryTask
-from sp.evals.text import words
+from sp.evals.text import tables as words
 from sp.gguf import GGUFFile
 from sp.session import embedded
 

@@ -16,7 +16,7 @@ from input_cases import ASKED, CASES, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT, 
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.evals.formats.file_task import FORMATS, recognise
+from sp.evals.formats.records import FORMATS, recognise
 from sp.json_lines import parse_json, parse_object, read_jsonl
 from sp.plain_yaml import MOST_BYTES, read_value
 from sp.scoring.attention.head_map import HeadMap
@@ -24,7 +24,7 @@ from sp.session.measured import read_break_evens
 from sp.studies.board.entries import read_board
 from sp.studies.pages.report import write_report
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.training.plan import load_plan
+from sp.studies.training import load_plan
 
 
 def test_mutations_are_read_or_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("byte_rows", "matmul", "attention", "sparse", "delta", "experts", "sampling"),
-    "models": ("cache", "layers", "architectures", "device", "shards", "passes", "synthetic", "drafts"),
+    "models": ("cache", "file", "layer", "families", "network", "device", "run", "shards", "drafts", "synthetic"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns", "natural"),
     "scoring": ("attention", "calibration", "trained"),
     "selection": ("structured",),

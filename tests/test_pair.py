@@ -12,7 +12,7 @@ from embedded_pair import known_task
 
 import sp
 from sp.evals import Example
-from sp.evals.metrics import score_answer
+from sp.evals.matches import score_answer
 from sp.evals.run import counter
 from sp.gguf import GGUFFile
 from sp.session import Pipeline, RunOptions

@@ -14,13 +14,12 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.commands.plan import expected
 from sp.errors import ConfigError
-from sp.models.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
-from sp.planning.known_cards import KNOWN, Card, find_card
+from sp.models.network.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
+from sp.planning.cards import KNOWN, Card, find_card
 from sp.planning.plan import make_plan
-from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel
+from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel, predicted_times
 from sp.planning.subject import shape_subject
 from sp.planning.tables import shown
-from sp.planning.times import predicted_times
 from sp.quant import Math
 from sp.session.measured import cards_of, maths_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from models_page import table
 
-from sp.evals.turns.summary import ALL, summarise_turns
+from sp.evals.turns.ways import ALL, summarise_turns
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "conversations.md"

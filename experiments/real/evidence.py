@@ -16,7 +16,7 @@ from typing import Any
 from rows import read_sets
 
 from sp.bench.record import append, make_record
-from sp.evals.statistics import wilson
+from sp.evals.summary import wilson
 
 PLANTED = {"prose", "code", "jsonl"}
 """Kinds of text that `needles.py` hides facts in."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from sp.bench.record import append, key_of, make_record, read
 from sp.evals.natural.questions import Question, known_questions
-from sp.evals.natural.verdict import judge, masks
+from sp.evals.natural.rows import judge, masks
 from sp.evals.run import cell_columns, counter
 from sp.prompt import TokenisedPrompt
 from sp.scoring.calibration.known import file_sha256

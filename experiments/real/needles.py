@@ -20,10 +20,10 @@ from pathlib import Path
 from facts import FACTS
 
 from sp.errors import SpError
-from sp.evals.natural.documents import known_documents
+from sp.evals.natural.questions import known_documents
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokenizer import Tokenizer
-from sp.hub.names import model_path
+from sp.hub.known import model_path
 from sp.trace import write_atomic
 
 PROSE = ("manual", "specification", "legal", "narrative")

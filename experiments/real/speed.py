@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.kernel_times import kernel_times
-from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import append, make_record, running
+from sp.bench.timing import free_pool, kernel_times, pool_bytes
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions

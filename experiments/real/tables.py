@@ -14,8 +14,8 @@ from typing import Any
 
 from rows import read_sets
 
-from sp.evals.natural.verdict import REASONS
-from sp.evals.statistics import wilson
+from sp.evals.natural.rows import REASONS
+from sp.evals.summary import wilson
 
 Row = Mapping[str, Any]
 

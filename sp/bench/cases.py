@@ -1,20 +1,39 @@
-"""A registry of families of benchmarks, each yielding cases at the shapes the models have."""
+"""Families of benchmarks: cases at the shapes the models have, and random inputs for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from sp.bench.record import make_record
+from sp.bench.timing import mode_of, spread, time_kernel
+from sp.config import import_modules
+from sp.errors import unknown_name
+from sp.kernels import forced_path, import_cupy
+from sp.kernels.device import require_device
+from sp.kernels.jit import device_arches
+from sp.kernels.launch import Defines, KernelSpec, launched_sources, reset_launched
 from sp.kernels.path import PATHS, native_path
+from sp.kernels.specs.matmul.epilogue import STORE
+from sp.kernels.tools.build import build_all
+from sp.kernels.tools.check import plan
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.matmul.dispatch import ROWS, SHAPES
+from sp.ops.matmul.packed import PackedWeight, pack
+from sp.ops.matmul.registry import MatmulKernel, Product, kernels
+from sp.quant import F16, BlockFormat, kernel_formats
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do.
-
-    With `graph` it is replayed from a CUDA graph: the host needs longer to launch a short kernel than it runs.
-    """
+    """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do. With
+    `graph` it is replayed from a CUDA graph: the host needs longer to launch a short kernel than it runs."""
 
     config: Mapping[str, Any]
     path: str
@@ -41,3 +60,156 @@ def family(name: str) -> Callable[[Family], Family]:
 def paths() -> tuple[str, ...]:
     """Paths the present card can take."""
     return PATHS if native_path() == "sm_90a" else ("portable",)
+
+
+def normal(*shape: int) -> Any:
+    """Normal float32 values: products of zeros or of one sign draw less power and run faster."""
+    return import_cupy().random.standard_normal(shape, np.float32)
+
+
+def bf16(*shape: int) -> Any:
+    """Normal values cut to bf16."""
+    return (normal(*shape).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Any, PagedKV]:
+    """Queries, and keys and values under a shuffled table, all f16, with attention that is not flat: keys of a block of
+    128 tokens are one of 64 N(0, 1) centres, drawn for each block and KV head, plus N(0, 1); queries likewise for each
+    query head; values N(0, 1)."""
+    cupy, blocks = import_cupy(), tokens // PAGE_TOKENS
+    assert tokens == blocks * PAGE_TOKENS, f"{tokens} tokens are no whole number of pages"
+    random = cupy.random.default_rng(tokens + head_dim)
+    centres = random.standard_normal((64, head_dim), np.float32)
+
+    def rows(count: int, centred: bool) -> Any:
+        made = cupy.empty((blocks, PAGE_TOKENS, count, head_dim), np.float16)
+        middle = centres[random.integers(0, 64, (blocks, count))] if centred else 0
+        for slot in range(PAGE_TOKENS):  # a slice at a time: float32 noise of all rows would take gigabytes
+            made[:, slot] = middle + random.standard_normal((blocks, count, head_dim), np.float32)
+        return made
+
+    q = rows(heads, True).reshape(tokens, heads, head_dim)
+    table = cupy.argsort(random.random(blocks)).astype(np.int32)
+    pages = []
+    for centred in (True, False):
+        scattered = cupy.empty((blocks, PAGE_TOKENS, kv_heads, head_dim), np.float16)
+        scattered[table] = rows(kv_heads, centred)
+        pages.append(scattered.view(np.uint8))
+    return q, PagedKV(pages[0], pages[1], table, tokens, F16)
+
+
+def run_cases(only: str | None = None, repeats: int = 20) -> Iterator[dict[str, Any]]:
+    """Time every case of one family or of all, as `sp kernels bench` does; yields records."""
+    import_modules("sp.bench.families")
+    if only is not None and only not in FAMILIES:
+        raise unknown_name("family of benchmarks", only, FAMILIES)
+    for name, make in FAMILIES.items():
+        if only in (None, name):
+            for case in make():
+                yield _measure(name, case, repeats)
+
+
+def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
+    reset_launched()
+    with forced_path(case.path) if case.path in PATHS else nullcontext():
+        samples = time_kernel(case.run, repeats, graph=case.graph)
+    times = spread(samples)
+    metrics = {
+        "ms": times.median,
+        "ms_low": times.low,
+        "ms_high": times.high,
+        "gb_s": case.bytes / times.median / 1e6,
+        "tflops": case.flops / times.median / 1e9,
+    }
+    config = {**case.config, "path": case.path, "mode": mode_of(case.graph)}
+    return make_record(name, config, metrics, samples, launched_sources())
+
+
+CHAIN_BYTES = 192 << 20
+"""Weights of one chain of launches: more than the L2 cache holds."""
+
+
+def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: None) -> Iterator[dict[str, Any]]:
+    """Time every kernel over formats, shapes and rows; one record a format and shape, with microseconds a launch by
+    ``"gemv 16"`` (kernel, rows). A launch is one of a chain over copies of the weight, in a CUDA graph, as in a model:
+    it finds its weight in memory, and the next may start before it has ended."""
+    work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
+    for fmt in kernel_formats():
+        for name, shape in SHAPES.items():
+            weights = copies(fmt, shape)
+            facts = {"type": fmt.name, "shape": name, "n": shape[0], "k": shape[1], "launches": len(weights)}
+            for rows in ROWS:
+                for kernel, run in candidates(weights, rows).items():
+                    work.setdefault(tuple(facts.items()), {})[kernel, rows] = run
+    every = [run for runs in work.values() for run in runs.values()]
+    arches = device_arches(require_device())
+    build_all(plan([replace(kernel, variants=tuple(v)) for kernel, v in needed(every).items()], arches))
+    for key, runs in work.items():
+        config: dict[str, Any] = dict(key)
+        samples = {which: time_kernel(run, repeats, warmup=1, graph=True) for which, run in runs.items()}
+        metrics = {
+            f"{kernel} {rows}": 1e3 * spread(ms).median / config["launches"] for (kernel, rows), ms in samples.items()
+        }
+        yield make_record("dispatch", config, metrics, list(samples.values()))
+        progress(1)
+
+
+def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callable[[], None]]:
+    """By kernel for which so many rows are worth timing, a function that queues the product with each of `weights`."""
+    out, width = weights[0].shape
+    x, y, kind = bf16(rows, width), import_cupy().empty((rows, out), np.uint16), weights[0].format.ggml_type
+
+    def chain(kernel: MatmulKernel) -> Callable[[], None]:
+        def run() -> None:
+            for w in weights:
+                kernel.launch(Product(x, (w,), (y,), STORE))
+
+        return run
+
+    return {
+        kernel.name: chain(kernel)
+        for kernel in dict.fromkeys(each for path in paths() for each in kernels(path))  # that this card can run
+        if rows in kernel.timed and kind in kernel.formats and kernel.room(rows, width, (kind,), False, STORE)
+    }
+
+
+def copies(fmt: BlockFormat, shape: tuple[int, int]) -> tuple[PackedWeight, ...]:
+    """A weight of random blocks, 256 distinct rows, and copies of it."""
+    blocks = random_blocks(np.random.default_rng(0), fmt, 256 * shape[1] // fmt.block_size, 0.02)
+    rows = import_cupy().asarray(blocks.reshape(256, -1))
+    first = pack("w", fmt, shape, import_cupy().tile(rows, (shape[0] // 256, 1)))
+    count = max(2, -(-CHAIN_BYTES // first.nbytes))
+    return (first, *(replace(first, data=first.data.copy()) for _ in range(count - 1)))
+
+
+def needed(runs: Any) -> dict[KernelSpec, list[Defines]]:
+    """Variants that some work launches, without launching them."""
+    found: dict[KernelSpec, dict[tuple[Any, ...], Defines]] = {}
+    plain = KernelSpec.launch
+
+    def note(self: KernelSpec, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
+        chosen = self.variants[0] if defines is None else defines
+        found.setdefault(self, {})[tuple(chosen.items())] = chosen
+
+    KernelSpec.launch = note  # type: ignore[method-assign]
+    try:
+        for run in runs:
+            run()
+    finally:
+        KernelSpec.launch = plain  # type: ignore[method-assign]
+    return {kernel: list(variants.values()) for kernel, variants in found.items()}
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `sp.ops.matmul.dispatch` reads, from the records of `measure`."""
+    return {
+        "gpu": records[0]["gpu"],
+        "date": records[-1]["date"],
+        "kernel_hash": records[0]["kernel_hash"],
+        "us": {
+            f"{record['config']['type']} {record['config']['shape']}": {
+                name: round(us, 2) for name, us in record["metrics"].items()
+            }
+            for record in records
+        },
+    }

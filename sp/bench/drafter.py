@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.kernel_times import kernel_times
-from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
-from sp.bench.timing import HostTime, enough
+from sp.bench.timing import HostTime, enough, free_pool, kernel_times, pool_bytes
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
@@ -46,17 +44,10 @@ LIMIT_TFLOPS = 700.0
 
 @dataclass(frozen=True)
 class Draft:
-    """One test: scoring a prompt of random tokens.
-
-    Attributes
-    ----------
-    tokens : int
-    options : mapping
-        Of the `tail` scorer; ``{"sparse": "alpha:0.1"}`` for example.
-    """
+    """One test: scoring a prompt of random tokens."""
 
     tokens: int
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the `tail` scorer; ``{"sparse": "alpha:0.1"}`` for example
 
     @property
     def read(self) -> dict[str, Any]:
@@ -71,40 +62,19 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftTiming:
-    """Samples of one test.
-
-    Attributes
-    ----------
-    draft : Draft
-    seconds : tuple of float
-        From token ids to scores, both on the host.
-    density : float
-        Share of the causal blocks that attention read, mean over the layers.
-    stages : dict of str to float
-        Milliseconds of kernels in one more run, by `STAGE_NAMES`; empty on the CPU. What the median of `seconds` has
-        beyond their sum are pauses between kernels, and copies.
-    peak_bytes, weight_bytes : int
-        Most device memory held, and the weights' part of it; 0 on the CPU.
-    limit_s : float
-        The work over `LIMIT_TFLOPS`; 0 on the CPU.
-    sources : tuple of str
-        Kernels that were launched.
-    cards : int
-        How many read together; memory is that of the first, and there are no stages of more than one.
-    host : dict of str to float
-        Of `HostTime`.
-    """
+    """Samples of one test. `stages`: milliseconds of kernels in one more run, by `STAGE_NAMES`; empty on the CPU. What
+    the median of `seconds` has beyond their sum are pauses between kernels, and copies."""
 
     draft: Draft
-    seconds: tuple[float, ...]
-    density: float
+    seconds: tuple[float, ...]  # from token ids to scores, both on the host
+    density: float  # share of the causal blocks that attention read, mean over the layers
     stages: dict[str, float]
-    peak_bytes: int
+    peak_bytes: int  # peak_bytes, weight_bytes: most device memory held, and the weights' part of it; 0 on the CPU
     weight_bytes: int
-    limit_s: float
-    sources: tuple[str, ...] = ()
-    cards: int = 1
-    host: dict[str, float] = field(default_factory=dict)
+    limit_s: float  # the work over `LIMIT_TFLOPS`; 0 on the CPU
+    sources: tuple[str, ...] = ()  # kernels that were launched
+    cards: int = 1  # how many read together; memory is that of the first, and there are no stages of more than one
+    host: dict[str, float] = field(default_factory=dict)  # of `HostTime`
 
     def metrics(self) -> dict[str, Any]:
         """Median time, density, memory, limit and stages."""
@@ -127,11 +97,9 @@ def run_drafts(
     text: Ints | None = None,
     cards: Cards | None = None,
 ) -> Iterator[DraftTiming]:
-    """Time a drafter; each test is warmed up, then repeated with other tokens, on a device short ones more often.
-
-    Those are random or, with the tokens of a `text`, that text over and over, begun at a random place: what a trained
-    drafter's attention is sparse on. With `cards` these read together; `model` is then the first of theirs.
-    """
+    """Time a drafter; each test is warmed up, then repeated with other tokens, on a device short ones more often:
+    random ones or, since a trained drafter's attention is sparse on it, a `text` over and over, begun at a random
+    place. With `cards` these read together; `model` is then the first of theirs."""
     rng, count = np.random.default_rng(0), 1 if cards is None else cards.group.size
 
     def score(scorer: Scorer, tokens: int) -> Importance:
@@ -168,14 +136,7 @@ def run_drafts(
 
 
 def work(config: ModelConfig, tokens: int, density: float) -> float:
-    """Floating-point operations of scoring: a prefill, its attention at a density; the last layer's is not computed.
-
-    Examples
-    --------
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> round(work(find_shape("qwen3-0.6b").config, 131072, 0.05) / 1e12)
-    206
-    """
+    """Floating-point operations of scoring: a prefill, its attention at a density; the last layer's is not computed."""
     cost = prefill_cost(config, tokens)
     attending = max(len(config.attention_layers) - 1, 0) / max(len(config.attention_layers), 1)
     return cost.weights * (config.layers - 1) / config.layers + cost.attention * attending * density + cost.delta

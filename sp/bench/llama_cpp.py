@@ -31,10 +31,8 @@ def bench_command(
     batches: Sequence[int] = (),
     ubatches: Sequence[int] = (),
 ) -> list[str]:
-    """Arguments for this llama-bench: `-fa` was 0 or 1, and is a word in later versions, as its help tells.
-
-    Prompts are read with every one of `batches` and `ubatches`; its own defaults if there are none.
-    """
+    """Arguments for this llama-bench: `-fa` was 0 or 1, and is a word in later versions, as its help tells. Prompts are
+    read with every one of `batches` and `ubatches`; its own defaults if there are none."""
     told = _run([str(program), "--help"], HELP_SECONDS, program)
     said = told.stdout + told.stderr
     if "--n-prompt" not in said:
@@ -49,13 +47,8 @@ def bench_command(
 
 
 def run_bench(command: Sequence[str], seconds: float) -> list[dict[str, Any]]:
-    """Run llama-bench and return its tests.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be started, fails, takes longer than `seconds`, or prints no tests.
-    """
+    """Run llama-bench and return its tests. ConfigError: it cannot be started, fails, takes longer than `seconds`, or
+    prints no tests."""
     done = _run(command, seconds, Path(command[0]))
     if done.returncode != 0:
         raise ConfigError(f"{command[0]} failed with status {done.returncode}: {_last(done.stderr or done.stdout)}")
@@ -63,13 +56,8 @@ def run_bench(command: Sequence[str], seconds: float) -> list[dict[str, Any]]:
 
 
 def parse(text: str, source: str) -> list[dict[str, Any]]:
-    """The tests in what llama-bench printed with ``-o json``, whatever else stands before or after.
-
-    Raises
-    ------
-    ConfigError
-        There is no list of tests, or one has no size or no time.
-    """
+    """The tests in what llama-bench printed with ``-o json``, whatever else stands before or after. ConfigError: there
+    is no list of tests, or one has no size or no time."""
     decoder = json.JSONDecoder()
     for start in (match.start() for match in re.finditer(r"^\s*\[", text, re.MULTILINE)):
         try:
@@ -82,17 +70,8 @@ def parse(text: str, source: str) -> list[dict[str, Any]]:
 
 
 def describe_peer(test: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record` for a test: reading a prompt as `prefill`, decoding as `decode`, of its own engine.
-
-    llama-bench counts neither tokenising nor sampling, so the time to a first token is longer.
-
-    Parameters
-    ----------
-    test : mapping
-        One of `run_bench`, or of `with_best`.
-    facts : mapping
-        `model_facts` of the file.
-    """
+    """Arguments of `make_record` for a test of `run_bench` or `with_best`: reading a prompt as `prefill`, decoding as
+    `decode`, of its own engine. It counts neither tokenising nor sampling, so the time to a first token is longer."""
     config: dict[str, Any] = {
         **facts,
         "kv": str(test.get("type_k") or "f16"),
@@ -119,8 +98,6 @@ def describe_peer(test: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str
 def with_best(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The tests, each told whether it is the fastest of its size, and how fast every setting of that size was.
 
-    Examples
-    --------
     >>> tests = [{"n_prompt": 8, "n_gen": 0, "n_batch": b, "seconds": [s]} for b, s in ((4, 2.0), (8, 1.0))]
     >>> [(test["n_batch"], test["best"], len(test["grid"])) for test in with_best(tests)]
     [(4, False, 2), (8, True, 2)]

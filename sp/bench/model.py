@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
-from sp.bench.timing import HostTime
+from sp.bench.timing import HostTime, free_pool, pool_bytes
 from sp.decode.graph import GraphDecoder
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
-from sp.models.imbalance import imbalance
-from sp.models.passes.prefill_graphs import MOST, PrefillGraphs, longest
+from sp.models.run.graph import MOST, PrefillGraphs, longest
+from sp.models.run.imbalance import imbalance
 from sp.scoring.reading import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -35,10 +34,8 @@ SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one laun
 
 @dataclass(frozen=True)
 class Trial:
-    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length.
-
-    Which key blocks the attention of a prefill reads, `sparse` says, as of a scorer.
-    """
+    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length. Which key
+    blocks the attention of a prefill reads, `sparse` says, as of a scorer."""
 
     prompt: int
     new: int = 0
@@ -61,42 +58,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one test.
-
-    Attributes
-    ----------
-    test : Trial
-    seconds : tuple of float
-        One a repetition.
-    peak_bytes : int
-        Most device memory held during the test, weights included; 0 on the CPU.
-    sources : tuple of str
-        Kernels it launched, for `make_record`.
-    densities : tuple of float
-        Share of the causal blocks that each layer of a sparse prefill read.
-    imbalance : float or None
-        Of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`.
-    read : dict of str to int
-        Tokens of the last prefill by how they were read, see `sp.models.passes.prefill_graphs.Way`; empty where that
-        was not asked.
-    cards : int
-        How many share the model; memory is that of the one that held most.
-    refused : str or None
-        Why no CUDA graph could be captured of work that otherwise is one, and which was launched kernel by kernel.
-    host : dict of str to float
-        Of `HostTime`.
-    """
+    """Samples of one test. `read`: tokens of the last prefill by how they were read, see `prefill_graphs.Way`, if that
+    was asked; `refused`: why work that otherwise is a CUDA graph was launched kernel by kernel."""
 
     test: Trial
-    seconds: tuple[float, ...]
-    peak_bytes: int
-    sources: tuple[str, ...] = ()
-    densities: tuple[float, ...] = ()
-    imbalance: float | None = None
+    seconds: tuple[float, ...]  # one a repetition
+    peak_bytes: int  # most device memory held during the test, weights included; 0 on the CPU
+    sources: tuple[str, ...] = ()  # kernels it launched, for `make_record`
+    densities: tuple[float, ...] = ()  # share of the causal blocks that each layer of a sparse prefill read
+    imbalance: float | None = None  # of experts, in a prefill by one card; see `sp.models.run.imbalance`
     read: Mapping[str, int] = field(default_factory=dict)
-    cards: int = 1
+    cards: int = 1  # how many share the model; memory is that of the one that held most
     refused: str | None = None
-    host: Mapping[str, float] = field(default_factory=dict)
+    host: Mapping[str, float] = field(default_factory=dict)  # of `HostTime`
 
     @property
     def rates(self) -> list[float]:
@@ -123,26 +97,9 @@ def run_tests(
     progress: Callable[[str], None] | None = None,
     together: Together | None = None,
 ) -> Iterator[Timing]:
-    """Time a model; each test is warmed up, then repeated with other random tokens.
-
-    Parameters
-    ----------
-    model : Model
-    tests : list of Trial
-    repeats : int
-    kv, rotate
-        See `Cache`.
-    chunk : int, optional
-        See `prefill`.
-    progress : callable, optional
-        Told of every repetition that is done, by the name of its test.
-    together : callable, optional
-        `Shards.run` of a model that cards share; `model` is that of the first card, and the slowest one's time counts.
-
-    Yields
-    ------
-    Timing
-    """
+    """Time a model; each test is warmed up, then repeated with other random tokens. `progress` is told the name of its
+    test after every repetition; with `together`, `Shards.run` of a model that cards share, the slowest card's time
+    counts and `model` is the first card's."""
     run = together or (lambda work: [work(model)])
     spread_of = functools.cache(functools.partial(imbalance, model))
     draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all cards read the same

@@ -9,18 +9,28 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
+from math import isclose
 from pathlib import Path
 from typing import Any
 
+from sp import values
+from sp.errors import ConfigError, SpError
+from sp.gguf import GGUFFile
 from sp.json_lines import read_jsonl as read
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
-from sp.models.arithmetic import AUTO, Arithmetic
+from sp.models import ModelConfig
+from sp.models.families.base import read_config
+from sp.models.file.file_type import FILE_TYPES
+from sp.models.network.arithmetic import AUTO, Arithmetic
+from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.quant import Math
+from sp.trace import write_atomic
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
 """What matrix products multiply if nothing else is asked for, by the path of a model's kernels."""
@@ -36,21 +46,8 @@ def make_record(
     *,
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """One measurement with everything needed to judge it later.
-
-    Parameters
-    ----------
-    bench : str
-        Name of the measurement, which is also the file's.
-    config, metrics : mapping
-        What was measured, and the numbers.
-    samples : sequence
-        Raw samples behind the metrics.
-    sources : iterable of str, optional
-        KernelSpec sources it rests on; those launched so far in this process if left out.
-    device : {"cuda", "cpu"}
-        Where it was measured.
-    """
+    """One measurement with everything needed to judge it later: `samples` are raw, `bench` is the file's name too, and
+    `sources` are the kernels it rests on, those launched so far in this process if left out."""
     sources = sorted(set(launched_sources() if sources is None else sources))
     return {
         "bench": bench,
@@ -66,17 +63,9 @@ def make_record(
 
 
 def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dict[str, Any]:
-    """How a model's work runs, as the keys of records have it.
-
-    `math` is what products of a prompt are made in, or attention alone: `products` is then what they are in. Where
-    `auto` chose that, `asked_math` says so, for it may have chosen it for some of the weights only. `kept_bytes` is
-    there where weights are kept rounded, and is what they take.
-
-    Examples
-    --------
-    >>> running("sm_90a")
-    {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
-    """
+    """How a model's work runs, as keys have it. `math` is what products of a prompt are made in, or attention alone:
+    `products` is then what they are in. Where `auto` chose it, `asked_math` says so; `kept_bytes` is what weights kept
+    rounded take."""
     math, more = MATH[path], dict[str, Any]()
     if made_in is not None and made_in.kind != Math.BF16:
         math = str(made_in.attention if made_in.math is Math.BF16 else made_in.math)
@@ -98,10 +87,8 @@ def key_of(record: Mapping[str, Any]) -> str:
 
 
 def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
-    """Add a record to ``folder/<machine>/<bench>.jsonl`` and return that path.
-
-    The line is written in one call, so that a killed process leaves it whole or not there.
-    """
+    """Add a record to ``folder/<machine>/<bench>.jsonl`` and return that path. The line is written in one call, so that
+    a killed process leaves it whole or not there."""
     path = folder / machine_slug(record) / f"{record['bench']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
@@ -123,10 +110,8 @@ def is_current(record: Mapping[str, Any]) -> bool:
 
 
 def commit() -> str | None:
-    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it.
-
-    A copy without its git folder names the commit in ``SP_COMMIT``; without that it is None.
-    """
+    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it. A copy without its git folder
+    names the commit in ``SP_COMMIT``; without that it is None."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -141,3 +126,127 @@ def commit() -> str | None:
         return os.environ["SP_COMMIT"]
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}{'+' if git('status', '--porcelain', '--', '.') else ''}" if head else None
+
+
+FREE = ("context", "scaling", "magnitude", "retrieval")
+"""Numbers of a configuration that change no speed."""
+
+
+def model_facts(name: str, config: ModelConfig | None, file_type: str | None) -> dict[str, Any]:
+    """Name, shape and type, as keys have them."""
+    return {"model": name, "shape": None if config is None else shape_name(config), "type": file_type}
+
+
+def shape_name(config: ModelConfig) -> str | None:
+    """The named shape a model has, whatever its context and the scaling of its RoPE; None for others."""
+    return next((name for name in list_shapes() if _same(asdict(find_shape(name).config), asdict(config))), None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal but for what costs nothing, numbers as near as a file keeps them."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one if k not in FREE)
+    if isinstance(one, float) and isinstance(other, float):
+        return isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
+
+
+def file_type_name(file: GGUFFile) -> str | None:
+    """Name of the file type that a file says it has; None for those without a name here."""
+    number = values.whole(file.metadata.get("general.file_type"))
+    return next((name for name, known in FILE_TYPES.items() if known == number), None)
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """`model_facts` of a GGUF file, also of one that another engine can read and this one cannot."""
+    try:
+        file = GGUFFile.open(path)
+    except SpError:
+        return model_facts(path.name, None, None)
+    try:
+        config = read_config(file)
+    except SpError:
+        config = None
+    return model_facts(path.name, config, file_type_name(file))
+
+
+BUDGET = "OLD.json"
+GPU_TESTS = "gpu_tests"
+
+
+def measured_files(results: Path) -> list[Path]:
+    """Files of records that name their kernels, below a folder; logs and rows of studies do not."""
+    return [path for path in sorted(results.rglob("*.jsonl")) if "kernel_hash" in first_line(path)]
+
+
+def first_line(path: Path) -> dict[str, Any]:
+    """The first object of a file; empty if it has none."""
+    with path.open(encoding="utf-8") as file:
+        found = json.loads(file.readline() or "{}")
+    return found if isinstance(found, dict) else {}
+
+
+def superseded(path: Path) -> int:
+    """How many records of a file have a newer one of the same key behind them."""
+    keys = [key_of(json.loads(line)) for line in path.read_bytes().splitlines()]
+    return len(keys) - len(set(keys))
+
+
+def prune(results: Path) -> dict[Path, int]:
+    """Leave of each key the newest record, since git keeps the others; how many went, by file."""
+    taken = {path: count for path in measured_files(results) if (count := superseded(path))}
+    for path in taken:
+        last = {key_of(json.loads(line)): line for line in path.read_bytes().splitlines()}  # in the order of `newest`
+        write_atomic(path, b"\n".join(last.values()) + b"\n")
+    return taken
+
+
+def old_keys(path: Path, tests: Path) -> list[str]:
+    """Configurations of a file whose newest record is of other kernels than today's. Of GPU tests, that is every file
+    of `tests` whose newest record is old or missing; one that is gone counts no more."""
+    if path.stem != GPU_TESTS:
+        return [json.dumps(record["config"]) for record in newest(path) if not is_current(record)]
+    last = {file: record for record in (newest(path) if path.exists() else ()) for file in record["config"]["tests"]}
+    files = sorted(file.relative_to(tests).as_posix() for file in tests.rglob("test_*.py"))
+    return [file for file in files if file not in last or not is_current(last[file])]
+
+
+def failed_tests(path: Path) -> list[str]:
+    """Files of GPU tests whose newest record has failures; of other benchmarks' records none."""
+    if path.stem != GPU_TESTS:
+        return []
+    return [file for record in newest(path) if record["metrics"]["failed"] for file in record["config"]["tests"]]
+
+
+def read_budget(results: Path) -> dict[str, dict[str, Any]]:
+    """By file below `results`: ``old``, how many records may and must be old, ``why``, and ``failed``. The latter, of
+    GPU tests alone, says for each file whose newest record has failures what they were."""
+    found: dict[str, dict[str, Any]] = json.loads((results / BUDGET).read_text(encoding="utf-8"))
+    return found
+
+
+def check_budget(results: Path, path: Path, tests: Path) -> None:
+    """A file holds exactly as many old records as `read_budget` states, so that what is stated stays true. ConfigError:
+    it holds more, or fewer."""
+    stated = read_budget(results).get(path.relative_to(results).as_posix(), {"old": 0})["old"]
+    found = old_keys(path, tests)
+    if len(found) != stated:
+        raise ConfigError(
+            f"{path.name}: {len(found)} records are of kernels that have changed since, {BUDGET} states {stated}; "
+            f"measure anew (experiments/record_all.py), or state the count and why: {', '.join(found)[:300]}"
+        )
+
+
+def restate(results: Path, tests: Path, why: str) -> Mapping[str, dict[str, Any]]:
+    """Write the counts as they are; `why` stands where there was no reason yet."""
+    before = read_budget(results) if (results / BUDGET).exists() else {}
+    stated = {}
+    for path in measured_files(results):
+        name = path.relative_to(results).as_posix()
+        known, failed = before.get(name, {}), failed_tests(path)
+        if count := len(old_keys(path, tests)):
+            stated[name] = {"old": count, "why": known.get("why", why)}
+            if failed:
+                stated[name]["failed"] = {file: known.get("failed", {}).get(file, why) for file in failed}
+    write_atomic(results / BUDGET, (json.dumps(stated, indent=1) + "\n").encode())
+    return stated

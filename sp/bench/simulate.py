@@ -40,28 +40,15 @@ def _length(value: Any) -> bool:
 class Acceptance:
     """Tokens that passes are taken to give.
 
-    Parameters
-    ----------
-    name : str
-        ``"8 a pass"``, or ``"as in accepted.json"``.
-    origin : str
-        Where the lengths come from.
-    lengths : mapping of Way to tuple of int
-        By method and budget, in recorded order; each at least 1.
-    constant : int, optional
-        The one length of all passes, in place of `lengths`.
-
-    Examples
-    --------
     >>> always = Acceptance.always(8)
     >>> always.of(("ddtree", 22), 16), always.of(("ddtree", 4), 16)
     ((8,), ())
     """
 
-    name: str
-    origin: str
-    lengths: Mapping[Way, tuple[int, ...]]
-    constant: int | None = None
+    name: str  # ``"8 a pass"``, or ``"as in accepted.json"``
+    origin: str  # where the lengths come from
+    lengths: Mapping[Way, tuple[int, ...]]  # by method and budget, in recorded order; each at least 1
+    constant: int | None = None  # the one length of all passes, in place of `lengths`
 
     @classmethod
     def always(cls, tokens: int) -> Acceptance:
@@ -78,13 +65,7 @@ class Acceptance:
 
 
 def read_trace(path: Path) -> Acceptance:
-    """Accepted lengths that `write_trace` wrote.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or holds something else.
-    """
+    """Accepted lengths that `write_trace` wrote. ConfigError: the file cannot be read or holds something else."""
     try:
         found = read_object(path, "a trace of sp bench decode --trace")
         check(found, {"origin": OBJECT, "accepted": LIST}, str(path))
@@ -109,22 +90,8 @@ def write_trace(path: Path, origin: Mapping[str, Any], lengths: Mapping[Way, Seq
 
 
 class Simulated(Speculative):
-    """Does all that a decoder does, then takes the deepest branch as far as told, whatever the target says.
-
-    Parameters
-    ----------
-    decoder : Speculative
-    lengths : sequence of int
-        Tokens of one pass after the other, from the first again when they are used up; a branch that is shorter
-        gives what it has.
-
-    Examples
-    --------
-    >>> from sp.decode import DFlash
-    >>> decoder, rng = Simulated(DFlash(), [3]), np.random.default_rng()
-    >>> decoder.propose(1, np.zeros((4, 5), np.float32), rng).tokens.tolist()
-    [1, 0, 0, 0, 0]
-    """
+    """Does all that a decoder does, then takes the deepest branch as far as told, whatever the target says: `lengths`
+    are tokens of one pass after the other, from the first again at the end."""
 
     def __init__(self, decoder: Speculative, lengths: Sequence[int]) -> None:
         self._decoder = decoder
@@ -149,13 +116,7 @@ class Simulated(Speculative):
 
 
 def deepest(tree: Tree) -> Ints:
-    """Nodes from the first one to the deepest; of several the first.
-
-    Examples
-    --------
-    >>> deepest(Tree(np.array([7, 8, 9, 5]), np.array([-1, 0, 0, 2]))).tolist()
-    [0, 2, 3]
-    """
+    """Nodes from the first one to the deepest; of several the first."""
     path = [int(tree.depths.argmax())]
     while (parent := int(tree.parents[path[-1]])) >= 0:
         path.append(parent)

@@ -1,10 +1,10 @@
-"""Times of device work by CUDA events: warmed up, inputs out of the L2 cache, launch gaps hidden; and of a host that
-plans launches, which short work waits for."""
+"""Times of device work by CUDA events, of a host that plans launches, and by kernel; and the device memory it took."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,6 +13,10 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, l2_bytes
+from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.repeats import watched
+from sp.kernels.setting import setting
+from sp.models import Model
 from sp.ops.norms import rms_norm
 from sp.parallel.processors import processors
 
@@ -29,13 +33,7 @@ class Spread(NamedTuple):
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Median and quartiles, by linear interpolation.
-
-    Examples
-    --------
-    >>> spread([1.0, 2.0, 3.0, 4.0, 10.0])
-    Spread(median=3.0, low=2.0, high=4.0)
-    """
+    """Median and quartiles, by linear interpolation."""
     ordered = sorted(samples)
 
     def at(share: float) -> float:
@@ -48,40 +46,18 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def mode_of(graph: bool) -> str:
-    """How `time_kernel` times, as the keys of records have it: replays of a graph, or calls queued behind other work.
-
-    Two more modes have benchmarks of their own: "eager", single calls on an idle device, whose launch is in the time;
-    and "burst", calls back to back, until the card has settled at the clock that it can hold.
-    """
+    """How `time_kernel` times, as keys have it: replays of a graph, or calls queued behind other work. Benchmarks of
+    their own have "eager", single calls on an idle device, launch included, and "burst", calls back to back, until the
+    card has settled at the clock that it can hold."""
     return "graph" if graph else "queued"
 
 
 def time_kernel(
     fn: Callable[[], object], repeats: int = 20, flush_l2: bool = True, warmup: int = 3, graph: bool = False
 ) -> list[float]:
-    """Milliseconds of each of `repeats` calls of `fn` on the current stream.
-
-    Before each call a buffer larger than the L2 cache is written: `fn` then reads memory, and the host has time to
-    queue it, so that one kernel is timed without its launch.
-
-    Parameters
-    ----------
-    fn : callable
-        Queues device work on the current stream and does not wait for it.
-    repeats : int
-        Samples to take.
-    flush_l2 : bool
-        False keeps whatever `fn` left in the cache.
-    warmup : int
-        Calls before the first sample; kernels are compiled in the first.
-    graph : bool
-        Capture `fn` once as a CUDA graph and time its replays, for work of many short launches.
-
-    Returns
-    -------
-    list of float
-        All samples, in order.
-    """
+    """Milliseconds of each of `repeats` calls of `fn`, which queues work on the current stream and does not wait, or of
+    replays of it as a CUDA graph. Before each a buffer larger than the L2 cache is written: `fn` then reads memory, and
+    the host has time to queue it, so that one kernel is timed without its launch."""
     cupy = import_cupy()
     stream = cupy.cuda.get_current_stream()
     for _ in range(warmup):
@@ -115,34 +91,13 @@ def _scratch(device: int) -> Any:
 
 
 def enough(seconds: Sequence[float], repeats: int, each: float) -> bool:
-    """Whether so many samples were taken, and they are together as long as so many of `each` seconds.
-
-    Examples
-    --------
-    >>> enough([0.5, 0.5], 2, 0.2), enough([0.1, 0.1], 2, 0.2), enough([0.1] * 4, 2, 0.2), enough([9.0], 2, 0.2)
-    (True, False, True, False)
-    """
+    """Whether so many samples were taken, and they are together as long as so many of `each` seconds."""
     return len(seconds) >= repeats and sum(seconds) >= repeats * each
 
 
 class HostTime:
-    """Looks at the host between samples: a core may be half as fast a second later, where machines share processors.
-
-    Parameters
-    ----------
-    device : {"cuda", "cpu"}
-        Nothing is looked at where nothing is launched.
-    chosen : bool
-        Look from a processor that is chosen as threads of several cards choose theirs, see `Processors`; else from the
-        one that the calling thread is on.
-
-    Examples
-    --------
-    >>> host = HostTime("cpu")
-    >>> host.look()
-    >>> host.metrics()
-    {}
-    """
+    """Looks at the host between samples, if anything is launched on a device: a core may be half as fast a second
+    later, where machines share processors. With `chosen` from a processor chosen as threads of several cards do."""
 
     def __init__(self, device: str, chosen: bool = False) -> None:
         self._device, self._chosen, self._found = device, chosen, list[float]()
@@ -167,3 +122,63 @@ class HostTime:
     def metrics(self) -> dict[str, float]:
         """``launch_us``, the median microseconds of a launch; nothing if nothing was looked at."""
         return {"launch_us": median(self._found) / TOGETHER * 1e6} if self._found else {}
+
+
+QUIET = 1 << 30  # bytes written to keep the device busy while the host queues the work
+
+
+@dataclass
+class KernelTime:
+    """All launches of one kernel in one variant and grid."""
+
+    entry: str
+    variant: str  # defines and grid
+    launches: int = 0
+    ms: float = 0.0  # in all
+
+
+def kernel_times(work: Callable[[], object], hold_ms: float = 20.0) -> list[KernelTime]:
+    """Run `work` with an event before and after every launch of a declared kernel; longest first. The device is kept
+    busy for about `hold_ms`, more than the host needs to queue `work`, so that slower launches do not show as time of
+    kernels; an event pair adds a microsecond or two to each."""
+    cupy = import_cupy()
+    seen: list[tuple[str, str, Any, Any]] = []
+    plain = KernelSpec.launch
+
+    def timed(self: KernelSpec, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        plain(self, grid, *values, defines=defines)
+        end.record()
+        given = self.variants[0] if defines is None else defines
+        seen.append((self.entry, f"{' '.join(f'{k}={v}' for k, v in given.items())} {grid}", start, end))
+
+    stream = cupy.cuda.get_current_stream()
+    busy = cupy.empty(QUIET, cupy.uint8)
+    stream.synchronize()
+    for _ in range(int(hold_ms / 0.3)):
+        busy.data.memset_async(0, QUIET)
+    KernelSpec.launch = timed  # type: ignore[method-assign]
+    try:
+        with setting(watched, True):
+            work()
+    finally:
+        KernelSpec.launch = plain  # type: ignore[method-assign]
+    stream.synchronize()
+    found: dict[tuple[str, str], KernelTime] = {}
+    for entry, variant, start, end in seen:
+        total = found.setdefault((entry, variant), KernelTime(entry, variant))
+        total.launches += 1
+        total.ms += float(cupy.cuda.get_elapsed_time(start, end))
+    return sorted(found.values(), key=lambda item: -item.ms)
+
+
+def free_pool(model: Model) -> None:
+    """Give memory of the test before back, so that the peak is that of this one."""
+    if model.device == "cuda":
+        import_cupy().get_default_memory_pool().free_all_blocks()
+
+
+def pool_bytes(model: Model) -> int:
+    """Bytes the pool has taken from the device since `free_pool`; it gives none back meanwhile."""
+    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0

@@ -2,24 +2,120 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import make_record
-from sp.bench.request import Request, measure, pair_config
+from sp.bench.record import make_record, running
 from sp.bench.timing import HostTime
 from sp.errors import SpError
 from sp.folders import cache_folder
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models.shards.shared_model import SharedModel
-from sp.session import Pipeline, RunOptions
+from sp.models.cache.block_tables import cache_name
+from sp.models.shards.shards import SharedModel
+from sp.prompt import Prompt
+from sp.scoring.reading import DRAFTING, recorded
+from sp.selection import SELECTORS
+from sp.session import Loaded, Pipeline, RunOptions
+from sp.session.device_memory import format_bytes
+from sp.trace import Stage, peak_bytes
+
+SKIPPED = 3  # decoded tokens before the rate is taken: one launch by launch, one captured, one replayed
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. `peak_bytes`: most device memory in use, weights included, on the card that held most; on the CPU
+    the process' most so far; `moves`: models, or parts of them, that left the device and came back."""
+
+    ttft_s: float  # from the text to the first token on the host
+    stages: dict[str, float]  # seconds by stage; `other` is what lies between them
+    prompt_tokens: int
+    kept_tokens: int
+    density: float | None  # share of the causal blocks the drafter read; None where nothing was skipped
+    decode_tok_s: float | None  # tokens a second after the first few; None if there were too few
+    peak_bytes: int = 0
+    timeline: tuple[tuple[float, int], ...] = ()  # device memory in use since the request began
+    moves: tuple[dict[str, Any], ...] = ()
+
+
+def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
+    """Run one request and take its times."""
+    arrivals: list[float] = []
+    start = time.perf_counter()
+    result = pipeline.run(prompt, options, full=False, on_token=lambda _: arrivals.append(time.perf_counter()))
+    ttft = (arrivals[0] if arrivals else time.perf_counter()) - start
+    stages = until_first_token(result.answer.trace.stages, ttft)
+    counted = arrivals[SKIPPED:]
+    rate = (len(counted) - 1) / (counted[-1] - counted[0]) if len(counted) > 1 else None
+    densities = result.importance.densities if result.importance else ()
+    density = mean(densities) if densities else None
+    memory = result.answer.trace.facts.get("residency", {})
+    timeline = tuple((at, used) for at, used in memory.get("memory", ()))
+    moves, peaks = tuple(memory.get("transitions", ())), result.answer.trace.facts.get("card_peaks", ())
+    peak = max(memory.get("peak_bytes", 0), *peaks, 0) or result.peak_bytes
+    tokens, kept = len(result.prompt), result.kept_tokens
+    return Request(ttft, stages, tokens, kept, density, rate, peak, timeline, moves)
+
+
+def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
+    """Seconds by name of the stages before decoding; `other` is what lies between them."""
+    spent: dict[str, float] = {}
+    for stage in done:
+        if stage.name == "decode":
+            break
+        spent[stage.name] = spent.get(stage.name, 0.0) + stage.seconds
+    spent["other"] = max(0.0, ttft - sum(spent.values()))
+    return spent
+
+
+def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
+    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted. `cards`
+    draft, `target_cards` share the target where there are several; `drafter_math` is there where it is not `math`."""
+    drafter = pipeline.drafter if drafts else None
+    cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
+    roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
+    model = pipeline.target.model
+    scorer = options.scorer.chosen(drafter.model.config) if drafter else options.scorer
+    shared = {"target_cards": model.shards.group.size} if isinstance(model, SharedModel) else {}
+    return {
+        "target": pipeline.target.path.name,
+        "drafter": drafter.path.name if drafter else None,
+        **(recorded(scorer) if drafts else dict.fromkeys(DRAFTING[:-1])),
+        "selector": SELECTORS.name_of(options.selector) if drafts else None,
+        "vram": format_bytes(vram),
+        "kv": cache_name(options.kv, options.rotate),
+        **running(path, model.arithmetic, cards),
+        **shared,
+        **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
+        **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
+    }
+
+
+def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:
+    """What the drafter's products are made in, where that is not what the target's are."""
+    theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
+    told = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in ours]
+    alike = ours.keys() == theirs.keys() and all(ours[key] == theirs[key] for key in told if key != "kept_bytes")
+    return {} if alike else {f"drafter_{key}": ours[key] for key in told}
+
+
+def without_ends(loaded: Loaded) -> Loaded:
+    """The same model with no token that ends an answer, whose length then does not depend on the weights."""
+    tokenizer = copy.copy(loaded.tokenizer)
+    tokenizer.eos_ids = frozenset()
+    return replace(loaded, tokenizer=tokenizer)
+
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
 """Tells whether two records are of one process, and so of one pair on one card."""
@@ -28,10 +124,8 @@ WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
 
 @dataclass(frozen=True)
 class Cell:
-    """What is timed: requests of one length with the same options; `compress="off"` is the full prefill.
-
-    `vram` is the budget in bytes, None for all memory there is.
-    """
+    """What is timed: requests of one length with the same options; `compress="off"` is the full prefill. `vram` is the
+    budget in bytes, None for all memory there is."""
 
     tokens: int
     options: RunOptions
@@ -45,41 +139,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellTiming:
-    """Requests of one cell.
-
-    Attributes
-    ----------
-    cell : Cell
-    requests : tuple of Request
-        Those that count; none when the cell failed.
-    first : Request or None
-        The one before them, which may wait for memory; before a full prefill a shorter one.
-    cold : Cold or None
-        The first request of the process, if it was of this cell.
-    peak_bytes : int
-        Of the requests that count.
-    watched : Request or None
-        A request whose memory was watched, if that was asked for.
-    full : tuple of Request
-        The full prefill of the same length.
-    error : str or None
-        Why there are no requests.
-    sources : tuple of str
-        Kernels that were launched.
-    host : dict of str to float
-        Of `HostTime`.
-    """
+    """Requests of one cell."""
 
     cell: Cell
-    requests: tuple[Request, ...] = ()
-    first: Request | None = None
-    cold: Cold | None = None
-    peak_bytes: int = 0
-    watched: Request | None = None
-    full: tuple[Request, ...] = ()
-    error: str | None = None
-    sources: tuple[str, ...] = ()
-    host: dict[str, float] = field(default_factory=dict)
+    requests: tuple[Request, ...] = ()  # those that count; none when the cell failed
+    first: Request | None = None  # the one before them, which may wait for memory; before a full prefill a shorter one
+    cold: Cold | None = None  # the first request of the process, if it was of this cell
+    peak_bytes: int = 0  # of the requests that count
+    watched: Request | None = None  # a request whose memory was watched, if that was asked for
+    full: tuple[Request, ...] = ()  # the full prefill of the same length
+    error: str | None = None  # why there are no requests
+    sources: tuple[str, ...] = ()  # kernels that were launched
+    host: dict[str, float] = field(default_factory=dict)  # of `HostTime`
 
     def metrics(self) -> dict[str, Any]:
         """Medians over the requests, and what they have in common."""
@@ -116,30 +187,16 @@ class Cold:
 
 @dataclass(frozen=True)
 class Bench:
-    """Times requests of one pair.
+    """Times requests of one pair. `repeats`, `full_repeats` count, after one that does not; 0 for no full prefills;
+    `timelines` keeps the memory of the last compressed request of every cell, on the CPU of one more."""
 
-    Parameters
-    ----------
-    pipeline : Pipeline
-        Its target best `without_ends`.
-    maker : PromptMaker
-    repeats, full_repeats : int
-        Requests that count, compressed and of the full prefill, after one that does not; without full prefills 0.
-    full_seconds : float
-        No further full prefill of a length once those that count have taken so long together.
-    timelines : bool
-        Keep the memory of the last compressed request of every cell; on the CPU one more is made for that.
-    progress : callable
-        Told of every request that counts.
-    """
-
-    pipeline: Pipeline
+    pipeline: Pipeline  # its target best `without_ends`
     maker: PromptMaker
     repeats: int = 5
     full_repeats: int = 1
-    full_seconds: float = 60.0
+    full_seconds: float = 60.0  # no further full prefill of a length once those that count have taken so long together
     timelines: bool = False
-    progress: Callable[[], None] = lambda: None
+    progress: Callable[[], None] = lambda: None  # told of every request that counts
 
     def run(
         self,
@@ -149,26 +206,9 @@ class Bench:
         known: Callable[[Cell], tuple[Request, ...] | None] = lambda cell: None,
         fresh: bool = True,
     ) -> Iterator[CellTiming]:
-        """Time every length within every budget; first of a length its full prefill, within the first budget.
-
-        Parameters
-        ----------
-        lengths : sequence of int
-            Tokens, ascending, so that a longer full prefill finds its kernels warm.
-        settings : sequence of RunOptions
-            Those of compressed requests; `compress` is taken as "always".
-        budgets : sequence of int or None
-            Bytes of device memory, see `Pipeline.within`; None for all there is.
-        known : callable
-            Requests of a cell that was timed before and is left out now.
-        fresh : bool
-            Whether the process has served no request yet, so that the first one is told apart as cold.
-
-        Yields
-        ------
-        CellTiming
-            A cell that cannot run, for want of memory for example, has an error in place of requests.
-        """
+        """Time every length, ascending, within every budget; first of a length its full prefill, within the first
+        budget. What is `known` from before is left out; the first request of a `fresh` process is told apart as cold. A
+        cell that cannot run, for want of memory for example, has an error in place of requests."""
         for tokens in lengths:
             self.maker.make(tokens)  # one that cannot be made is found before anything is timed
         cold, wholes = None, dict[int, tuple[Request, ...]]()
@@ -279,5 +319,42 @@ def requests_of(record: Mapping[str, Any]) -> tuple[Request, ...]:
 
 
 def _compiled() -> int:
-    """Kernels in the cache."""
     return sum(1 for _ in (cache_folder() / "kernels").glob("*.cubin"))
+
+
+PERIOD = 0.002  # seconds between two looks
+PAGE = 4096
+
+
+def resident_bytes() -> int:
+    """Resident memory now; the most so far where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    except OSError:
+        return peak_bytes()
+
+
+@contextmanager
+def watched() -> Iterator[list[tuple[float, int]]]:
+    """Seconds since the start and `resident_bytes`, about every `PERIOD`, in a list that grows until the block ends."""
+    seen: list[tuple[float, int]] = []
+    start, done = time.perf_counter(), threading.Event()
+
+    def look() -> None:
+        while not done.wait(PERIOD):
+            seen.append((time.perf_counter() - start, resident_bytes()))
+
+    thread = threading.Thread(target=look, name="sp-memory", daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+        seen.append((time.perf_counter() - start, resident_bytes()))
+
+
+def thinned(seen: Sequence[tuple[float, int]], most: int = 400) -> list[tuple[float, int]]:
+    """At most about `most` points of a timeline, the highest of every group, so that no peak is lost."""
+    step = -(-len(seen) // most)
+    return [max(seen[i : i + step], key=lambda point: point[1]) for i in range(0, len(seen), step)] if seen else []

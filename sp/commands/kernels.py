@@ -193,8 +193,8 @@ def bench(
     --------
       sp kernels bench --family norms
     """
+    from sp.bench.cases import run_cases
     from sp.bench.record import append
-    from sp.bench.run_cases import run_cases
     from sp.kernels.device import require_device
 
     require_device()
@@ -235,7 +235,7 @@ def tune(
     """
     import json
 
-    from sp.bench.dispatch_times import measure, table
+    from sp.bench.cases import measure, table
     from sp.bench.record import append, hashed_anew
     from sp.kernels.device import require_device
     from sp.ops.matmul.dispatch import SHAPES, TABLE

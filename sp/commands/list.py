@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from sp.commands.line import arg, opt
@@ -34,9 +34,7 @@ def sections() -> dict[str, tuple[str, list[Field]]]:
     ['top', 'pairs', 'tasks', 'cells', 'combinators']
     """
     from sp.session import RunOptions
-    from sp.studies.sweep.keys import TaskKeys, TopKeys
-    from sp.studies.sweep.pairs import Pair
-    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES
+    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES, Pair, TaskKeys, TopKeys
 
     parts = [Field(name, "mapping | list", None, f"See {name}, below.") for name in SECTIONS]
     parts.append(
@@ -101,7 +99,7 @@ def registries() -> dict[str, Any]:
     import sp.evals  # noqa: F401  # registers tasks and formats
     from sp.decode import DECODERS
     from sp.evals import TASKS
-    from sp.evals.formats.file_task import FORMATS
+    from sp.evals.formats.records import FORMATS
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
 
@@ -167,13 +165,12 @@ def _model(model: KnownModel) -> Item:
 
 def _families() -> list[Item]:
     """Families of models that run, and the tokenizers that their files come with."""
-    from sp.models.architectures.base import ARCHITECTURES
+    from sp.models.families.base import ARCHITECTURES, HOMES
 
     found = []
     for name, record in sorted(ARCHITECTURES.items()):
-        about = (inspect.getdoc(inspect.getmodule(record.block)) or "").partition("\n")[0].removeprefix(f"{name}: ")
-        told = f"{about.rstrip('.')}; tokenizers: {', '.join(record.tokenizers)}."
-        found.append(Item(name, told, source=source_of(record.block)))
+        told = f"{record.about or 'told nothing of'}; tokenizers: {', '.join(record.tokenizers)}."
+        found.append(Item(name, told, source=source_of(SimpleNamespace(__module__=HOMES[name]))))
     return found
 
 

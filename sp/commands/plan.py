@@ -18,8 +18,8 @@ from sp.planning.cards import KEEP
 from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
-    from sp.models.arithmetic import AskedMath
-    from sp.planning.known_cards import Card
+    from sp.models.network.arithmetic import AskedMath
+    from sp.planning.cards import Card
     from sp.planning.subject import Subject
 
 MOST_TOGETHER = 16
@@ -62,8 +62,8 @@ def plan(
       sp plan Llama-3.3-70B-Q4_K_M.gguf --card 24g --cards 2 --context 32k
     """
     from sp.planning.plan import make_plan
+    from sp.planning.roofline import predicted_times
     from sp.planning.tables import render_plan, render_times, times_legend
-    from sp.planning.times import predicted_times
     from sp.session.decide import break_even
 
     lengths, gib, known = read_lengths(context), None, None
@@ -135,7 +135,7 @@ def read_card(text: str) -> tuple[int, Card | None]:
     >>> read_card("24g"), read_card("24GB"), read_card("RTX 3090")[0], read_card("3090")[0]
     ((24, None), (24, None), 24, 24)
     """
-    from sp.planning.known_cards import KNOWN
+    from sp.planning.cards import KNOWN
 
     known = {card.name: card for card in KNOWN}
     name = re.sub(r"[\s_-]|nvidia|geforce", "", text[:SHOWN].lower())

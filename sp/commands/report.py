@@ -26,8 +26,7 @@ def report(
       sp report results/nvidia-h200/study sp-run -o report
       sp report results/nvidia-h200 --pages README.md --pages docs
     """
-    from sp.studies.pages.marked_pages import write_pages
-    from sp.studies.pages.report import write_report
+    from sp.studies.pages.report import write_pages, write_report
 
     check_folder(None if pages else out, "--out")
     if pages:

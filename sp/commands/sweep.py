@@ -16,10 +16,8 @@ from sp.commands.terminal import AsJson, Wide, check_folder, clock, followed, pr
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sp.studies.sweep.conduct import Plan
-    from sp.studies.sweep.estimate import Estimate
-    from sp.studies.sweep.executor import Pool
-    from sp.studies.sweep.runs import Run
+    from sp.studies.sweep.conduct import Estimate, Plan, Pool
+    from sp.studies.sweep.sweep import Run
 
 
 def sweep(
@@ -55,8 +53,8 @@ def sweep(
       sp sweep experiments/study.yaml --executor ray --actors 4
       sp sweep experiments/study.yaml --executor ray --address 10.0.0.1:6379
     """
-    from sp.studies.sweep.cards import read_cards
     from sp.studies.sweep.conduct import Ray, make_plan, open_pool
+    from sp.studies.sweep.executor import read_cards
     from sp.studies.sweep.sweep import load_sweep
 
     cards = read_cards(devices) if devices else ()
@@ -109,8 +107,7 @@ def sweep(
 
 def expected(plan: Plan, workers: int, called: str = "devices") -> str:
     """How long what is left will take, before it begins: by earlier runs here, or else a guess."""
-    from sp.studies.sweep.conduct import from_earlier
-    from sp.studies.sweep.estimate import TYPICAL
+    from sp.studies.sweep.conduct import TYPICAL, from_earlier
 
     measured = from_earlier(plan)
     estimate = measured or TYPICAL[plan.device]

@@ -300,7 +300,7 @@ class Loop:
     def draw(self, path: Path) -> None:
         """Draw the last conversation."""
         from sp.studies.figures import save_png
-        from sp.studies.plots.conversation_map import DPI, conversation_figure
+        from sp.studies.plots.maps import DPI, conversation_figure
 
         rows = self._session.rows
         last = [row for row in rows if row["conversation"] == rows[-1]["conversation"]]

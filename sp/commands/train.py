@@ -49,25 +49,22 @@ def train_scorer(
       sp run --scorer probe --set scorer.weights=scorer.safetensors ...
       sp eval needle --scorer 'probe[weights=scorer.safetensors],tail[queries=24]'
     """
-    from sp.studies.training.plan import load_plan, without
-    from sp.studies.training.prompts import Readers, check_lengths
-    from sp.studies.training.train import Trainer, beside_name, file_name, steps
-    from sp.studies.training.train import leave_one_out as one_by_one
+    from sp.studies import training
 
     if out is None and leave_one_out is None:
         raise ConfigError("nothing would be written; name a file with -o, or a folder with --leave-one-out")
     if out is not None and (out.is_dir() or not (out.parent.is_dir() or out.parent == leave_one_out)):
         raise ConfigError(f"{out}: there is no folder {out.parent} to write it in, or it is a folder itself")
     check_folder(leave_one_out, "--leave-one-out")
-    plan = load_plan(data)
+    plan = training.load_plan(data)
     if leave_one_out is not None:
-        without(plan, next(iter(plan.tasks)))
-    readers = Readers.open(plan, device)
-    check_lengths(readers, plan)
+        training.without(plan, next(iter(plan.tasks)))
+    readers = training.Readers.open(plan, device)
+    training.check_lengths(readers, plan)
     written: list[tuple[Path, ScorerFile]] = []
     rows: list[dict[str, Any]] = []
-    with progress_bar("training", steps(plan, leave_one_out is not None)) as advance:
-        trainer = Trainer(readers, plan, advance)
+    with progress_bar("training", training.steps(plan, leave_one_out is not None)) as advance:
+        trainer = training.Trainer(readers, plan, advance)
         if out is not None:
             file = trainer.fit(plan)
             rows += [row | {"file": out.name} for row in trainer.judge(file, tuple(plan.tasks))]
@@ -76,16 +73,16 @@ def train_scorer(
             written.append((out, file))
         if leave_one_out is not None:
             leave_one_out.mkdir(parents=True, exist_ok=True)
-            for name, file, found in one_by_one(trainer):
-                path = leave_one_out / file_name(plan.kind, name)
+            for name, file, found in training.leave_one_out(trainer):
+                path = leave_one_out / training.file_name(plan.kind, name)
                 file.save(path)
                 written.append((path, file))
                 rows += [row | {"file": path.name} for row in found]
     if as_json:
         files = [{"file": str(path), "kind": file.kind, "made": dict(file.made)} for path, file in written]
-        print_json({"model": written[0][1].model, "beside": beside_name(), "files": files, "held_out": rows})
+        print_json({"model": written[0][1].model, "beside": training.beside_name(), "files": files, "held_out": rows})
         return
-    show(rows, beside_name(), wide)
+    show(rows, training.beside_name(), wide)
     for path, file in written:
         tasks, prompts = len(file.made["tasks"]), file.made["prompts"]
         told = f"{tasks} task{'s' * (tasks != 1)}, {prompts} prompts, labels: {file.made['labels']}"

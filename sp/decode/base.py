@@ -12,7 +12,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.config import Registry
 from sp.decode.choose import Chooser
-from sp.models.passes.tree import TreePass
+from sp.models.run.tree import TreePass
 
 
 class Decoder:

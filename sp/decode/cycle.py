@@ -8,7 +8,7 @@ from typing import Protocol
 from sp.arrays import Floats, Ints
 from sp.decode.base import Tree
 from sp.models import Cache, Model
-from sp.models.passes.tree import TreePass, TreeReader
+from sp.models.run.tree import TreePass, TreeReader
 
 
 class Guesser(Protocol):

@@ -21,7 +21,7 @@ from sp.arrays import Floats, Ints
 from sp.config import check_fields
 from sp.decode.base import DECODERS, Speculative, Tree
 from sp.errors import ConfigError
-from sp.models.passes.tree import MOST_NODES, TreePass
+from sp.models.run.tree import MOST_NODES, TreePass
 from sp.ops.array_module import on_host
 from sp.ops.sampling.sample import argmax
 from sp.ops.sampling.top_logprobs import MOST, top_logprobs

@@ -22,7 +22,7 @@ from sp.config import check_fields
 from sp.decode.base import DECODERS, Speculative, Tree
 from sp.decode.ddtree import follow
 from sp.errors import ConfigError
-from sp.models.passes.tree import MOST_NODES, TreePass
+from sp.models.run.tree import MOST_NODES, TreePass
 from sp.ops.array_module import on_host
 from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
 from sp.ops.sampling.sample import argmax

@@ -17,7 +17,8 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model
-from sp.models.passes.captured_graph import CapturedGraph, CaptureStream
+from sp.models.run.captured_graph import CapturedGraph, CaptureStream
+from sp.models.run.through import through
 from sp.ops.sampling.sample import argmax
 
 
@@ -127,10 +128,7 @@ class GraphDecoder:
     def _read(self) -> Any:
         """The token through all layers; logits (1, vocab) of the next."""
         x = self._model.embed(self._token)
-        with self._cache.together(1):
-            for layer in range(self._model.config.layers):
-                x = self._model.layer(layer, x, self._position, self._cache)
-        return self._model.head(x)
+        return self._model.head(through(self._model, x, self._position, self._cache))
 
     def _choose(self, logits: Any, chooser: Chooser | None) -> None:
         """A token of logits (1, vocab) is the next one."""

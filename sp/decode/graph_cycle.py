@@ -11,11 +11,10 @@ from sp.arrays import Ints
 from sp.decode.base import Tree
 from sp.decode.cycle import Cycle, Guesser
 from sp.models import Cache, Model
-from sp.models.layers.block import Nodes
-from sp.models.passes.captured_graph import CapturedGraph, CaptureStream
-from sp.models.passes.forward import check_context
-from sp.models.passes.pinned_staging import PinnedStaging
-from sp.models.passes.tree import MOST_NODES, TreePass, ancestry
+from sp.models.layer.steps import Nodes
+from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging
+from sp.models.run.chunked import check_context
+from sp.models.run.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
 
 

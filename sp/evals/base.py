@@ -166,6 +166,12 @@ class Task(ABC):
         """Name of an example, another one for other options of the task."""
         return f"{self.name}-{tokens}-{zlib.crc32(repr(self).encode()):08x}-{index}"
 
+    def _made(
+        self, index: int, tokens: int, texts: tuple[str, str, str], answers: Sequence[str], **more: Any
+    ) -> Example:
+        """An example of document, question, how the answer begins, the answers, and what else it has."""
+        return Example(self.example_id(index, tokens), self.name, *texts, tuple(answers), tokens=tokens, **more)
+
     def rng(self, index: int, tokens: int) -> random.Random:
         """A generator of this example alone, the same on every machine."""
         return random.Random(f"{self!r} {index} {tokens}")

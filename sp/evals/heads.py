@@ -15,7 +15,7 @@ import numpy as np
 from sp.arrays import Bools, Doubles
 from sp.errors import ConfigError, ModelError
 from sp.evals.base import Example
-from sp.evals.metrics import score_answer
+from sp.evals.matches import score_answer
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model
 from sp.ops.array_module import on_host
@@ -28,25 +28,17 @@ from sp.scoring.attention.lookahead import LookaheadScorer
 
 @dataclass(frozen=True)
 class Copied:
-    """One prompt.
-
-    `share`, dict of int to float64 (heads,): by attention layer: share of the value's tokens that a head pointed at as
-    they were generated.
-    """
+    """One prompt. `share`, dict of int to float64 (heads,): by attention layer: share of the value's tokens that a head
+    pointed at as they were generated."""
 
     generated: tuple[int, ...]
     share: dict[int, Doubles]
 
 
 def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
-    """Let a model answer, and see which heads look hardest at the very token it says next.
-
-    A head copies token j of the value when j has the largest weight of all prompt tokens for the query that predicts
-    the next token, and that token is the one at j.
-
-    `request`: prompt and model; `value`, bool (n,): Tokens of the prompt that the answer consists of; `new_tokens`:
-    longest answer.
-    """
+    """Let a model answer, and see which heads look hardest at the very token it says next: a head copies token j of
+    `value`, bool (n,), when j has the largest weight of all prompt tokens for the query that predicts the next token,
+    and that token is the one at j."""
     ahead = LookaheadScorer(queries=new_tokens + 1).look_ahead(request)
     steps, share = len(ahead.generated), {}
     for layer, queries in ahead.queries.items():
@@ -65,18 +57,8 @@ def measure_heads(
     examples: Iterable[Example],
     progress: Callable[[int], None] | None = None,
 ) -> HeadMap:
-    """Mean of `copied` over the prompts that the model answers right.
-
-    `model`, `tokenizer`, `template`: what is measured, with its chat template; `examples`: with one answer each, which
-    stands in one of the needles; the others may lead there; `progress`: called with 1 after every example.
-
-    Raises
-    ------
-    ConfigError
-        If there is not one answer, or it stands in none or in several of the needles.
-    ModelError
-        If the model answers none of them right.
-    """
+    """Mean of `copied` over the prompts that the model answers right. ConfigError if an example has not one answer, or
+    has it in none or several of its needles, of which others may lead there; ModelError if no answer is right."""
     total: dict[int, Doubles] = {}
     right, tried, lengths, tasks = 0, 0, [], set()
     for example in examples:

@@ -1,4 +1,4 @@
-"""How answers are judged: one function a way, filed under a name that examples say."""
+"""Judging: ways to tell whether an answer is right, each with its name, and what of the evidence was kept."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+import numpy as np
+
+from sp.arrays import Bools
 from sp.errors import ConfigError
+from sp.prompt import TokenisedPrompt
+from sp.selection import Selection
 
 Match = str
 """A name of `MATCHES`."""
@@ -44,13 +50,7 @@ def plain(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """A text as SQuAD's ``evaluate-v2.0.py`` compares it (arXiv 1606.05250): no case, punctuation or articles.
-
-    Examples
-    --------
-    >>> normalised(" The  Eiffel-Tower, a landmark.")
-    'eiffeltower landmark'
-    """
+    """A text as SQuAD's ``evaluate-v2.0.py`` compares it (arXiv 1606.05250): no case, punctuation or articles."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -76,13 +76,7 @@ def share_of_all_words(text: str, answers: Sequence[str]) -> float:
 
 @match("any_words")
 def any_of_words(text: str, answers: Sequence[str]) -> float:
-    """Whether one of the answers occurs in the text as whole words, letter case aside.
-
-    Examples
-    --------
-    >>> any_of_words("I do not know.", ["no"]), any_of_words("No.", ["no"]), any_of_words("It is 30", ["3"])
-    (0.0, 1.0, 0.0)
-    """
+    """Whether one of the answers occurs in the text as whole words, letter case aside."""
     return float(any(_as_words(answer, text) for answer in answers))
 
 
@@ -106,13 +100,7 @@ def squad_exact(text: str, answers: Sequence[str]) -> float:
 
 @match("squad_f1")
 def squad_f1(text: str, answers: Sequence[str]) -> float:
-    """SQuAD's F1: harmonic mean of precision and recall of words, for the answer where it is best.
-
-    Examples
-    --------
-    >>> squad_f1("in the old town hall", ["town hall", "a bridge"])
-    0.6666666666666666
-    """
+    """SQuAD's F1: harmonic mean of precision and recall of words, for the answer where it is best."""
     return max(_f1(normalised(text).split(), normalised(answer).split()) for answer in answers)
 
 
@@ -125,10 +113,8 @@ def _f1(said: list[str], asked: list[str]) -> float:
 
 @match("regex")
 def any_pattern(text: str, answers: Sequence[str]) -> float:
-    """Whether one of the answers, as a regular expression of Python, is found in the text.
-
-    They are searched in a process of their own, as some expressions take for ever; ConfigError after five seconds.
-    """
+    """Whether one of the answers, as a regular expression of Python, is found in the text. They are searched in a
+    process of their own, as some expressions take for ever; ConfigError after five seconds."""
     asked = json.dumps([list(answers), text.strip()])
     command = [sys.executable, "-I", "-S", "-c", SEARCH]
     try:
@@ -143,13 +129,7 @@ def any_pattern(text: str, answers: Sequence[str]) -> float:
 
 @match("choice")
 def choice(text: str, answers: Sequence[str]) -> float:
-    """LongBench v2 (``pred.py`` of github.com/THUDM/LongBench, MIT): the letter after "The correct answer is".
-
-    Examples
-    --------
-    >>> choice("**The correct answer is (C)**, as line 3 says.", ["C"]), choice("C", ["C"])
-    (1.0, 0.0)
-    """
+    """LongBench v2 (``pred.py`` of github.com/THUDM/LongBench, MIT): the letter after "The correct answer is"."""
     said = text.replace("*", "")
     found = next((hit for pattern in CHOICE if (hit := pattern.search(said))), None)
     return float(found is not None and found[1] in answers)
@@ -157,16 +137,8 @@ def choice(text: str, answers: Sequence[str]) -> float:
 
 @match("mrcr")
 def copied(text: str, answers: Sequence[str]) -> float:
-    """OpenAI's MRCR (huggingface.co/datasets/openai/mrcr): 0 unless the text begins with a mark, else likeness.
-
-    The first answer is the mark, the second what is to be copied behind it. White space before the mark is no fault
-    here.
-
-    Examples
-    --------
-    >>> copied("x7Two owls.", ["x7", "Two owls."]), copied("Two owls.", ["x7", "Two owls."])
-    (1.0, 0.0)
-    """
+    """OpenAI's MRCR (huggingface.co/datasets/openai/mrcr): 0 unless the text begins, white space aside, with a mark,
+    the first answer; else likeness of the rest to the second."""
     mark, wanted = answers
     said = text.lstrip()
     return SequenceMatcher(None, said.removeprefix(mark), wanted).ratio() if said.startswith(mark) else 0.0
@@ -175,11 +147,75 @@ def copied(text: str, answers: Sequence[str]) -> float:
 @match("mrcr_v2")
 def copied_v2(text: str, answers: Sequence[str]) -> float:
     """Google's MRCR v2 (github.com/google-deepmind/eval_hub, Apache-2.0): as `copied`, but what follows the last mark.
-
-    The order of the two texts is theirs, and matters: the likeness of `difflib` is not symmetric.
-    """
+    The order of the two texts is theirs, and matters: the likeness of `difflib` is not symmetric."""
     mark, wanted = answers
     said = text.strip()
     if not said.startswith(mark):
         return 0.0
     return SequenceMatcher(None, wanted.strip(), said.rpartition(mark)[2].strip()).ratio()
+
+
+def score_answer(text: str, answers: Sequence[str], match: Match) -> float:
+    """Score of an answer in [0, 1], in one of the ways of `sp.evals.matches`."""
+    return MATCHES[match](text, answers)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where in a prompt its evidence stands. `needles`, tuple of boolean arrays (n,): Tokens of each needle; `values`,
+    boolean array (n,): Tokens of the answers inside the needles; of whole needles where an answer is in none."""
+
+    needles: tuple[Bools, ...]
+    values: Bools
+
+    @classmethod
+    def of(cls, prompt: TokenisedPrompt, answers: Sequence[str]) -> Evidence:
+        """Locate the needles of a prompt and the answers in them, by bytes."""
+        raw, starts, ends = prompt.prompt.text.encode(), prompt.bytes[:, 0], prompt.bytes[:, 1]
+        needles, values = [], np.zeros(len(prompt), bool)
+        for span in prompt.prompt.spans:
+            if span.kind != "needle":
+                continue
+            needles.append((starts < span.end) & (ends > span.start))
+            said = raw[span.start : span.end]
+            places = [(_last(said, answer.encode()), len(answer.encode())) for answer in answers]
+            found = [(span.start + at, size) for at, size in places if at >= 0]
+            for at, size in found or [(span.start, span.end - span.start)]:
+                values |= (starts < at + size) & (ends > at)
+        return cls(tuple(needles), values)
+
+
+def _last(text: bytes, part: bytes) -> int:
+    """As `text.rfind(part)`, which may take their product; `find` is linear (CPython 3.10 and later)."""
+    at = text[::-1].find(part[::-1])
+    return -1 if at < 0 else len(text) - at - len(part)
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What a selection kept of the evidence. `rank`: place of the needle's best chunk by score, 1 for the highest, the
+    worst of several needles; `margin`: by how much it beats the best chunk of which nothing was kept, as a share of the
+    range of scores. None where no chunk of a needle has a score, or nothing was left out."""
+
+    recall: float  # share of the needles' tokens that were kept
+    complete: bool  # whether every token of the answers was kept, so that the target can still be right
+    rank: int | None
+    margin: float | None
+
+
+def caught(selection: Selection, evidence: Evidence) -> Caught | None:
+    """Compare a selection with the evidence; None where there is no needle."""
+    if not evidence.needles:
+        return None
+    kept, bounds, scores = selection.kept, selection.bounds, selection.chunk_scores.astype(np.float64)
+    known = np.isfinite(scores)
+    left_out = known & (np.add.reduceat(kept, bounds[:-1]) == 0)
+    touched = [np.add.reduceat(needle, bounds[:-1]) > 0 for needle in evidence.needles]
+    worst = min(np.where(known & hit, scores, -np.inf).max() for hit in touched)
+    rank = int((scores[known] > worst).sum()) + 1 if np.isfinite(worst) else None
+    margin = None
+    if rank is not None and left_out.any():
+        spread = float(np.ptp(scores[known]))
+        margin = float((worst - scores[left_out].max()) / spread) if spread else 0.0
+    recall = float(np.mean([kept[needle].mean() for needle in evidence.needles]))
+    return Caught(recall, bool(kept[evidence.values].all()), rank, margin)

@@ -17,8 +17,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.errors import PromptError
 from sp.evals.base import Count
 from sp.evals.run import Row, cell_columns, scoring_of, seeded
-from sp.evals.text.filler import filler
-from sp.evals.text.haystack import haystack
+from sp.evals.text.filler import filler, haystack
 from sp.gguf import Tokenizer
 from sp.kernels import is_device
 from sp.models import decode_step, prefill
@@ -36,10 +35,8 @@ RESULTS = ("nll", "perplexity", "kl", "agreement", "kept_tokens", "realised_keep
 
 @dataclass(frozen=True)
 class Passage:
-    """A text and what follows it.
-
-    `context`, `continuation`: they meet in front of white space; `tokens`: length of the context that was asked for.
-    """
+    """A text and what follows it. `context`, `continuation`: they meet in front of white space; `tokens`: length of the
+    context that was asked for."""
 
     id: str
     context: str
@@ -48,13 +45,8 @@ class Passage:
 
 
 def passages(text: str, tokens: int, continuation: int, amount: int, tokenizer: Tokenizer) -> list[Passage]:
-    """Windows of `tokens` and `continuation` tokens, spread evenly over a text.
-
-    Raises
-    ------
-    PromptError
-        If the text is shorter than one window.
-    """
+    """Windows of `tokens` and `continuation` tokens, spread evenly over a text. PromptError if the text is shorter than
+    one window."""
     encoding = tokenizer.encode(text)
     raw, size = text.encode(), tokens + continuation
     if len(encoding) < size:
@@ -89,16 +81,10 @@ def perplexity(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Row]:
-    """Compare every cell with the full prefill of the same passage.
-
-    Yields
-    ------
-    dict
-        Columns as those of `evaluate`; `status` is ``no_needle`` for scorer oracle, which has nothing to know here.
-        ``nll`` (mean over the continuation, in nats), ``perplexity`` (its exponential), ``kl`` (mean Kullback-Leibler
-        divergence of the predictions from those of the full prefill, in nats), ``agreement`` (share of tokens with the
-        same likeliest prediction), ``continuation_tokens``.
-    """
+    """Compare every cell with the full prefill of the same passage. Yields columns as those of `evaluate`; `status` is
+    ``no_needle`` for scorer oracle, which has nothing to know here. ``nll`` (mean over the continuation, in nats),
+    ``perplexity`` (its exponential), ``kl`` (mean Kullback-Leibler divergence of the predictions from those of the full
+    prefill, in nats), ``agreement`` (share of tokens with the same likeliest prediction), ``continuation_tokens``."""
     report = progress or (lambda done: None)
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for text in texts:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sp.chat import Thinking
+from sp.checked import ATOM, check
 from sp.config import Registry
 from sp.decode import DECODERS, Greedy
-from sp.errors import PromptError
+from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Count, Example
-from sp.evals.metrics import Caught, Evidence, caught, score_answer
+from sp.evals.matches import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
+from sp.json_lines import parse_object
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
@@ -93,11 +96,8 @@ def evaluate(
         seen = Reading(pipeline, example, prompt, evidence, trace)
         if pass_over_long and len(prompt) + example.max_new_tokens > target.model.config.context:
             for index in (*((-1,) if full else ()), *order):
-                yield (
-                    seen.row(index, (cells or [RunOptions()])[max(index, 0)])
-                    | {"status": "long"}
-                    | dict.fromkeys(RESULTS)
-                )
+                cell = (cells or [RunOptions()])[max(index, 0)]
+                yield seen.row(index, cell) | {"status": "long"} | dict.fromkeys(RESULTS)
                 report(1)
             continue
         with named(example):
@@ -234,8 +234,6 @@ def cell_columns(index: int, options: RunOptions) -> Row:
 def label(registry: Registry[Any], strategy: Any) -> str:
     """Name of a strategy and the options that differ from its defaults.
 
-    Examples
-    --------
     >>> label(SCORERS, SCORERS.build("tail", {"queries": 16}))
     'tail queries=16'
     """
@@ -249,13 +247,7 @@ def label(registry: Registry[Any], strategy: Any) -> str:
 
 
 def scorer_class(name: str) -> type[Scorer]:
-    """Class of the scorer that a label begins with; `Scorer` for one from outside that is not imported.
-
-    Examples
-    --------
-    >>> scorer_class("leave_one_out among=8").oracle, scorer_class("one of yours").oracle
-    (True, False)
-    """
+    """Class of the scorer that a label begins with; `Scorer` for one from outside that is not imported."""
     known = name.partition(" ")[0]
     return SCORERS.class_of(known) if known in SCORERS else Scorer
 
@@ -265,10 +257,15 @@ def seeded(cell: RunOptions, name: str) -> RunOptions:
     return replace(cell, seed=cell.seed + zlib.crc32(name.encode()))
 
 
+def thinking_facts(thinking: Thinking) -> dict[str, str]:
+    """What is asked of thinking, as rows have it, where it is not what they are without: off."""
+    asked = {} if thinking.mode == "off" else {"thinking": str(thinking.mode)}
+    return asked | ({} if thinking.effort is None else {"reasoning_effort": thinking.effort})
+
+
 def with_thinking(example: Example, thinking: Thinking) -> Example:
     """The example with room to think, and the fact in its rows."""
-    facts: dict[str, Any] = {} if thinking.mode == "off" else {"thinking": thinking.mode}
-    facts |= {} if thinking.effort is None else {"reasoning_effort": thinking.effort}
+    facts = thinking_facts(thinking)
     room = 0 if thinking.mode == "off" else THINKING_TOKENS
     limit = example.max_new_tokens + room
     return replace(example, facts={**example.facts, **facts}, max_new_tokens=limit) if room or facts else example
@@ -281,3 +278,58 @@ def _options(cell: RunOptions, example: Example) -> RunOptions:
 def scoring_of(options: RunOptions) -> str:
     """What cells must have in common to share one scoring."""
     return f"{options.scorer!r} {options.seed}"
+
+
+SLACK = 1024
+"""Tokens by which a prompt may be shorter than was asked for."""
+
+
+def check_lengths(pipeline: Pipeline, lengths: Iterable[int]) -> None:
+    """PromptError if prompts of a length are beyond the target's context: before they are made, which takes long."""
+    context = pipeline.target.model.config.context
+    if (longest := max(lengths, default=0)) > context + SLACK:
+        name = pipeline.target.path.name
+        raise PromptError(
+            f"prompts of {longest} tokens are asked for, but {name} has a context of {context}; ask for shorter ones"
+        )
+
+
+def check_example(pipeline: Pipeline, given: Example, thinking: Thinking) -> None:
+    """PromptError if an example and its answer do not fit the target's context, as `evaluate` has it."""
+    target, example = pipeline.target, with_thinking(given, thinking)
+    with named(example):
+        prompt = pipeline.tokenise(example.prompt(target.template, thinking, target.tokenizer))
+        check_context(target, len(prompt), example.max_new_tokens)
+
+
+Key = tuple[Any, ...]
+
+
+def known_rows(
+    path: Path,
+    models: Mapping[str, Any],
+    names: Sequence[str],
+    key_of: Callable[[Mapping[str, Any]], Key],
+    optional: Sequence[str] = (),
+) -> dict[Key, Row]:
+    """Rows of a file that are of these models, the column ``models``, by `key_of`; a last line that was cut off is
+    taken off the file, and rows without the columns `names`, or of other models, are passed over. ConfigError for a
+    line that is no JSON object."""
+    found: dict[Key, Row] = {}
+    with path.open("r+b") as file:
+        whole, number = 0, 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.truncate(whole)
+                break
+            whole, number = whole + len(line), number + 1
+            where = f"{path}, line {number}"
+            try:
+                row = parse_object(line, where)
+            except ConfigError as error:
+                told = str(error).removeprefix(where).lstrip(": ")
+                raise ConfigError(f"{where}: no row of results ({told}); name another file with --out") from None
+            if row.get("models") == models and all(name in row for name in names):
+                check(row, dict.fromkeys((*names, *optional), ATOM.optional), where)
+                found[key_of(row)] = row
+    return found

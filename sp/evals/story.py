@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from sp.config import check_type
+from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, Match, Task, answer_room
-from sp.evals.text.filler import Sentence, filler
-from sp.evals.text.haystack import haystack
+from sp.evals.text.filler import Sentence, filler, haystack
 
 Phrases = Literal["held_out", "fresh", "blind"]
 REDRAWS = 20
@@ -26,25 +25,14 @@ REDRAWS = 20
 
 @dataclass(frozen=True)
 class Question:
-    """What can be asked of a story.
-
-    Parameters
-    ----------
-    answers : tuple of str
-        See `Example.answers`.
-    evidence : tuple of str
-        Every sentence the answer rests on, verbatim as in its passage, and nowhere else in the story.
-    match : str
-        See `Example.match`.
-    kind : str
-        What sort of question it is, where a task has several.
-    """
+    """What can be asked of a story. `evidence`: every sentence the answer rests on, verbatim as in its passage, and
+    nowhere else in the story."""
 
     text: str
-    answers: tuple[str, ...]
+    answers: tuple[str, ...]  # see `Example.answers`
     evidence: tuple[str, ...]
-    match: Match = "all"
-    kind: str = ""
+    match: Match = "all"  # see `Example.match`
+    kind: str = ""  # what sort of question it is, where a task has several
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ class StoryTask(Task):
     held_out, fresh, blind : object
         Phrases and names that examples are written in; the latter two None where there are none. No training has any of
         them, but the training phrases of the embedded pair were widened by people who had read errors with the
-        held-out ones, and by the end the fresh ones too. The blind ones (`sp.evals.text.blind`) came after the last
+        held-out ones, and by the end the fresh ones too. The blind ones (`sp.evals.text.tables`) came after the last
         training, from someone who had read no training phrases.
     spacing, fewest, most : int
         Tokens a passage, and the limits of their number.
@@ -90,9 +78,9 @@ class StoryTask(Task):
     most: ClassVar[int] = 160
 
     def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
         if self.facts < 0:
             raise ConfigError(f"facts must be at least 0, not {self.facts}")
-        check_type(self.phrases, Phrases, f"task {self.name}: phrases")
         if self.written_in is None:
             raise ConfigError(f"task {self.name} has no {self.phrases} phrases; leave out phrases={self.phrases}")
 
@@ -108,10 +96,8 @@ class StoryTask(Task):
 
     @abstractmethod
     def story(self, rng: random.Random, phrases: Any, facts: int) -> Story:
-        """A story of about so many passages in the given phrases, the question that examples ask first.
-
-        Its further questions are easier ones and others of the same kind, for training.
-        """
+        """A story of about so many passages in the given phrases, the question that examples ask first. Its further
+        questions are easier ones and others of the same kind, for training."""
 
     def filler(self, rng: random.Random, phrases: Any) -> Iterator[Sentence]:
         """What stands between the passages, without end: prose, unless the task has text of its own kind."""
@@ -132,13 +118,11 @@ class StoryTask(Task):
         else:
             raise ConfigError(f"task {self.name}: {REDRAWS} stories repeat their evidence; ask for fewer facts")
         starts = [found.text.index(one) / max(1, len(found.text)) for one in asked.evidence]
-        return Example(
-            id=self.example_id(index, tokens),
-            task=self.name,
-            document=found.text,
-            question=asked.text,
-            answer_prefix="",
-            answers=asked.answers,
+        return self._made(
+            index,
+            tokens,
+            (found.text, asked.text, ""),
+            asked.answers,
             needles=asked.evidence,
             match=asked.match,
             facts={
@@ -147,6 +131,5 @@ class StoryTask(Task):
                 "kind": asked.kind,
                 "passages": len(story.passages),
             },
-            tokens=tokens,
             max_new_tokens=answer_room(8, asked.answers, count),
         )

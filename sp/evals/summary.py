@@ -1,14 +1,54 @@
-"""Rows of a cell as one line: right answers with their interval, difference from full prefill, evidence kept."""
+"""Rows as lines of means, with intervals for shares and for differences of pairs.
+
+SciPy is imported where it resamples and nowhere else: `scipy.stats` takes as long as a small run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp
-from statistics import median
+from math import exp, sqrt
+from statistics import NormalDist, median
 from typing import Any
 
+import numpy as np
+
+from sp.errors import ConfigError
 from sp.evals.run import Row, scorer_class
-from sp.evals.statistics import paired_difference, wilson
+
+RESAMPLES = 2000
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson score interval of a share (Wilson 1927), which holds near 0 and 1 and for small n. ConfigError if `n` is
+    0."""
+    if n < 1:
+        raise ConfigError("an interval needs at least one example")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle, half = successes + z**2 / 2, z * sqrt(successes * (n - successes) / n + z**2 / 4)
+    low, high = ((middle + sign * half) / (n + z**2) for sign in (-1, 1))
+    return (low if successes else 0.0), (high if successes < n else 1.0)
+
+
+def paired_difference(
+    scores: Sequence[float], baseline: Sequence[float], confidence: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean difference of scores of the same examples, and its bootstrap interval (percentiles of resampled pairs):
+    mean, low, high. Where all pairs differ alike, the interval is that one point; Wilson's of the share says how much n
+    examples can prove."""
+    if len(scores) != len(baseline) or not len(scores):
+        raise ConfigError(f"{len(scores)} scores cannot be paired with {len(baseline)}")
+    differences = np.subtract(scores, baseline, dtype=np.float64)
+    mean = float(differences.mean())
+    if np.ptp(differences) == 0:
+        return mean, mean, mean
+    from scipy import stats
+
+    found = stats.bootstrap(
+        (differences,), np.mean, n_resamples=RESAMPLES, confidence_level=confidence, method="percentile",
+        random_state=np.random.default_rng(seed),
+    )  # fmt: skip
+    return mean, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
 
 Line = dict[str, Any]
 
@@ -26,15 +66,12 @@ def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
 def summarise(rows: Sequence[Row]) -> list[Line]:
     """Lines by task, length and cell of what `evaluate` yields.
 
-    Returns
-    -------
-    list of dict
-        The columns `CELL`; ``n`` (examples that could be run), ``not_run``, ``correct``, ``accuracy`` with Wilson's
-        ``low`` and ``high``; ``score``; ``against_full``, ``against_full_low``, ``against_full_high`` (mean difference
-        of scores of the same examples, bootstrapped); ``against_oracle``, ``against_oracle_low``,
-        ``against_oracle_high`` (likewise of right answers, from those of `best_oracles`); ``needle_recall``,
-        ``given_kept`` (share of examples), ``accuracy_given_kept``, ``needle_rank`` and ``needle_margin`` (medians);
-        ``realised_keep``, ``ttft_s`` (median), ``speedup`` (median of full over it). None where nothing was measured.
+    Returns the columns `CELL`; ``n`` (examples that could be run), ``not_run``, ``correct``, ``accuracy`` with Wilson's
+    ``low`` and ``high``; ``score``; ``against_full``, ``against_full_low``, ``against_full_high`` (mean difference of
+    scores of the same examples, bootstrapped); ``against_oracle``, ``against_oracle_low``, ``against_oracle_high``
+    (likewise of right answers, from those of `best_oracles`); ``needle_recall``, ``given_kept`` (share of examples),
+    ``accuracy_given_kept``, ``needle_rank`` and ``needle_margin`` (medians); ``realised_keep``, ``ttft_s`` (median),
+    ``speedup`` (median of full over it). None where nothing was measured.
     """
     full = {(row["task"], row["example"]): row for row in rows if row["cell"] == -1}
     groups = grouped(rows)
@@ -48,11 +85,8 @@ def summarise(rows: Sequence[Row]) -> list[Line]:
 
 
 def best_oracles(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """Rows by example of the oracle that was right most often, by task, length and keep ratio.
-
-    One is taken for all examples, not the best for each. Of several that were right as often it is the one that could
-    be run on more examples; then the first.
-    """
+    """Rows by example of the oracle that was right most often, by task, length and keep ratio: one for all examples; of
+    equals the one that could be run on more, then the first."""
     best: dict[tuple[Any, ...], tuple[float, int]] = {}
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for key, group in groups.items():
@@ -67,7 +101,6 @@ def best_oracles(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[tuple[
 
 
 def _place(line: Line) -> tuple[Any, ...]:
-    """What lines must have in common to be held against one oracle."""
     return line["task"], line["tokens_asked"], line["keep_ratio"]
 
 
@@ -98,15 +131,10 @@ def _against(what: str, column: str, pairs: Sequence[tuple[Row, Row]]) -> Line:
 
 
 def summarise_perplexity(rows: Sequence[Row]) -> list[Line]:
-    """Lines by length and cell of what `perplexity` yields.
-
-    Returns
-    -------
-    list of dict
-        The columns `CELL`; ``n``, ``not_run``; means ``nll``, ``kl``, ``agreement``, ``realised_keep``; ``perplexity``,
-        the exponential of the mean nll; ``nll_change`` with ``nll_change_low`` and ``nll_change_high``, the difference
-        from the full prefill of the same passages, bootstrapped.
-    """
+    """Lines by length and cell of what `perplexity` yields. Returns the columns `CELL`; ``n``, ``not_run``; means
+    ``nll``, ``kl``, ``agreement``, ``realised_keep``; ``perplexity``, the exponential of the mean nll; ``nll_change``
+    with ``nll_change_low`` and ``nll_change_high``, the difference from the full prefill of the same passages,
+    bootstrapped."""
     full = {row["example"]: row for row in rows if row["cell"] == -1}
     lines = []
     for key, group in grouped(rows).items():

@@ -35,25 +35,15 @@ MARKUP = str.maketrans("<>[]|\\", "()()//")
 
 
 def note_of_metadata(metadata: Mapping[str, Any]) -> str:
-    """What is told of a ranking by the drafter with this metadata: nothing, unless it says what it was trained for.
-
-    The text is a stranger's: one line of at most `LONGEST` characters, without what a terminal or a page would obey.
-
-    Examples
-    --------
-    >>> note_of_metadata({KEY: "no head was supervised."})
-    "What was trained for what, as the drafter's file says: no head was supervised."
-    >>> note_of_metadata({"general.name": "needle-pair-drafter"}) == TRAINED_FOR
-    True
-    >>> note_of_metadata({"general.name": "Qwen3 0.6B"})
-    ''
-    """
+    """What is told of a ranking by the drafter with this metadata: nothing, unless it says what it was trained for. The
+    text is a stranger's: one line of at most `LONGEST` characters, without what a terminal or a page would obey."""
     said = values.text(metadata.get(KEY))
     if said is not None and said.strip():
         return one_line(f"{BEGINS}{said}")
     return TRAINED_FOR if values.text(metadata.get("general.name")) == NEEDLE_PAIR else ""
 
 
+@cache
 def note_of_file(drafter: Path) -> str:
     """The same of the drafter in a file; nothing of a file that cannot be read."""
     try:
@@ -65,43 +55,22 @@ def note_of_file(drafter: Path) -> str:
 
 def note_of_records(drafters: Iterable[Mapping[str, Any]]) -> str:
     """The same of rankings by drafters as records of sweeps describe them; where there is none, the note says so.
-
-    `drafters`: ``sha256`` and, where the file said it, ``trained_for``: a note of `note_of_file`.
-
-    Examples
-    --------
-    >>> note_of_records([{"sha256": "0" * 64}])
-    ''
-    >>> note_of_records([{"sha256": "0" * 64, "trained_for": "No head was supervised."}])
-    'No head was supervised.'
-    >>> note_of_records([])[:38]
-    'If the drafter was the embedded one: W'
-    """
+    `drafters`: ``sha256`` and, where the file said it, ``trained_for``: a note of `note_of_file`."""
     known = list(drafters)
     if not known:
-        ours = _note_of_embedded()
+        ours = note_of_file(embedded("drafter"))
         return f"If the drafter was the embedded one: {ours}" if ours else ""
-    return " ".join(dict.fromkeys(note for each in known if (note := _note_of_record(each))))
+    notes = []
+    for each in known:
+        said, old = each.get("trained_for"), each.get("sha256") == NEEDLE_PAIR_SHA256
+        notes.append(one_line(said) if isinstance(said, str) else TRAINED_FOR if old else "")
+    return " ".join(dict.fromkeys(filter(None, notes)))
 
 
 def one_line(text: str) -> str:
     r"""A stranger's text as one bounded line without what a terminal or a page would obey.
 
-    Examples
-    --------
     >>> one_line("two\nlines,  <b>loud</b>")
     'two lines, (b)loud(/b)'
     """
     return plain(text, LONGEST).translate(MARKUP)
-
-
-def _note_of_record(drafter: Mapping[str, Any]) -> str:
-    said = drafter.get("trained_for")
-    if isinstance(said, str):
-        return one_line(said)
-    return TRAINED_FOR if drafter.get("sha256") == NEEDLE_PAIR_SHA256 else ""
-
-
-@cache
-def _note_of_embedded() -> str:
-    return note_of_file(embedded("drafter"))

@@ -15,11 +15,8 @@ MIDDLE = 5
 
 @dataclass(frozen=True)
 class Line:
-    """A strategy's value and interval; None where nothing was measured.
-
-    `n`: examples; the interval of one says nothing, so it is told and not drawn; `note`: what keeps it from being held
-    against the others, if anything does.
-    """
+    """A strategy's value and interval; None where nothing was measured. `n`: examples; the interval of one says
+    nothing, so it is told and not drawn; `note`: what keeps it from being held against the others, if anything does."""
 
     name: str
     kind: Kind
@@ -32,11 +29,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the plot is of.
-
-    `title`: such as ``right answers (%)``; `pattern`: how a value is written; `reference`: where a line is drawn: the
-    full prefill's value.
-    """
+    """What the plot is of. `title`: such as ``right answers (%)``; `pattern`: how a value is written; `reference`:
+    where a line is drawn: the full prefill's value."""
 
     title: str
     low: float
@@ -45,31 +39,15 @@ class Scale:
     reference: float | None = None
 
     def at(self, value: float) -> float:
-        """Place of a value, 0 to `WIDTH`; what lies beyond the ends stands there.
-
-        Examples
-        --------
-        >>> scale = Scale("%", 0, 50)
-        >>> scale.at(25), scale.at(80)
-        (50.0, 100.0)
-        """
+        """Place of a value, 0 to `WIDTH`; what lies beyond the ends stands there."""
         return WIDTH * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
-
-    def write(self, value: float) -> str:
-        """A value as it is written."""
-        return self.pattern.format(value)
 
 
 def forest(title: str, scale: Scale, lines: Sequence[Line]) -> Html:
-    """The plot with its ticks, as a table.
-
-    Examples
-    --------
-    >>> made = forest("Keep 0.1", Scale("right (%)", 0, 100), [Line("tail", "scorer", 1, 100.0, 20.7, 100.0)])
-    >>> "one example" in made, "20.7" in made
-    (True, False)
-    """
-    head = tag("tr", tag("th", "strategy", scope="col", class_="text"), tag("th", _ticks(scale), scope="col"),
+    """The plot with its ticks, as a table."""
+    ends = scale.low, (scale.low + scale.high) / 2, scale.high
+    ticks = tag("span", *(tag("span", f"{value:g}") for value in ends), class_="ticks")
+    head = tag("tr", tag("th", "strategy", scope="col", class_="text"), tag("th", ticks, scope="col"),
                tag("th", scale.title, scope="col"), tag("th", "n", scope="col"))  # fmt: skip
     rows = join((_row(scale, line) for line in lines), "\n")
     return tag("table", tag("caption", title, class_="text"), tag("thead", head), tag("tbody", rows), class_="forest")
@@ -80,9 +58,9 @@ def _row(scale: Scale, line: Line) -> Html:
     kind = tag("small", " " + ", ".join([*said, *([line.note] if line.note else [])])) if said or line.note else ""
     told: object = "not run"
     if line.value is not None:
-        ends = [scale.write(end) for end in (line.low, line.high) if end is not None]
+        ends = [scale.pattern.format(end) for end in (line.low, line.high) if end is not None]
         bounds = "one example" if line.n == 1 else " to ".join(ends)
-        told = join([scale.write(line.value), tag("small", f" ({bounds})") if bounds else ""])
+        told = join([scale.pattern.format(line.value), tag("small", f" ({bounds})") if bounds else ""])
     cells = (
         tag("th", line.name, kind, scope="row", class_="text"),
         tag("td", _bar(scale, line), class_="bar"),
@@ -110,19 +88,8 @@ def _stroke(x1: float, x2: float, name: str, y1: float = MIDDLE, y2: float = MID
     return tag("line", x1=f"{x1:.2f}", x2=f"{x2:.2f}", y1=y1, y2=y2, class_=name)
 
 
-def _ticks(scale: Scale) -> Html:
-    middle = (scale.low + scale.high) / 2
-    return tag("span", *(tag("span", f"{value:g}") for value in (scale.low, middle, scale.high)), class_="ticks")
-
-
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of a scale round zero that hold all values.
-
-    Examples
-    --------
-    >>> spread([-37.0, 4.0]), spread([])
-    ((-40.0, 40.0), (-10.0, 10.0))
-    """
+    """Ends of a scale round zero that hold all values."""
     most = max((abs(value) for value in values), default=0.0)
     for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0):
         if most <= end and most > 0:

@@ -156,7 +156,7 @@ class Card(ABC):
         """Put the mean over all cards in the place of every float32 array; it is queued as a gather is.
 
         Where each card holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
-        `sp.models.shards.shard_block`. All cards hold the same bits afterwards.
+        `sp.models.run.tensor_parallel`. All cards hold the same bits afterwards.
 
         >>> import numpy as np
         >>> from sp.parallel.host import HostGroup

@@ -7,15 +7,81 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
-from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
+from sp.errors import unknown_name
+from sp.models.cache.block_tables import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig, first_layers
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.planning.cold_layers import least_cold
-from sp.planning.known_cards import KNOWN
-from sp.planning.memory import Stacks, held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.planning.memory import Stacks, held_weights, kv_bytes, least_cold, reading_bytes, scoring_bytes, state_bytes
 from sp.quant import BlockFormat, Math
+
+Path = Literal["sm_90a", "portable"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as its data sheet has it. `link`: bytes a second from other cards of the machine by NVLink, one way, half
+    of what data sheets call its bandwidth; 0 of cards that are not linked, or two of them only; `warp_share`: share of
+    `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all of
+    it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it)."""
+
+    name: str  # as it is asked for
+    capability: tuple[int, int]  # compute capability
+    flops: float  # flops, int8: dense tensor operations a second: in bf16 (and fp16) with sums in float32, and in int8
+    int8: float
+    gib: int  # memory, whole GiB
+    bandwidth: float  # of that memory, in bytes a second
+    pcie: float  # bytes a second from the host, one way
+    link: float = 0.0
+    warp_share: float = 1.0
+
+    @property
+    def path(self) -> Path:
+        """Kernels that run there: those of Hopper on compute capability 9.0, elsewhere the portable ones."""
+        return "sm_90a" if self.capability == (9, 0) else "portable"
+
+    def peak(self, path: Path, in_bytes: bool = False) -> float:
+        """Tensor operations a second that kernels of a path could reach in bf16, or in int8.
+
+        >>> round(find_card("h200").peak("portable") / 1e12), round(find_card("rtx3090").peak("portable") / 1e12)
+        (623, 71)
+        >>> round(find_card("h200").peak("sm_90a", in_bytes=True) / 1e12)
+        1979
+        """
+        rate = self.int8 if in_bytes else self.flops
+        return rate if path == "sm_90a" else rate * self.warp_share
+
+
+_PCIE4, _PCIE5 = 32e9, 64e9  # 16 lanes
+
+KNOWN = (
+    Card("rtx3060", (8, 6), 25.5e12, 102e12, 12, 360e9, _PCIE4),
+    Card("rtx4080", (8, 9), 97.5e12, 390e12, 16, 716.8e9, _PCIE4),
+    Card("rtx3090", (8, 6), 71e12, 284e12, 24, 936e9, _PCIE4),
+    Card("rtx4090", (8, 9), 165.2e12, 660.6e12, 24, 1008e9, _PCIE4),
+    Card("rtx5090", (12, 0), 209.5e12, 838e12, 32, 1792e9, _PCIE5),
+    Card("l40s", (8, 9), 362e12, 733e12, 48, 864e9, _PCIE4),
+    Card("a100", (8, 0), 312e12, 624e12, 80, 2039e9, _PCIE4, 300e9),
+    Card("h100", (9, 0), 989e12, 1979e12, 80, 3350e9, _PCIE5, 450e9, 0.63),
+    Card("h200", (9, 0), 989e12, 1979e12, 140, 4800e9, _PCIE5, 450e9, 0.63),
+)
+"""Cards by memory, of which their vendor's data sheets are all that a prediction knows.
+
+Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations a clock and
+multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), and the data sheets of L40S, H100 SXM and H200.
+Tensor operations are dense, without sparsity. GeForce cards run bf16 and fp16 at half rate where sums are kept in
+float32, as here; data-centre cards at the full one.
+"""
+
+
+def find_card(name: str) -> Card:
+    """The card of a name; ConfigError with the nearest names when there is none."""
+    known = {card.name: card for card in KNOWN}
+    if name not in known:
+        raise unknown_name("card", name, known)
+    return known[name]
+
 
 CARDS = tuple(sorted({card.gib for card in KNOWN}))
 """Sizes of cards in GiB."""
@@ -30,23 +96,12 @@ DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
 
 @dataclass(frozen=True)
 class Drafter:
-    """A model that could score for a target.
-
-    Parameters
-    ----------
-    name : str
-    config : ModelConfig
-        Of the layers that are read.
-    weights : int
-        Bytes of what is loaded of it on the device.
-    of_layers : int, optional
-        Of the whole model; those that are read if left out.
-    """
+    """A model that could score for a target."""
 
     name: str
-    config: ModelConfig
-    weights: int
-    of_layers: int | None = None
+    config: ModelConfig  # of the layers that are read
+    weights: int  # bytes of what is loaded of it on the device
+    of_layers: int | None = None  # of the whole model; those that are read if left out
 
     @property
     def layers(self) -> int:
@@ -68,16 +123,8 @@ class Drafter:
 
 
 def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
-    """Small published models of the registry, those whose architecture is called most like it first.
-
-    A drafter need not share the target's vocabulary, for scores are carried over by bytes of the text.
-
-    Examples
-    --------
-    >>> config = find_shape("qwen3.6-27b").config
-    >>> [one.name for one in drafters_for(config, 27 * 10**9)][:1]
-    ['qwen3-0.6b']
-    """
+    """Small published models of the registry, those whose architecture is called most like it first. A drafter need not
+    share the target's vocabulary, for scores are carried over by bytes of the text."""
     found = [
         (-_alike(one.config.architecture, target.architecture), size, one.name, one)
         for size, one in _small()
@@ -113,21 +160,11 @@ def weights_bytes(
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a request needs on a card.
+    """Bytes that a request needs on a card."""
 
-    Attributes
-    ----------
-    together : int
-        With both models there all the time.
-    by_turns : int
-        Where the model that is not at work may leave for host memory, as it does within ``--vram``.
-    cold : int or None
-        Where experts of the target wait there besides, see `least_cold`.
-    """
-
-    together: int
-    by_turns: int
-    cold: int | None = None
+    together: int  # with both models there all the time
+    by_turns: int  # where the model that is not at work may leave for host memory, as it does within ``--vram``
+    cold: int | None = None  # where experts of the target wait there besides, see `least_cold`
 
     @property
     def least(self) -> int:
@@ -146,16 +183,7 @@ def need(
     math: Math = Math.BF16,
 ) -> Need:
     """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
-
-    `stacks` are those of a mixture's experts, see `stack_bytes`; `math` is what the target's products are made in.
-
-    Examples
-    --------
-    >>> config = find_shape("qwen3.6-27b").config
-    >>> whole = need(config, 16_540_829_696, None, 131072, "q4_0")
-    >>> whole.together == whole.by_turns, round(whole.together / 2**30, 1)
-    (True, 21.4)
-    """
+    `stacks` are those of a mixture's experts, see `stack_bytes`; `math` is what the target's products are made in."""
     read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
     reading = held + reading_bytes(target, read, math)
@@ -175,15 +203,9 @@ def card_rows(
     lengths: Iterable[int] = LENGTHS,
     stacks: Stacks = (),
 ) -> list[dict[str, Any]]:
-    """For every card the longest prompt that it answers, in full and with each drafter.
-
-    Returns
-    -------
-    list of dict
-        ``card`` in GiB, ``kv``, ``full`` (tokens, or None where not even the shortest length fits), ``full_by_turns``
-        (the same where experts may wait in host memory) and ``drafters``: name to ``together`` and ``by_turns``, tokens
-        or None alike. Tokens are those of the prompt with its answer; in full they are tried up to the target's window.
-    """
+    """For every card (``card`` in GiB) the longest prompt that it answers, answer included, ``full``, ``full_by_turns``
+    with experts waiting in host memory, and by ``drafters``, each ``together`` and ``by_turns``; None where not even
+    the shortest fits. In full lengths are tried up to the target's window."""
     lengths, rows = tuple(lengths), []
 
     def needs_of(drafter: Drafter | None, most: int) -> dict[int, Need]:
@@ -221,28 +243,15 @@ SPOKEN = (8192, 32768, 131072)
 
 @dataclass(frozen=True)
 class Way:
-    """How a request is run.
+    """How a request is run. `by_turns`: whether idle weights have to wait in host memory; experts of the target among
+    them where that takes least."""
 
-    Attributes
-    ----------
-    kv : str
-        Type of the target's cache.
-    by_turns : bool
-        Whether idle weights have to wait in host memory; experts of the target among them where that takes least.
-    nbytes : int
-        What it takes on the card.
-    """
-
-    kv: str
+    kv: str  # type of the target's cache
     by_turns: bool
-    nbytes: int
+    nbytes: int  # what it takes on the card
 
     def options(self, card: int) -> tuple[str, ...]:
-        """Options of `sp run` that ask for it on a card of so many GiB; none for the usual way.
-
-        >>> Way("q4_0", True, 1 << 30).options(24)
-        ('--kv q4_0', '--vram 23g')
-        """
+        """Options of `sp run` that ask for it on a card of so many GiB; none for the usual way."""
         cache = () if self.kv == DEVICE_KV_FORMATS[0] else (f"--kv {self.kv}",)
         return (*cache, f"--vram {room(card) >> 30}g") if self.by_turns else cache
 
@@ -267,13 +276,10 @@ def ways(
     math: Math = Math.BF16,
     alone: bool = True,
 ) -> Iterator[Way]:
-    """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first.
-
-    Turns cost copies and change no token, those of experts (`stacks`, see `stack_bytes`) the most; a narrower cache
-    rounds keys and values, so it comes after them. Without a drafter everything is read, of which there is no way where
-    the window is shorter. Products in `math` take room of their own. Of several cards, of which the target is then a
-    share, no weights wait in host memory.
-    """
+    """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first. Turns
+    cost copies and change no token, those of experts (`stacks`) the most; a narrower cache rounds keys and values, so
+    it comes after them. Without a drafter everything is read, within the window; of several cards no weights wait in
+    host memory."""
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):

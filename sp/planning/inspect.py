@@ -15,11 +15,11 @@ from sp.errors import GGUFError, ModelError, plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary
-from sp.models.arithmetic import is_eligible
 from sp.models.config import ModelConfig
-from sp.models.cost import active_params
-from sp.models.metadata_keys import MAX_BLOCKS
-from sp.models.rope_keys import rope_facts
+from sp.models.file.metadata_keys import MAX_BLOCKS
+from sp.models.file.rope_keys import rope_facts
+from sp.models.network.arithmetic import is_eligible
+from sp.models.network.cost import active_params
 from sp.planning.cards import ANSWER, KEEP, LENGTHS, SPOKEN, caches, card_rows, drafters_for
 from sp.planning.memory import Held, file_formats, held_weights, kv_bytes, layer_matrices, stack_bytes, state_bytes
 from sp.planning.plan import make_plan
@@ -30,30 +30,10 @@ _HASH_STEP = 1 << 22
 
 
 def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole) -> dict[str, Any]:
-    """Describe a GGUF file.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file, or any shard of a sharded model.
-    sha256 : bool
-        Also hash every file, which reads all of it.
-    depth : callable
-        Of a model that scores for another, see `read_subject`.
-
-    Returns
-    -------
-    dict
-        JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
-        strings, empty for a file that `sp` can run. ``refused`` is the one for which no command takes the file, or
-        None. What `describe_model` tells is in it, and the ``verdict`` and ``command`` of a `Plan` for the longest of
-        `SPOKEN`.
-
-    Raises
-    ------
-    GGUFError
-        When the file is not a sound GGUF file.
-    """
+    """Describe a GGUF file, or the model any shard of which it is, in what JSON has. Sizes are in bytes; what the file
+    does not say is None; ``warnings`` are lines, none for a file that `sp` can run; ``refused`` the one for which no
+    command takes it. ``verdict`` and ``command`` are of a `Plan` for the longest of `SPOKEN`; `sha256` reads all of the
+    file. GGUFError when it is not sound."""
     with GGUFFile.open(path) as file:
         subject = read_subject(file, depth=depth)
         plan = make_plan(subject, None, None, SPOKEN[-1])
@@ -106,7 +86,6 @@ def _text(file: GGUFFile, key: str) -> str | None:
 
 
 def _count(file: GGUFFile, key: str) -> int | list[int] | None:
-    """An integer, or one for every layer."""
     value = file.metadata.get(key)
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) <= MAX_BLOCKS:
         numbers: list[int] = value.tolist()
@@ -115,7 +94,6 @@ def _count(file: GGUFFile, key: str) -> int | list[int] | None:
 
 
 def _by_type(file: GGUFFile) -> list[dict[str, Any]]:
-    """One row a tensor type, largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for info in file.tensors.values():
         supported = info.ggml_type in FORMATS
@@ -155,7 +133,6 @@ def _length(file: GGUFFile, key: str) -> int | None:
 
 
 def _template(file: GGUFFile) -> dict[str, Any]:
-    """Facts of the chat template."""
     absent = {"present": False, "sha256": None, "chars": None, "first_line": None}
     try:
         template = chat_template(file)
@@ -187,13 +164,8 @@ SHOWN = 2
 
 
 def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
-    """What is known of a file of that configuration, if it has any.
-
-    Returns
-    -------
-    dict
-        ``family``, ``device`` and ``cards``, each None where the file does not describe a whole model.
-    """
+    """What is known of a file of that configuration, if it has any. Returns ``family``, ``device`` and ``cards``, each
+    None where the file does not describe a whole model."""
     found: dict[str, Any] = {"family": None, "device": None, "cards": None}
     if config is None:
         return found
@@ -241,24 +213,13 @@ def family(config: ModelConfig) -> dict[str, Any]:
 
 
 def eight_bits(config: ModelConfig) -> dict[str, int]:
-    """How many matrices of layers `--math` can have multiplied in eight bits, of all that are not of experts.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> eight_bits(find_shape("qwen3.6-27b").config)
-    {'weights': 388, 'matrices': 496}
-    """
+    """How many matrices of layers `--math` can have multiplied in eight bits, of all that are not of experts."""
     matrices = layer_matrices(config)
     return {"weights": sum(is_eligible(each.name, each.shape) for each in matrices), "matrices": len(matrices)}
 
 
 def experts(config: ModelConfig) -> dict[str, Any] | None:
-    """Sizes of a mixture of experts, and the parameters of all layers that a token is multiplied by.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> found = experts(find_shape("qwen3.6-35b-a3b").config)
-    >>> found["used"], found["count"], round(found["active_parameters"] / 1e9, 2)
-    (8, 256, 2.44)
-    """
+    """Sizes of a mixture of experts, and the parameters of all layers that a token is multiplied by."""
     if config.experts is None:
         return None
     return asdict(config.experts) | {"active_parameters": active_params(config)}

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.arithmetic import is_eligible
-from sp.models.cache.pages import page_format
+from sp.models.cache.block_tables import page_format
 from sp.models.config import ModelConfig
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.recording import Tensor, layer_of
-from sp.models.trunk import trunk_tensors
+from sp.models.file.weights import Tensor, layer_of
+from sp.models.layer.cold_experts import ring_bytes
+from sp.models.network.arithmetic import AUTO, is_eligible, read_math
+from sp.models.network.trunk import trunk_tensors
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
@@ -36,21 +38,11 @@ SCRATCH = 640 << 20
 
 @dataclass
 class Held:
-    """Tensors of one format in a file, and what the device makes of them.
+    """Tensors of one format in a file, and what the device makes of them."""
 
-    Attributes
-    ----------
-    source : str
-        Format in the file.
-    targets : list of str
-        Formats on the device, the first met first.
-    tensors, source_bytes, nbytes : int
-        How many, and their bytes in the file and on the device.
-    """
-
-    source: str
-    targets: list[str]
-    tensors: int = 0
+    source: str  # format in the file
+    targets: list[str]  # formats on the device, the first met first
+    tensors: int = 0  # tensors, source_bytes, nbytes: how many, and their bytes in the file and on the device
     source_bytes: int = 0
     nbytes: int = 0
 
@@ -58,34 +50,10 @@ class Held:
 def held_weights(
     config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1, depth: int | None = None
 ) -> list[Held]:
-    """What the device holds of a model's weights, one row a format of the file, the most bytes first.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    formats : mapping of str to BlockFormat
-        Of every tensor of the file, by name. A head that is tied to the embedding is held once more, packed.
-    cards : int
-        That share the model: `config` is then what `Share.config` says of one of them, and of the head, which it leaves
-        whole, a part is held.
-    depth : int, optional
-        Layers that are loaded, without the head; all, and the head, if left out.
-
-    Raises
-    ------
-    KeyError
-        A tensor of the model is not among them.
-    ModelError
-        A matrix has no packed form.
-
-    Examples
-    --------
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> shape = find_shape("qwen3-0.6b")
-    >>> plan = {name: fmt for name, _, fmt in shape.plan("q8_0")}
-    >>> [(row.source, row.targets, row.tensors) for row in held_weights(shape.config, plan)]
-    [('Q8_0', ['Q8_0'], 197), ('F32', ['F32'], 113)]
-    """
+    """What the device holds of a model's weights, one row a format of the file, the most bytes first; a head tied to
+    the embedding is held once more, packed. Of `cards` that share it, `config` says what one has, but for the head, of
+    which a part is held; `depth`: layers without the head. KeyError: a tensor is missing; ModelError: a matrix has no
+    packed form."""
     rows: dict[str, Held] = {}
     tied = depth is None and HEAD not in formats
     for tensor in trunk_tensors(config, formats, depth):
@@ -106,17 +74,8 @@ def file_formats(file: GGUFFile) -> dict[str, BlockFormat]:
 
 
 def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stacks:
-    """Bytes of every stack of experts on the device, by layer; none of a model without experts.
-
-    Parameters and errors as for `held_weights`.
-
-    Examples
-    --------
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> shape = find_shape("tiny-qwen3moe")
-    >>> stack_bytes(shape.config, {name: fmt for name, _, fmt in shape.plan("q8_0")})[0]
-    (557056, 557056, 557056)
-    """
+    """Bytes of every stack of experts on the device, by layer; none of a model without experts. Parameters and errors
+    as for `held_weights`."""
     if config.experts is None:
         return ()
     found: list[list[int]] = [[] for _ in config.kinds]
@@ -129,14 +88,7 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
 
 def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> int:
     """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
-
-    Arguments and errors as for `held_weights`.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> shape = find_shape("qwen3.6-27b")
-    >>> round(streamed_bytes(shape.config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}) / 1e9, 1)
-    15.8
-    """
+    Arguments and errors as for `held_weights`."""
     table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
     return sum(row.nbytes for row in held_weights(config, formats, cards)) - config.vocab * table
 
@@ -160,24 +112,14 @@ def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> lis
 
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
-    """Bytes of the keys and values of so many tokens, in whole pages, all attention layers.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> kv_bytes(find_shape("qwen3.6-27b").config, 131072, "q4_0")
-    2415919104
-    """
+    """Bytes of the keys and values of so many tokens, in whole pages, all attention layers."""
     row = page_format(kv, config.head_dim, False, "cpu").row_bytes(config.head_dim)
     pages = -(-tokens // PAGE_TOKENS) * len(config.attention_layers)
     return 2 * pages * PAGE_TOKENS * config.kv_heads * row
 
 
 def state_bytes(config: ModelConfig) -> int:
-    """Bytes of all recurrent states, whatever the length of the text.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> state_bytes(find_shape("qwen3.6-27b").config) >> 20
-    149
-    """
+    """Bytes of all recurrent states, whatever the length of the text."""
     d = config.delta
     if d is None:
         return 0
@@ -185,21 +127,13 @@ def state_bytes(config: ModelConfig) -> int:
 
 
 def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
-    """Bytes that a model cannot do without to hold so many tokens: its weights as they are held, states, keys, values.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> round(least_bytes(find_shape("qwen3.6-27b").config, 16_540_829_696, 131072, "q4_0") / 2**30, 1)
-    17.8
-    """
+    """Bytes that a model cannot do without to hold so many tokens: weights as they are held, states, keys, values."""
     return weights + state_bytes(config) + kv_bytes(config, tokens, kv)
 
 
 def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
-    """Bound of what a target's prefill of so many tokens takes beside weights, cache and states.
-
-    The streams of one chunk, what its experts are given and give, keys and values of one layer in 16 bits, and what
-    products in `math` take.
-    """
+    """Bound of what a target's prefill of so many tokens takes beside weights, cache and states: streams of one chunk,
+    what its experts are given and give, keys and values of one layer in 16 bits, and what products in `math` take."""
     together = min(tokens, chunk_tokens("cuda", math))
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
@@ -208,15 +142,8 @@ def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> i
 
 
 def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
-    """Bytes that the largest product of a layer takes for its operands rounded to bytes; none in BF16.
-
-    Gate and up of a feed-forward are one product.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> config = find_shape("qwen3.6-27b").config
-    >>> [product_bytes(config, tokens, Math.INT8) >> 20 for tokens in (8192, 512, 511)]
-    [226, 179, 0]
-    """
+    """Bytes that the largest product of a layer takes for its operands rounded to bytes; none in BF16. Gate and up of a
+    feed-forward are one product."""
     if math is Math.BF16 or tokens < ROUNDED_TOKENS:
         return 0
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
@@ -230,11 +157,8 @@ def layer_matrices(config: ModelConfig) -> list[Tensor]:
 
 
 def expert_bytes(config: ModelConfig, tokens: int) -> int:
-    """Bytes that experts of one layer take beside their weights: rows sorted by expert, each one's last block padded.
-
-    Inputs, outputs and what lies between in 16 bits; and scales of gate and up as the portable kernels read them, of
-    eight values a byte.
-    """
+    """Bytes that experts of one layer take beside their weights: rows sorted by expert, each one's last block padded,
+    in 16 bits; and scales of gate and up as the portable kernels read them, of eight values a byte."""
     e = config.experts
     if e is None:
         return 0
@@ -243,11 +167,73 @@ def expert_bytes(config: ModelConfig, tokens: int) -> int:
 
 
 def scoring_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
-    """Bound of what a drafter takes beside its weights to score so many tokens layer by layer.
-
-    The whole prompt's stream in float32, twice, its queries in 16 bits, three times, and its keys and values, four
-    times, for the layer at work; and what products in `math` take.
-    """
+    """Bound of what a drafter takes beside its weights to score so many tokens layer by layer: the prompt's stream in
+    float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `math`
+    take."""
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
     return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
+
+
+RESERVED = 32768
+"""Tokens of prompt and answer that work and cache have room for beside the weights: a prompt's length is not known when
+weights are placed, and they stay where they are."""
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Where the weights of a mixture lie."""
+
+    layers: tuple[int, ...]  # whose experts wait in host memory, ascending
+    host: int  # bytes of those
+    device: int  # bytes of all other weights, and of the room that experts are brought to
+
+
+def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, math: Math = Math.BF16) -> Cold:
+    """As few cold layers as leave `room` for the work on `RESERVED` tokens, or all if that is never left; as far apart
+    as they can be, so that a copy has the time of the layers between. `weights`: bytes of all, if none waits; `stacks`:
+    see `stack_bytes`."""
+    most, left = len(stacks), room - work_bytes(config, math)
+    for number in range(most + 1):
+        found = _placed(weights, stacks, spread(number, most))
+        if found.device <= left or number == most:
+            return found
+    raise AssertionError("no layers")
+
+
+def cold_within(
+    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, math: str = Math.BF16
+) -> tuple[int, ...]:
+    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts. What
+    `auto` will choose is not known yet: it is reckoned with as int8."""
+    if room is None or config.experts is None:
+        return ()
+    try:
+        weights = sum(row.nbytes for row in held_weights(config, formats))
+        reckoned = Math.INT8 if (asked := read_math(math, "math")) == AUTO else Math(asked)
+        return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
+    except (ModelError, KeyError):  # what is wrong or missing is for loading to say
+        return ()
+
+
+def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> int | None:
+    """Bytes of device memory from which on a mixture runs because its experts wait. None of a model without experts,
+    and where the cache and the work of a request take more than was kept for them."""
+    kept = work_bytes(config)
+    return _placed(weights, stacks, tuple(range(len(stacks)))).device + kept if stacks and work <= kept else None
+
+
+def work_bytes(config: ModelConfig, math: Math = Math.BF16) -> int:
+    """Bytes that are kept for cache and work when weights are placed."""
+    tokens = min(RESERVED, config.context)
+    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, math)
+
+
+def spread(number: int, most: int) -> tuple[int, ...]:
+    """So many of the layers, the last one first, as far apart as they can be."""
+    return tuple((i + 1) * most // number - 1 for i in range(number))
+
+
+def _placed(weights: int, stacks: Stacks, layers: tuple[int, ...]) -> Cold:
+    host = sum(sum(stacks[layer]) for layer in layers)
+    return Cold(layers, host, weights - host + ring_bytes([stacks[layer] for layer in layers]))

@@ -1,71 +1,226 @@
-"""plan_file: whether a model file runs on which card, what it takes at which length, with which drafter, and how."""
+"""Will it run? A verdict on a model file, for a card or the smallest that does, and a plan of what it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Literal
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
-from sp.models.extended_window import describe_window
-from sp.models.layers.cold_experts import told
-from sp.models.passes.forward import CHUNK
-from sp.models.synthetic.shapes import find_shape
+from sp.models.file.rope_keys import describe_window, needed_scaling
+from sp.models.layer.cold_experts import told
+from sp.models.run.chunked import CHUNK
+from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import (
     ANSWER,
     CARDS,
     KEEP,
+    LARGEST_DRAFTER,
     SPOKEN,
     Drafter,
     Way,
     best,
     caches,
+    drafters_for,
     longest,
     need,
     room,
     scoring_way,
+    smallest_card,
     ways,
+    weights_bytes,
 )
-from sp.planning.cold_layers import Cold, cold_layers
+from sp.planning.memory import Cold, cold_layers
 from sp.planning.subject import Depth, Subject, read_subject, whole
-from sp.planning.verdict import Verdict, judge, proposed_drafter, scaled_by, spoken
+
+COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
+"""File types that publishers of most models offer; those of fewer bits are held as Q8_0."""
+USUAL = "q4_k_m"
+NEAR = 1.25
+"""How much larger than a file that cannot run the one may be that is proposed in its place."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model file runs. `role`: what it is judged as: a small model is one that scores prompts for a larger
+    one."""
+
+    runs: Literal["yes", "with", "no"]
+    card: int | None = None  # GiB of the card that it is about; None where no card matters
+    tokens: int | None = None  # of prompt and answer
+    options: tuple[str, ...] = ()  # of `sp run`, with which it runs
+    why: str | None = None  # why it does not
+    instead: str | None = None  # what to take in its place
+    role: Literal["target", "drafter"] = "target"
+    together: int = 1  # cards of that size that share it
+    window: int | None = None  # of a drafter whose window ends before `tokens`
+    beyond: str | None = None  # what such a drafter reads them with; see `scaled_by`
+
+    @property
+    def line(self) -> str:
+        """In words.
+
+        >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
+        'yes, with --kv q4_0: 128K tokens on a card of 24 GB'
+        >>> Verdict("yes", 12, 131072, role="drafter", window=8192, beyond="YaRN x16").line
+        'yes, as a drafter: 8K tokens, or 128K with YaRN x16, on a card of 12 GB'
+        """
+        if self.runs == "no":
+            return f"no: {self.why}"
+        on = "a card" if self.together == 1 else f"each of {self.together} cards"
+        tokens = self.tokens or 0
+        read = f"{spoken(tokens)} tokens"
+        if self.window is not None:
+            read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
+        where = "" if self.card is None else f": {read} on {on} of {self.card} GB"
+        said = ", as a drafter" if self.role == "drafter" else ""
+        said += f", with {' '.join(self.options)}" if self.options else ""
+        return f"yes{said}{where}"
+
+
+def spoken(tokens: int) -> str:
+    """A length in binary thousands, or as it is."""
+    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def scaled_by(config: ModelConfig, tokens: int) -> str:
+    """What has a drafter read so many tokens, beyond its window: YaRN by itself, or an option where it takes none.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> [scaled_by(find_shape(name).config, 1 << 20) for name in ("qwen3-0.6b", "qwen3.6-27b")]
+    ['YaRN x32', '--drafter-rope yarn:4']
+    """
+    if (scaling := needed_scaling(config, tokens)) is not None:
+        return f"YaRN x{scaling.factor:g}"
+    return f"--drafter-rope yarn:{1 << max(-(-tokens // config.context) - 1, 1).bit_length()}"
+
+
+def proposed_drafter(target: Subject) -> Drafter | None:
+    """The published model to score for a target; None where none is small enough, or it is of that size itself."""
+    if target.config is None or target.parameters <= LARGEST_DRAFTER:
+        return None
+    return next(iter(drafters_for(target.config, target.parameters)), None)
+
+
+def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: int, keep: float = KEEP) -> Verdict:
+    """The verdict, with who scores prompts (None: they are read in full), on a card of so many GiB, or the smallest of
+    `CARDS` that does, for `tokens` of prompt and answer, of which a share `keep` is read."""
+    if target.stopped is not None:
+        return Verdict("no", why=target.stopped.line, instead=_replacement(target, card, tokens))
+    config, weights = target.config, target.weights
+    if not target.on_device or config is None or weights is None:
+        return Verdict("with", options=("--device cpu",))
+    role: Literal["target", "drafter"] = (
+        "drafter" if drafter is None and target.parameters <= LARGEST_DRAFTER else "target"
+    )
+    if role == "drafter":
+        found = [] if target.reader is None else [scoring_way(target.reader, tokens)]
+    else:
+        found = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
+    if not found:
+        why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
+        return Verdict("no", card, tokens, why=why)
+    where = card or smallest_card(found)
+    way = best(found, where) if where else None
+    if where is None or way is None:
+        least, most = min(one.nbytes for one in found), card or CARDS[-1]
+        shared = "" if target.alone else f" on each of {target.cards} cards"
+        taken = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
+        why = f"{taken}, and a card of {most} GB has {room(most) >> 30}"
+        instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
+        return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.cards)
+    options = way.options(where)
+    window = config.context if role == "drafter" and config.context < tokens else None
+    return Verdict(
+        "with" if options else "yes",
+        where,
+        tokens,
+        options,
+        role=role,
+        together=target.cards,
+        window=window,
+        beyond=None if window is None else scaled_by(config, tokens),
+    )
+
+
+def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> str | None:
+    """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
+    assert target.config is not None
+    assert target.weights is not None
+    found = longest(target.config, target.weights, drafter, card, keep, target.stacks, target.alone)
+    shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
+    others = [*shorter, *_narrower(target, drafter, card, tokens, keep)]
+    return ", or ".join(others or (_published_for(card, tokens) if target.alone else ["more cards"])) or None
+
+
+def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
+    """What to take in place of a file that does not run; None where its own line says that."""
+    if target.draft or not target.names:
+        return None
+    if target.config is None:
+        smallest = min(size for *_, size in _published())
+        return next(iter(_published_for(card, tokens, max(int(NEAR * target.nbytes), smallest))), None)
+    undecoded = any(one.stops and one.of_format for one in target.hindrances)
+    return f"the same model as {USUAL.upper()}" if undecoded else None
+
+
+def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> list[str]:
+    """The same model in the common file type of the most bits that fits."""
+    sizes = {name: target.weights_as(name) for name in COMMON}
+    assert target.config is not None
+    for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
+        found = [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
+        if nbytes is not None and best(found, card):
+            on = "the card" if target.alone else "each card"
+            return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on {on})"]
+    return []
+
+
+def _published_for(card: int | None, tokens: int, most: int | None = None) -> list[str]:
+    """The largest published model that runs on a card, of a file of at most so many bytes."""
+    for name, held, size in _published():
+        shape = find_shape(name)
+        config, elements = shape.config, sum(tensor.size for tensor in shape.tensors())
+        drafter = next(iter(drafters_for(config, elements)), None) if elements > LARGEST_DRAFTER else None
+        fits = card is None or best(list(ways(config, held, drafter, tokens)), card)
+        if fits and (most is None or size <= most):
+            return [f"a file of {name} as {USUAL.upper()} ({size / 1e9:.1f} GB)"]
+    return []
+
+
+@cache
+def _published() -> tuple[tuple[str, int, int], ...]:
+    """Name, bytes on the device and bytes of the file of every published shape a GPU runs, the largest first."""
+    found = []
+    for name in list_shapes():
+        shape = find_shape(name)
+        if not name.startswith("tiny-"):
+            plan = shape.plan(USUAL)
+            held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
+            found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))
+    return tuple(sorted(found, key=lambda one: -one[1]))
+
 
 ASK = '--prompt-file TEXT.txt --question "..."'
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A verdict and what it rests on.
-
-    Attributes
-    ----------
-    target : Subject
-    drafter : Drafter or None
-    scorer : Subject or None
-        The drafter's file, if one was given; else the drafter is a published shape.
-    card : int or None
-        GiB, as asked for.
-    tokens : int
-        Of prompt and answer, as asked for.
-    verdict : Verdict
-    keep : float
-        Share of the prompt that the target reads after the drafter has scored it.
-    lengths : tuple of int
-        Of prompt and answer, that memory is told of.
-    """
+    """A verdict and what it rests on."""
 
     target: Subject
     drafter: Drafter | None
-    scorer: Subject | None
-    card: int | None
-    tokens: int
+    scorer: Subject | None  # the drafter's file, if one was given; else the drafter is a published shape
+    card: int | None  # GiB, as asked for
+    tokens: int  # of prompt and answer, as asked for
     verdict: Verdict
-    keep: float
-    lengths: tuple[int, ...]
+    keep: float  # share of the prompt that the target reads after the drafter has scored it
+    lengths: tuple[int, ...]  # of prompt and answer, that memory is told of
 
     @property
     def sizes(self) -> tuple[ModelConfig, int] | None:
@@ -109,7 +264,6 @@ class Plan:
         return () if best(full, card) else ("--no-full",)
 
     def _ways(self, drafter: Drafter | None) -> list[Way]:
-        """All ways to run what was asked for."""
         if self.sizes is None:
             return []
         alone = self.target.alone
@@ -126,10 +280,7 @@ class Plan:
 
     def memory(self) -> Iterator[dict[str, Any]]:
         """Bytes on the card, or each of several, by type of cache and length: in full, and with the drafter, both there
-        or by turns.
-
-        Of a small model also what it takes to score a prompt for another.
-        """
+        or by turns. Of a small model also what it takes to score a prompt for another."""
         if self.sizes is None:
             return
         (config, weights), stacks = self.sizes, self.target.stacks
@@ -153,10 +304,8 @@ class Plan:
                 yield {"kv": None, "tokens": tokens, "scoring": scoring_way(self.target.reader, tokens).nbytes}
 
     def cards(self) -> Iterator[dict[str, Any]]:
-        """For every card the way of what was asked for, and the longest of `SPOKEN` that it has a way for.
-
-        None of drafters, which take as much of any card as their target leaves.
-        """
+        """For every card the way of what was asked for, and the longest of `SPOKEN` that it has a way for. None of
+        drafters, which take as much of any card as their target leaves."""
         if self.sizes is None or self.verdict.role == "drafter":
             return
         found = self._ways(self.drafter)
@@ -241,32 +390,9 @@ def read_file(path: str | Path, cards: int = 1, depth: Depth = whole) -> Subject
 def plan_file(
     path: str | Path, drafter: str | Path | None = None, *, card: int | None = None, tokens: int = SPOKEN[-1]
 ) -> Plan:
-    """Plan by the headers of files alone.
-
-    Parameters
-    ----------
-    path : str or Path
-        The target, or any shard of it.
-    drafter : str or Path, optional
-        What scores prompts for it; a small published model is reckoned with if left out.
-    card : int, optional
-        GiB of the card; the smallest that does, if left out.
-    tokens : int
-        Of prompt and answer, of which the answer takes `ANSWER`.
-
-    Raises
-    ------
-    GGUFError
-        A file is no sound GGUF file.
-    ModelError
-        The drafter is none that could score.
-
-    Examples
-    --------
-    >>> from sp.session import embedded
-    >>> plan_file(embedded("target"), embedded("drafter"), card=12, tokens=8192).verdict.line
-    'yes: 8K tokens on a card of 12 GB'
-    """
+    """Plan by the headers of files alone: a target, what scores prompts for it (a small published model if left out),
+    GiB of the card (the smallest that does), and tokens of prompt and answer, of which the answer takes `ANSWER`.
+    GGUFError: a file is not sound; ModelError: the drafter is none that could score."""
     return make_plan(read_file(path), None if drafter is None else read_file(drafter), card, tokens)
 
 

@@ -1,26 +1,24 @@
-"""Seconds of prefills, scorings and decoded tokens on a GPU that is known by its data sheet: a roofline.
-
-Operations over the peak and bytes over the bandwidth, each at one efficiency for its kind of work, and a cost a launch.
-The stated error is about 30 %; how far off it is where somebody measured: ``docs/files-and-cards.md``, from records.
-"""
+"""How long a model takes on a card, reckoned by roofline, and the times of a request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
-from sp.models.arithmetic import AUTO, AskedMath, is_eligible
-from sp.models.auto_math import FASTER, NARROW_INPUTS, gains
 from sp.models.config import ModelConfig
-from sp.models.cost import SCORING, prefill_cost
-from sp.models.layers.share import shared_config
+from sp.models.layer.share import shared_config
+from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedMath, gains, is_eligible
+from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.planning.known_cards import Card
-from sp.planning.known_cards import Path as KernelPath
+from sp.planning.cards import ANSWER, Card, Way, best, need, room, ways
+from sp.planning.cards import Path as KernelPath
 from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes
+from sp.planning.plan import Plan
 from sp.quant import Math
 
 ERROR = 0.3
@@ -46,23 +44,12 @@ TOKEN_S = 2.6e-7
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model as far as time goes; of one that GPUs share, what one of them has.
-
-    Attributes
-    ----------
-    config : ModelConfig
-    nbytes : int
-        Of the weights that a pass reads, see `streamed_bytes`.
-    int8 : float
-        Share of the products that are made in int8 where a prompt is read.
-    int8_attention : bool
-        Whether attention is, too.
-    """
+    """A model as far as time goes; of one that GPUs share, what one of them has."""
 
     config: ModelConfig
-    nbytes: int
-    int8: float = 0.0
-    int8_attention: bool = False
+    nbytes: int  # of the weights that a pass reads, see `streamed_bytes`
+    int8: float = 0.0  # share of the products that are made in int8 where a prompt is read
+    int8_attention: bool = False  # whether attention is, too
 
     @classmethod
     def of_shape(cls, name: str, file_type: str) -> TimedModel:
@@ -72,15 +59,7 @@ class TimedModel:
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
     def multiplied_in(self, asked: AskedMath, card: Card, path: KernelPath | None = None) -> TimedModel:
-        """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights.
-
-        Examples
-        --------
-        >>> from sp.planning.known_cards import find_card
-        >>> drafter = TimedModel.of_shape("qwen3-0.6b", "bf16").multiplied_in("auto", find_card("h200"))
-        >>> round(drafter.int8, 2), drafter.int8_attention
-        (0.62, True)
-        """
+        """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
         if asked == Math.BF16:
             return self
         path, auto = path or card.path, asked == AUTO
@@ -93,11 +72,7 @@ class TimedModel:
         return replace(self, int8=share, int8_attention=path == "sm_90a" and self.config.head_dim == HEAD_DIM)
 
     def shared_by(self, cards: int) -> TimedModel:
-        """What one of several GPUs has of it; ConfigError where they cannot share it.
-
-        >>> TimedModel.of_shape("qwen3.6-27b", "q4_k_m").shared_by(4).config.heads
-        6
-        """
+        """What one of several GPUs has of it; ConfigError where they cannot share it."""
         if cards == 1:
             return self
         return replace(self, config=shared_config(self.config, cards), nbytes=self.nbytes // cards)
@@ -113,28 +88,13 @@ class Compressed(NamedTuple):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts for one GPU, or several of a kind that are linked.
-
-    Parameters
-    ----------
-    card : Card
-    cards, target_cards : int
-        That read a prompt together for the drafter, and that share the target, whose `TimedModel` is then one's share.
-    forced : {"sm_90a", "portable"}, optional
-        Kernels, if not those that the GPU runs by itself.
-
-    Examples
-    --------
-    >>> from sp.planning.known_cards import find_card
-    >>> target = TimedModel.of_shape("qwen3.6-27b", "q4_k_m")
-    >>> [round(Roofline(find_card(name)).prefill_s(target, 8192), 1) for name in ("rtx4090", "h200")]
-    [3.7, 0.6]
-    """
+    """Predicts for one GPU, or several of a kind that are linked. `cards`, `target_cards`: that read a prompt together
+    for the drafter, and that share the target, whose `TimedModel` is then one's share."""
 
     card: Card
     cards: int = 1
     target_cards: int = 1
-    forced: KernelPath | None = None
+    forced: KernelPath | None = None  # kernels, if not those that the GPU runs by itself
 
     @property
     def alone(self) -> bool:
@@ -147,10 +107,8 @@ class Roofline:
         return self._work_s(model, tokens) + LAUNCH_S * launches + self._sums_s(model, tokens)
 
     def score_s(self, drafter: TimedModel, tokens: int, density: float | None = None) -> float:
-        """In which a drafter scores a prompt whose attention reads that share of the causal blocks; all for None.
-
-        The host queues the launches of one GPU after those of the other, which gather all keys and values.
-        """
+        """In which a drafter scores a prompt whose attention reads that share of the causal blocks; all for None. The
+        host queues the launches of one GPU after those of the other, which gather all keys and values."""
         c, rounds = drafter.config, bool(drafter.int8 or drafter.int8_attention)
         launches = LAUNCHES * (1 + rounds) * c.layers * self.cards
         gathered = 4 * tokens * c.kv_heads * c.head_dim * (self.cards - 1) / self.cards
@@ -175,10 +133,8 @@ class Roofline:
         density: float | None = None,
         moved: int = 0,
     ) -> Compressed:
-        """Of a request that is scored and of which the target reads `keep_ratio`.
-
-        So many bytes `moved` of the target come back from the host while it reads.
-        """
+        """Of a request that is scored and of which the target reads `keep_ratio`. So many bytes `moved` of the target
+        come back from the host while it reads."""
         score = self.score_s(drafter, tokens, density)
         read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.card.pcie * EFFICIENCY["exchange"]))
         return Compressed(score, read, score + read + TOKEN_S * tokens)
@@ -209,3 +165,62 @@ class Roofline:
 
     def _exchange_s(self, times: int, nbytes: float) -> float:
         return times * (LAUNCH_S + nbytes / (self.card.link * EFFICIENCY["exchange"]))
+
+
+Density = Callable[[int], float | None]
+"""Of a prompt of so many tokens the share of causal blocks that a drafter is expected to read; None for all."""
+
+
+def predicted_times(
+    plan: Plan,
+    card: Card,
+    density: Density,
+    math: AskedMath = Math.BF16,
+    drafter_math: AskedMath = Math.BF16,
+    cards: int = 1,
+) -> list[dict[str, Any]]:
+    """Predicted seconds of a plan's requests, one dict a length: ``tokens`` (prompt and answer), ``full_s`` (first
+    token in full), ``score_s``, ``prefill_s``, ``ttft_s`` of a compressed request, ``decode_tok_s`` after the prompt as
+    it is read; None where the card has no room, or there is no drafter. None at all of mixtures, of models that no card
+    runs, and of several cards that are not linked. `cards` read together for the drafter; ConfigError where they
+    cannot."""
+    if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
+        return []
+    if max(cards, plan.target.cards) > 1 and not card.link:
+        return []
+    (config, held), drafter = plan.sizes, plan.drafter
+    if config.experts or (drafter is not None and drafter.config.experts):
+        return []
+    if cards > 1 and drafter is not None and drafter.config.delta is not None:
+        raise ConfigError(f"{drafter.name} has recurrent layers, which several cards cannot read together")
+    roofline = Roofline(card, cards, plan.target.cards)
+    target = TimedModel(config, plan.target.streamed).multiplied_in(math, card)
+    made_in = Math.INT8 if target.int8 else Math.BF16
+
+    def way(tokens: int, compressed: bool) -> Way | None:
+        scorer = drafter if compressed else None
+        return best(list(ways(config, held, scorer, tokens, plan.keep, math=made_in, alone=roofline.alone)), card.gib)
+
+    def full(tokens: int) -> dict[str, float | None]:
+        if (fits := way(tokens, False)) is None:
+            return {"full_s": None, "decode_tok_s": None}
+        prompt = tokens - ANSWER
+        return {"full_s": roofline.full_s(target, prompt), "decode_tok_s": 1 / roofline.step_s(target, prompt, fits.kv)}
+
+    def compressed(tokens: int) -> dict[str, float | None]:
+        if drafter is None:
+            return {}
+        if (fits := way(tokens, True)) is None:
+            return dict.fromkeys(("score_s", "prefill_s", "ttft_s", "decode_tok_s"))
+        prompt, reader = tokens - ANSWER, TimedModel(drafter.config, drafter.weights)
+        moved = 0
+        if fits.by_turns:  # what waits in host memory while the drafter is at work comes back
+            together = need(config, held, drafter, prompt, fits.kv, plan.keep, math=made_in).together
+            moved = max(0, together - room(card.gib))
+        times = roofline.compressed(
+            target, reader.multiplied_in(drafter_math, card), prompt, plan.keep, density(prompt), moved
+        )
+        step = roofline.step_s(target, max(1, int(plan.keep * prompt)), fits.kv)
+        return {**times._asdict(), "decode_tok_s": 1 / step}
+
+    return [{"tokens": tokens} | full(tokens) | compressed(tokens) for tokens in plan.lengths]

@@ -15,19 +15,19 @@ from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
 from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
-from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
 from sp.models.config import ModelConfig
+from sp.models.drafts.dflash import refuse_later
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
-from sp.models.drafts.dflash_refusals import refuse_later
-from sp.models.expected import missing_tensors
-from sp.models.extended_window import describe_window
-from sp.models.file_type import tensor_format
-from sp.models.layers.share import shared_config
-from sp.models.metadata_keys import Keys
-from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.families.base import ARCHITECTURES, find_architecture, read_config
+from sp.models.file.file_type import tensor_format
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.file.rope_keys import describe_window
+from sp.models.file.weights import HeaderStore
+from sp.models.layer.share import shared_config
+from sp.models.network.cost import missing_tensors
+from sp.models.network.trunk import Trunk, trunk_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk, trunk_tensors
-from sp.models.weights import HeaderStore
 from sp.planning.cards import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.quant import FORMATS, BlockFormat
@@ -38,24 +38,13 @@ KNOWN_TYPE = 100
 
 @dataclass(frozen=True)
 class Hindrance:
-    """One thing that stands in the way.
+    """One thing that stands in the way. `of_format`: whether it lies in how numbers are written, so that another file
+    of the same model may run."""
 
-    Attributes
-    ----------
-    line : str
-        What it is and what to do, without the file's name.
-    stops : bool
-        Whether the model does not run for it.
-    of_format : bool
-        Whether it lies in how numbers are written, so that another file of the same model may run.
-    usable : bool
-        Whether the file is of use all the same, as a draft is beside its target.
-    """
-
-    line: str
-    stops: bool = True
+    line: str  # what it is and what to do, without the file's name
+    stops: bool = True  # whether the model does not run for it
     of_format: bool = False
-    usable: bool = False
+    usable: bool = False  # whether the file is of use all the same, as a draft is beside its target
 
 
 def is_draft(file: GGUFFile) -> bool:
@@ -141,53 +130,24 @@ def whole(path: Path, config: ModelConfig) -> int | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model file as far as its header goes; for several cards that share it, as one of them has it.
-
-    Attributes
-    ----------
-    path : str
-    nbytes, parameters : int
-        Of all shards.
-    draft : bool
-        Whether it guesses answers ahead, and is no model by itself.
-    hindrances : tuple of Hindrance
-    vocabulary : Vocabulary or None
-        If it has one that can be used.
-    config : ModelConfig or None
-        If its metadata describe a model.
-    weights : int or None
-        Bytes on the device; None where the device has no form of a matrix, or a tensor is missing.
-    names : tuple of str
-        Of all tensors.
-    streamed : int or None
-        Bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is.
-    shape : str or None
-        Of a named shape, which is no file.
-    stacks : tuple of tuple of int
-        Bytes of its experts on the device, by layer; none of a model without them, or that cards share.
-    cards : int
-        That share it. Configuration and bytes on the device are those of one of them.
-    formats : mapping
-        Of its tensors, by name.
-    depth : callable
-        See `read_subject`.
-    """
+    """A model file as far as its header goes; for several cards that share it, as one of them has it. `stacks`: bytes
+    of its experts on the device, by layer; none of a model without them, or that cards share."""
 
     path: str
-    nbytes: int
+    nbytes: int  # nbytes, parameters: of all shards
     parameters: int
-    draft: bool
+    draft: bool  # whether it guesses answers ahead, and is no model by itself
     hindrances: tuple[Hindrance, ...]
-    vocabulary: Vocabulary | None
-    config: ModelConfig | None
-    weights: int | None
-    names: tuple[str, ...]
-    streamed: int | None = None
-    shape: str | None = None
+    vocabulary: Vocabulary | None  # if it has one that can be used
+    config: ModelConfig | None  # if its metadata describe a model
+    weights: int | None  # bytes on the device; None where the device has no form of a matrix, or a tensor is missing
+    names: tuple[str, ...]  # of all tensors
+    streamed: int | None = None  # bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is
+    shape: str | None = None  # of a named shape, which is no file
     stacks: Stacks = ()
-    cards: int = 1
-    formats: Mapping[str, BlockFormat] = field(default_factory=dict)
-    depth: Depth = whole
+    cards: int = 1  # that share it. Configuration and bytes on the device are those of one of them
+    formats: Mapping[str, BlockFormat] = field(default_factory=dict)  # of its tensors, by name
+    depth: Depth = whole  # see `read_subject`
 
     @property
     def alone(self) -> bool:
@@ -223,10 +183,8 @@ class Subject:
 
     @cached_property
     def reader(self) -> Drafter | None:
-        """What of it is loaded where it scores for another; None where the device has no form of it.
-
-        How deep it is read may hang on the hash of the file, which takes a while to make once.
-        """
+        """What of it is loaded where it scores for another; None where the device has no form of it. How deep it is
+        read may hang on the hash of the file, which takes a while to make once."""
         if self.config is None or self.weights is None:
             return None
         depth = self.depth(Path(self.path), self.config)
@@ -253,22 +211,13 @@ class Subject:
 
 
 def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subject:
-    """What the header of an open file tells; what is wrong with it is among the hindrances.
-
-    Parameters
-    ----------
-    file : GGUFFile
-    cards : int
-        That share it.
-    depth : callable
-        Layers that are read of a file, by its path and configuration, where it scores; None for all.
-
-    Raises
-    ------
-    ConfigError
-        So many cards cannot share it.
-    """
-    vocabulary, problem = _vocabulary(file)
+    """What the header of an open file tells; what is wrong with it is among the hindrances. `cards` share it; `depth`:
+    layers that are read of a file, by path and configuration, where it scores. ConfigError: so many cannot share it."""
+    vocabulary, problem = None, None
+    try:
+        vocabulary = read_vocabulary(file.metadata, str(file.path))
+    except GGUFError as error:
+        problem = without_path(error, file)
     formats = file_formats(file)
     try:
         config = read_config(file)
@@ -295,12 +244,7 @@ def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subjec
 
 def shape_subject(name: str, file_type: str, cards: int = 1, depth: Depth = whole) -> Subject:
     """A named shape as a file of that type would be; ConfigError where either is unknown, or cards cannot share it.
-
-    `depth` is that of `read_subject`.
-
-    >>> shape_subject("qwen3.6-27b", "q4_k_m").on_device
-    True
-    """
+    `depth` is that of `read_subject`."""
     shape = find_shape(name)
     plan = shape.plan(file_type)
     formats = {tensor: fmt for tensor, _, fmt in plan}
@@ -310,14 +254,6 @@ def shape_subject(name: str, file_type: str, cards: int = 1, depth: Depth = whol
     path = f"{name}-{file_type}.synthetic"
     held = weights, tuple(formats), streamed, name, stacks, cards, formats, depth
     return Subject(path, nbytes, parameters, False, (), None, config, *held)
-
-
-def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
-    """The vocabulary, or why there is none."""
-    try:
-        return read_vocabulary(file.metadata, str(file.path)), None
-    except GGUFError as error:
-        return None, without_path(error, file)
 
 
 Sizes = tuple[int | None, int | None, Stacks]

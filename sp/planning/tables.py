@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sp.models.arithmetic import AskedMath
-from sp.planning.cards import LARGEST_DRAFTER, SYSTEM
-from sp.planning.known_cards import Card
+from sp.models.network.arithmetic import AskedMath
+from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
+from sp.planning.plan import spoken
 from sp.planning.roofline import ERROR
-from sp.planning.verdict import spoken
 from sp.quant import Math, Repacked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+
+STYLES = {"yes": "bold green", "with": "bold green", "no": "bold red"}
 
 
 def render(info: dict[str, Any]) -> RenderableType:
@@ -28,7 +30,10 @@ def render(info: dict[str, Any]) -> RenderableType:
     facts.add_column(overflow="fold")
     for name, value in _facts(info):
         facts.add_row(name, Text(value))
-    parts: list[RenderableType] = [Text(f"runs: {info['verdict']['line']}", style=style_of(info["verdict"])), facts]
+    parts: list[RenderableType] = [
+        Text(f"runs: {info['verdict']['line']}", style=STYLES[info["verdict"]["runs"]]),
+        facts,
+    ]
     if info["tensors_by_type"]:
         parts += ["", _types(info), *(Text(str(Repacked(**each))) for each in info["repacked"])]
     if info["device"] is not None:
@@ -42,13 +47,7 @@ def render(info: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def style_of(verdict: dict[str, Any]) -> str:
-    """Of the line that tells it."""
-    return {"yes": "bold green", "with": "bold green", "no": "bold red"}[verdict["runs"]]
-
-
 def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows of the first table."""
     yield "file", info["path"] + (f" and {info['shards'] - 1} more shards" if info["shards"] > 1 else "")
     yield "size", f"{size_of(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
     for digest in info["sha256"] or ():
@@ -73,7 +72,6 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What mixes tokens, and how positions are told."""
     mixers = f"{family['attention_layers']} layers of attention"
     if family["delta_layers"]:
         mixers += f", {family['delta_layers']} of Gated DeltaNet"
@@ -98,25 +96,26 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _scaling(rope: dict[str, Any]) -> str:
-    """How frequencies are changed, and what cosines and sines are multiplied by.
-
-    >>> _scaling({"scaling": "linear", "factor": 2.0, "magnitude": 1.0})
-    'linear 2'
-    """
+    """How frequencies are changed, and what cosines and sines are multiplied by."""
     told = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
     told += f" {rope['factor']:g}" if "factor" in rope else ""
     told += f" of {rope['original_context']} positions" if "original_context" in rope else ""
     return told + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
 
 
-def _types(info: dict[str, Any]) -> Table:
-    """Formats of the file, and what the CPU and the GPU do with each."""
+def _table(*left: str, right: Iterable[str] = ()) -> Table:
+    """A table without lines, its further columns of numbers."""
     from rich.table import Table
 
+    table = Table(*left, box=None, pad_edge=False, header_style="bold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _types(info: dict[str, Any]) -> Table:
     held = {row["source"]: row for row in info["device"]["formats"]} if info["device"] else {}
-    types = Table("type", box=None, pad_edge=False, header_style="bold")
-    for name in ("tensors", "size", "share", "CPU", "GPU", "on the GPU"):
-        types.add_column(name, justify="right")
+    types = _table("type", right=("tensors", "size", "share", "CPU", "GPU", "on the GPU"))
     total = sum(row["bytes"] for row in info["tensors_by_type"])
     for row in info["tensors_by_type"]:
         on = held.get(row["type"])
@@ -132,12 +131,8 @@ def _types(info: dict[str, Any]) -> Table:
 
 def _kv(device: dict[str, Any]) -> Table:
     """Bytes of keys and values by type and length; states of recurrent layers come on top."""
-    from rich.table import Table
-
     lengths = list(next(iter(device["kv_bytes"].values())))
-    table = Table("KV cache", box=None, pad_edge=False, header_style="bold")
-    for length in lengths:
-        table.add_column(_tokens(int(length)), justify="right")
+    table = _table("KV cache", right=(_tokens(int(length)) for length in lengths))
     for kv, sizes in device["kv_bytes"].items():
         table.add_row(kv, *(size_of(sizes[length]) for length in lengths))
     if device["state_bytes"]:
@@ -146,15 +141,10 @@ def _kv(device: dict[str, Any]) -> Table:
 
 
 def _cards(cards: dict[str, Any]) -> Iterator[RenderableType]:
-    """The longest prompt by card, in full and with each drafter."""
-    from rich.table import Table
     from rich.text import Text
 
     names = list(cards["rows"][0]["drafters"])
-    table = Table("longest prompt", "KV", box=None, pad_edge=False, header_style="bold")
-    table.add_column("in full", justify="right")
-    for name in names:
-        table.add_column(f"with {name}", justify="right")
+    table = _table("longest prompt", "KV", right=("in full", *(f"with {name}" for name in names)))
     for row in sorted(cards["rows"], key=lambda row: row["card"]):
         pairs = [_pair(row["drafters"][name]) for name in names]
         whole = _pair({"together": row["full"], "by_turns": row["full_by_turns"]})
@@ -178,11 +168,7 @@ def _tokens(count: int | None) -> str:
 
 
 def size_of(count: int) -> str:
-    """Bytes in binary units.
-
-    >>> size_of(16_536_406_016)
-    '15.40 GiB'
-    """
+    """Bytes in binary units."""
     if count < 1024:
         return f"{count} B"
     size = float(count)
@@ -194,11 +180,6 @@ def size_of(count: int) -> str:
 
 
 def _thousands(count: int) -> str:
-    """A count in the units models are named by.
-
-    >>> _thousands(26_895_998_464), _thousands(596_049_920)
-    ('26.90 B', '596.0 M')
-    """
     if count >= 10**9:
         return f"{count / 10**9:.2f} B"
     return f"{count / 10**6:.1f} M" if count >= 10**6 else f"{count:,}"
@@ -227,7 +208,7 @@ def render_plan(plan: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     verdict = plan["verdict"]
-    parts: list[RenderableType] = [Text(f"runs: {verdict['line']}", style=style_of(verdict))]
+    parts: list[RenderableType] = [Text(f"runs: {verdict['line']}", style=STYLES[verdict["runs"]])]
     if verdict["instead"]:
         parts.append(Text(f"take instead: {verdict['instead']}", style="bold"))
     parts += [Text(f"note: {note}", style="yellow") for note in plan["notes"]]
@@ -241,7 +222,6 @@ def render_plan(plan: dict[str, Any]) -> RenderableType:
 
 
 def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is reckoned with."""
     if plan["weights_bytes"] is None:
         return
     yield "file", plan["path"]
@@ -268,18 +248,12 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _where(plan: dict[str, Any]) -> str:
-    """What memory is told of."""
     return "the card" if plan["shared_by"] == 1 else f"each of {plan['shared_by']} cards"
 
 
 def _memory(rows: list[dict[str, Any]], where: str) -> Table:
-    """GiB by cache, way and length."""
-    from rich.table import Table
-
     lengths = sorted({row["tokens"] for row in rows})
-    table = Table(f"GiB on {where}", "KV", box=None, pad_edge=False, header_style="bold")
-    for length in lengths:
-        table.add_column(spoken(length), justify="right")
+    table = _table(f"GiB on {where}", "KV", right=map(spoken, lengths))
     found = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
     for kv in dict.fromkeys(row["kv"] for row in rows):
         for name, words in {**WORDS, "scoring": "as a drafter"}.items():
@@ -291,10 +265,7 @@ def _memory(rows: list[dict[str, Any]], where: str) -> Table:
 
 
 def _ways(plan: dict[str, Any]) -> Table:
-    """For every card whether and how, and the longest prompt."""
-    from rich.table import Table
-
-    table = Table("card", spoken(plan["tokens"]), "longest", box=None, pad_edge=False, header_style="bold")
+    table = _table("card", spoken(plan["tokens"]), "longest")
     for row in plan["cards"]:
         most = row["longest"]
         longest = "no" if most is None else f"{spoken(most['tokens'])} {_how(most, '')}".rstrip()
@@ -325,23 +296,15 @@ COLUMNS = {
 
 def render_times(rows: list[dict[str, Any]], card: Card) -> Table:
     """What `predicted_times` tells, for a `rich` console: every column says that it is predicted."""
-    from rich.table import Table
-
     names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
-    table = Table(card.name, box=None, pad_edge=False, header_style="bold")
-    for title in names.values():
-        table.add_column(f"predicted\n{title}", justify="right")
+    table = _table(card.name, right=(f"predicted\n{title}" for title in names.values()))
     for row in rows:
         table.add_row(spoken(row["tokens"]), *(shown(row[name]) for name in names))
     return table
 
 
 def shown(value: float | None) -> str:
-    """Three digits; a dash for what the card has no room for.
-
-    >>> shown(0.1234), shown(71.26), shown(None)
-    ('0.123', '71.3', '-')
-    """
+    """Three digits; a dash for what the card has no room for."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"

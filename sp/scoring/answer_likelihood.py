@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.models import Cache, Checkpoint, Model, prefill
+from sp.models import Cache, Checkpoint, Hooks, Model, prefill
 from sp.ops.array_module import array_module, on_host
 
 Done = Callable[[float], None]
@@ -87,7 +87,7 @@ def _log_likelihood(model: Model, ids: Ints, positions: Ints, answer: Ints, cach
 
     ids = np.concatenate([ids, answer[:-1]])
     positions = np.concatenate([positions, positions[-1] + np.arange(1, m)])
-    prefill(model, ids, positions, cache, rows=m, after=after)
+    prefill(model, ids, positions, cache, rows=m, hooks=Hooks(after_layer=after))
     logits = on_host(model.head(array_module(rows[0]).concatenate(rows))).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     return float((logits[np.arange(m), answer] - np.log(np.exp(logits).sum(axis=1))).sum())

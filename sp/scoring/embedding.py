@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sp.errors import ConfigError
-from sp.models import ModelConfig, stream_by_layer
+from sp.models import Hooks, ModelConfig, stream_by_layer
 from sp.models.config import first_layers
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.attention.attention import question_start
@@ -56,7 +56,7 @@ class EmbeddingScorer(ReadingScorer):
         question_start(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
-            attend=attend, depth=self.depth, progress=request.progress,
+            attend=attend, depth=self.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip
         asked = x[model.place(request.question.nonzero()[0])].mean(axis=0)
         chunks = _row_means(x, self.chunk_size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sp.models import stream_by_layer
+from sp.models import Hooks, stream_by_layer
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 from sp.scoring.reading import ReadingScorer, densities
@@ -30,7 +30,7 @@ class SelfInformationScorer(ReadingScorer):
         model, n, attend = request.model, len(request.ids), self.attend(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
-            attend=attend, progress=request.progress,
+            attend=attend, hooks=Hooks(progress=request.progress),
         )  # fmt: skip
         scores = np.zeros(n, np.float32)
         xp, ids = array_module(x), model.place(request.ids)

@@ -17,12 +17,11 @@ from sp.decode.greedy import generate
 from sp.decode.speculate import speculate
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
-from sp.models import Model, prefill, prefill_sparse
+from sp.models import Hooks, Model, prefill, prefill_sparse
 from sp.models.drafts.dflash import Draft
-from sp.models.passes.tree import LayerFeatures
-from sp.models.shards.shard_model import ShardModel
-from sp.models.shards.shared_model import SharedModel
-from sp.models.shards.stream import stream
+from sp.models.run.tensor_parallel import ShardModel
+from sp.models.run.tree import LayerFeatures
+from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.group import StoppedError
 from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
@@ -53,7 +52,7 @@ class Begun:
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
     `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
     those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
-    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking. `cards` is there
+    `sp.models.run.graph.Way`; empty where all were read launch by launch without asking. `cards` is there
     where cards share the target.
     """
 
@@ -163,7 +162,7 @@ def read_prompt(
     what = model, ids, positions, graphs.cache
     if options.target_sparse is not None:
         return prefill_sparse(*what, options.target_sparse, progress=progress)
-    return prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs.prefill()), ()
+    return prefill(*what, gaps=options.state_gaps, hooks=Hooks(progress=progress), graphs=graphs.prefill()), ()
 
 
 def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, options: RunOptions) -> Generator[int]:
@@ -195,11 +194,10 @@ def _begin_with_draft(
 
     logits = prefill(
         *(target.model, given.ids, given.positions, pooled.cache),
-        after=LayerFeatures(draft.layers, take),
         # The last layer is whole only where the draft wants its outputs.
         rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
         gaps=options.state_gaps,
-        progress=progress,
+        hooks=Hooks(after_layer=LayerFeatures(draft.layers, take), progress=progress),
     )
     passes: list[int] = []
     rest = speculate(

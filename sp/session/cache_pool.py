@@ -12,7 +12,7 @@ from sp.decode.graph import GraphDecoder
 from sp.decode.graph_cycle import new_cycle
 from sp.models import Cache, Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.parallel.group import Group
 
 STEPS = 16

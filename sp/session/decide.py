@@ -9,9 +9,9 @@ from typing import Literal
 from sp.arrays import Bools
 from sp.errors import PromptError
 from sp.models import ModelConfig
-from sp.models.cost import flops
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.network.cost import flops
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.planning.memory import least_bytes, product_bytes

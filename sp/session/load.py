@@ -13,13 +13,12 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, load_shards, needed_scaling, read_config
-from sp.models.layers.share import shared_config
-from sp.models.rope_keys import rope_facts
-from sp.models.shards.shared_model import SharedModel
+from sp.models.file.rope_keys import rope_facts
+from sp.models.layer.share import shared_config
+from sp.models.shards.shards import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.parallel.group import Group
-from sp.planning.cold_layers import cold_within
-from sp.planning.memory import file_formats
+from sp.planning.memory import cold_within, file_formats
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.calibration.use import Reporter, known_retrieval, made_retrieval, makes_one, needed_depth
@@ -231,7 +230,7 @@ def synthetic(
     shape : str
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
-        One of `sp.models.file_type.FILE_TYPES`.
+        One of `sp.models.file.file_type.FILE_TYPES`.
     extrapolate, device, rope, room, math, group, scorers
         See `load`; there is no calibration of random weights.
     seed : int
@@ -263,8 +262,7 @@ def synthetic(
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
             made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
             return replace(made, path=name)
-    from sp.models.synthetic.random_shards import random_shards
-    from sp.models.synthetic.random_store import random_model
+    from sp.models.synthetic.random_store import random_model, random_shards
 
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)

@@ -13,7 +13,7 @@ from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.arithmetic import in_attention, kept_rounded
+from sp.models.network.arithmetic import in_attention, kept_rounded
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.reading import DRAFTING, drafting

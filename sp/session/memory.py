@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.models import Cache, ModelConfig, Trail
-from sp.models.passes.gaps import cross_gap
+from sp.models.run.chunked import cross_gap
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
 from sp.scoring import KeptKeys

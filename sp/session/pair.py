@@ -12,8 +12,8 @@ from sp.errors import ConfigError, short
 from sp.gguf import GGUFFile, Tokenizer
 from sp.hub import best_drafter, model_path
 from sp.models import Cards, Draft, load_draft, read_config
-from sp.models.model import Device
-from sp.models.shards.shared_model import SharedModel
+from sp.models.network.model import Device
+from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer, Scorer

@@ -11,9 +11,9 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, load_draft
-from sp.models.arithmetic import scoring
-from sp.models.model import Device
-from sp.models.shards.shared_model import SharedModel
+from sp.models.network.arithmetic import scoring
+from sp.models.network.model import Device
+from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.messages import Message, as_prompt

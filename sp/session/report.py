@@ -10,8 +10,8 @@ import numpy as np
 
 from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling

@@ -20,7 +20,7 @@ from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Draft, Model
 from sp.models.device.parts import Parts
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.session.cache_pool import CachePool
 from sp.session.device_memory import Journal, Meter, Pool
 from sp.session.load import Loaded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
-from sp.arrays import Bools, Floats
+from sp.arrays import Bools
 from sp.errors import ConfigError
 from sp.session import RunResult
+from sp.studies.sweep.cells import kind_of
 from sp.trace import write_atomic
 
 INK, KEPT, NEEDLE, QUESTION = "#1f2933", "#f08c00", "#2f9e44", "#1c7ed6"
@@ -23,11 +28,8 @@ MOST_DOTS = 1 << 15
 
 
 def save_png(figure: Figure, path: Path, dpi: int = 160) -> Path:
-    """Write the figure as PNG, complete or not at all.
-
-    A palette of 256 colours draws plots as well as all of them, in a quarter of the bytes. ConfigError if a picture
-    would be so large that no viewer shows it.
-    """
+    """Write the figure as PNG, complete or not at all. A palette of 256 colours draws plots as well as all of them, in
+    a quarter of the bytes. ConfigError if a picture would be so large that no viewer shows it."""
     width, height = figure.get_size_inches() * dpi
     if max(width, height) > MOST_DOTS:
         raise ConfigError(f"{path.name} would have {width:.0f} x {height:.0f} dots; report fewer records at a time")
@@ -47,18 +49,9 @@ def shade(axes: Axes, mask: Bools, **style: Any) -> None:
         axes.axvspan(start, end, **{"linewidth": 0, **style})
 
 
-def bin_max(values: Floats) -> tuple[Floats, Floats]:
-    """Maximum over bins of 8 tokens, so that a line of any length stays readable; bin starts and maxima."""
-    starts = np.arange(0, len(values), BIN)
-    return starts.astype(np.float32), np.maximum.reduceat(values, starts)
-
-
 def importance_figure(result: RunResult) -> Figure:
-    """Importance along the prompt, the tokens kept, and importance by drafter layer.
-
-    Needle and question are shaded in all panels; the x axis counts tokens of the target's vocabulary in the
-    upper panels and of the drafter's in the heatmap.
-    """
+    """Importance along the prompt, the tokens kept, and importance by drafter layer; needle and question are shaded.
+    The x axis counts tokens of the target above, of the drafter in the heatmap."""
     if result.selection is None or result.scores is None:
         raise ValueError("the run kept everything, so there is no selection to draw")
     layers = result.importance.by_layer if result.importance else None
@@ -68,7 +61,8 @@ def importance_figure(result: RunResult) -> Figure:
     tokens = len(result.prompt)
     needle, question = result.prompt.mask("needle"), result.prompt.mask("question")
 
-    x, y = bin_max(result.scores)
+    x = np.arange(0, tokens, BIN)
+    y = np.maximum.reduceat(result.scores, x)  # so that a line of any length stays readable
     grid[0].plot(x, y, color=INK, linewidth=0.7)
     floor = float(np.quantile(y[y > 0], 0.02)) if (y > 0).any() else 1e-6
     if (y > 0).any():
@@ -104,3 +98,69 @@ def importance_figure(result: RunResult) -> Figure:
     kept = result.kept_tokens
     figure.suptitle(f"{kept:,} of {tokens:,} prompt tokens kept ({100 * kept / tokens:.1f} %)", fontsize=11)
     return figure
+
+
+COLOURS = (
+    "#1c7ed6", "#f08c00", "#2f9e44", "#ae3ec9", "#e03131", "#0c8599", "#846358", "#e64980", "#5c940d", "#4263eb",
+    "#a61e4d", "#087f5b",
+)  # fmt: skip
+GREYS = ("#495057", "#868e96", "#adb5bd")
+MARKERS = "osD^vPX*"
+NEEDLE_COLOURS = LinearSegmentedColormap.from_list("needle", ["#F0496E", "#EBB839", "#0CD79F"])
+"""Red, yellow and green of Kamradt's pictures (LLMTest_NeedleInAHaystack)."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a strategy is drawn."""
+
+    colour: str
+    marker: str
+    line: str
+
+
+def looks(strategies: Sequence[str]) -> dict[str, Look]:
+    """Colours for strategies, greys and dashes for controls and oracles, ink for the full prefill; always the same."""
+    found, colours, greys = {}, 0, 0
+    for name in strategies:
+        kind = kind_of(name)
+        if kind == "full":
+            found[name] = Look(INK, "*", "-")
+        elif kind != "scorer":
+            found[name] = Look(GREYS[greys % len(GREYS)], MARKERS[greys % len(MARKERS)], "--")
+            greys += 1
+        else:
+            turn = colours // len(COLOURS)
+            found[name] = Look(
+                COLOURS[colours % len(COLOURS)], MARKERS[colours % len(MARKERS)], ("-", ":", "-.")[turn % 3]
+            )
+            colours += 1
+    return found
+
+
+def apart(place: int, count: int, step: float = 0.025) -> float:
+    """What a value on a logarithmic axis is drawn times, so that series at one value are all seen."""
+    return float((1 + step) ** (place - (count - 1) / 2))
+
+
+def tokens_label(tokens: float) -> str:
+    """A number of tokens as it stands on an axis."""
+    if tokens < 1000:
+        return f"{tokens:g}"
+    return f"{tokens / 1024:g}K" if tokens % 1024 == 0 else f"{tokens / 1000:.3g}K"
+
+
+def plain_log(axes: Axes, ticks: Sequence[float], *, tokens: bool = False) -> None:
+    """A logarithmic x axis with these ticks, written out."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens_label(x) if tokens else f"{x:g}"))
+
+
+def tidy(axes: Axes) -> None:
+    """Thin grid, no box."""
+    axes.grid(True, which="major", color="#e9ecef", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)

@@ -20,21 +20,8 @@ LIST = ".sp-files.json"
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder to write files into, which take the place of those that were written the same way before.
-
-    Nothing changes in `folder` until the body is done. Files of an earlier time that the body did not write anew are
-    removed then, unless they were changed since; all others stay.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> out = Path(tempfile.mkdtemp())
-    >>> for names in (("a", "b"), ("b", "c")):
-    ...     with staged(out) as stage:
-    ...         written = [(stage / name).write_text(name) for name in names]
-    >>> sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    ['b', 'c']
-    """
+    """A folder to write files into, which take the place of those that an earlier run wrote so: nothing changes in
+    `folder` until the body is done; then old ones not written anew are removed, unless they were changed since."""
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     stage = Path(mkdtemp(prefix=".sp-", dir=folder))

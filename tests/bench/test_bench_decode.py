@@ -12,17 +12,16 @@ from command_line import invoke
 from models.tiny_drafts import write_draft
 
 from sp.bench import decode as bench
-from sp.bench.decode import ways_of
-from sp.bench.decode_metrics import Answered, Measured, ratio_interval
+from sp.bench.decode import Answered, Measured, ratio_interval, ways_of
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_trace
 from sp.decode import DDTree
 from sp.errors import ConfigError
 from sp.models import load_model
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.studies.pages.report import write_report
-from sp.studies.plots.decode_plots import draw_decoding, figure_of
+from sp.studies.plots.ttft_plots import draw_decoding, figure_of
 from sp.studies.tables.decode_table import decode_tables
 
 
@@ -147,7 +146,7 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
 def test_runs_that_do_not_compare_share_no_table_and_no_picture(
     real: Path, tmp_path: Path, change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sp.studies.plots.decode_plots.save_png", lambda figure, path: path)  # names are asked for
+    monkeypatch.setattr("sp.studies.plots.ttft_plots.save_png", lambda figure, path: path)  # names are asked for
     records = [r for r in of(real, "decode") if r["config"]["method"] != "greedy"]
     others = [{**r, "config": {**r["config"], **change}} for r in records]
     first, second = draw_decoding([*records, *others], tmp_path)

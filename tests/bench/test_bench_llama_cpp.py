@@ -12,7 +12,7 @@ import pytest
 from command_line import invoke
 
 from sp.bench.llama_cpp import bench_command, best_peer, describe_peer, parse
-from sp.bench.names import file_facts
+from sp.bench.record import file_facts
 from sp.cli import main
 from sp.errors import ConfigError
 from sp.models.synthetic.synthetic import write_synthetic

@@ -16,11 +16,9 @@ import pytest
 from command_line import invoke
 
 from sp.bench import ttft as bench
-from sp.bench.memory import watched
-from sp.bench.names import shape_name
 from sp.bench.prompts import PromptMaker
-from sp.bench.request import measure, without_ends
-from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
+from sp.bench.record import shape_name
+from sp.bench.ttft import Bench, Cell, config_of, describe, measure, requests_of, watched, without_ends
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
@@ -29,7 +27,7 @@ from sp.quant import Math
 from sp.scoring import SCORERS
 from sp.scoring.reading import attending, drafting
 from sp.session import Loaded, Pipeline, RunOptions
-from sp.studies.plots.ttft_plots import COLOURS, draw_memory
+from sp.studies.plots.ttft_plots import STAGE_COLOURS, draw_memory
 from sp.studies.sample import sample
 from sp.studies.tables.ttft_table import GROUPS, cells_of, row_of
 
@@ -313,7 +311,7 @@ def test_tables_and_pictures_know_the_stages_there_are(maker: PromptMaker, pair:
     stages = measure(pair, maker.make(300), RunOptions(keep_ratio=0.4, compress="always", max_new_tokens=2)).stages
     there = {*stages, "onload target"}  # which only a budget of device memory brings
     assert {stage for group in GROUPS.values() for stage in group} | {"other"} == there
-    assert set(COLOURS) == there
+    assert set(STAGE_COLOURS) == there
 
 
 def test_moves_and_the_limit_are_drawn(tmp_path: Path) -> None:

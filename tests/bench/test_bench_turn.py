@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from command_line import invoke
 
+from sp.bench import turn as bench
+from sp.bench.prompts import TranscriptMaker
 from sp.bench.record import FIELDS
-from sp.bench.request import without_ends
-from sp.bench.turns import turn as bench
-from sp.bench.turns.policies import POLICIES, Turn
-from sp.bench.turns.transcripts import TranscriptMaker
-from sp.bench.turns.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
+from sp.bench.ttft import without_ends
+from sp.bench.turn import POLICIES, WARM_TURNS, Turn, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
 from sp.errors import ConfigError, DeviceError
 from sp.scoring import SCORERS
 from sp.session import ConversationOptions, Pipeline, RunOptions, synthetic

@@ -13,11 +13,11 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
-import sp.models.cache.snapshots as snapshots
+import sp.models.cache.trail as snapshots
 import sp.models.cache.trail as trail
-from sp.bench.turns import turn
-from sp.bench.request import without_ends
-from sp.bench.turns.transcripts import TranscriptMaker
+from sp.bench import turn
+from sp.bench.ttft import without_ends
+from sp.bench.prompts import TranscriptMaker
 from sp.session import ConversationOptions
 from sp.models.cache.trail import Trail
 from sp.session import Pipeline, RunOptions, embedded, load, synthetic

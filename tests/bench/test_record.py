@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sp.bench import record, timing
-from sp.bench.budget import BUDGET, check_budget, failed_tests, measured_files, old_keys, read_budget, restate
+from sp.bench.record import BUDGET, check_budget, failed_tests, measured_files, old_keys, read_budget, restate
 from sp.errors import ConfigError
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.machine import cpu_facts, machine_slug

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from sp.bench import record
-from sp.bench.budget import measured_files
+from sp.bench.record import measured_files
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "nvidia-h200"

@@ -11,12 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sp.bench import decode, llama_cpp, model, verify
-from sp.bench.budget import measured_files, prune, superseded
-from sp.bench.cases import FAMILIES
-from sp.bench.decode_metrics import Measured
-from sp.bench.record import key_of, read, running
-from sp.bench.run_cases import run_cases
+from sp.bench import decode, llama_cpp, model
+from sp.bench.cases import FAMILIES, run_cases
+from sp.bench.decode import Measured
+from sp.bench.record import key_of, measured_files, prune, read, running, superseded
 from sp.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -159,5 +157,5 @@ def test_whole_models_are_told_apart() -> None:
     assert "draft" not in ours
     for config in (ours, theirs, drafted):
         assert {"model", "shape", "type", "kv", "path", "math", "cards", "engine", "context", "method"} <= config.keys()
-    rounds = verify.Round(16, 8, dict.fromkeys(verify.PARTS, (1.0,)), 1.0, ())
-    assert verify.describe_round(rounds, loaded, draft, common)["config"].items() >= (FACTS | {"nodes": 16}).items()
+    rounds = decode.Round(16, 8, dict.fromkeys(decode.PARTS, (1.0,)), 1.0, ())
+    assert decode.describe_round(rounds, loaded, draft, common)["config"].items() >= (FACTS | {"nodes": 16}).items()

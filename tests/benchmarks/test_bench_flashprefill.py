@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sp.bench.families.flashprefill import live_flops, score_flops
-from sp.bench.families.inputs import clustered
+from sp.bench.cases import clustered
+from sp.bench.families.attention import live_flops, score_flops
 from sp.bench.record import append, make_record
 from sp.bench.timing import spread, time_kernel
 from sp.errors import DeviceError

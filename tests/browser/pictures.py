@@ -17,8 +17,7 @@ import serving
 from PIL import Image
 
 from sp.session import RunOptions
-from sp.studies.pages.quality import comparable, provenance
-from sp.studies.pages.study_page import Section, study_page
+from sp.studies.pages.study_page import Section, comparable, provenance, study_page
 from sp.studies.sample import sample
 from sp.studies.sweep.store import read_results
 

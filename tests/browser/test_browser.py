@@ -18,10 +18,8 @@ from markup_read import HOSTILE
 from study_rows import rows
 
 import sp
-from sp.page.frame import asset, page
-from sp.page.heat import Heated
-from sp.page.markup import tag
-from sp.page.strip import strip
+from sp.page.heat import Heated, strip
+from sp.page.markup import asset, page, tag
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.studies.board.html import as_html
 from sp.studies.pages import run_report

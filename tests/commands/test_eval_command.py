@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sp import cli
-from sp.evals.text.phrasing import shared_ngrams
+from sp.evals.tasks.needle import shared_ngrams
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

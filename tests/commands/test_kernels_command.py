@@ -90,7 +90,7 @@ def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
 @pytest.fixture
 def timed(monkeypatch):
     """A card on which every kernel takes 2 ms."""
-    from sp.bench import run_cases as cases
+    from sp.bench import cases
     from sp.kernels import device
 
     def run_cases(only, repeats):

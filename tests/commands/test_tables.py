@@ -93,8 +93,7 @@ def of_answers(wide: bool) -> None:
 
 
 def of_natural(wide: bool) -> None:
-    from sp.evals.natural.summary import CELL, OVERLAPS
-    from sp.evals.natural.verdict import REASONS
+    from sp.evals.natural.rows import CELL, OVERLAPS, REASONS
 
     line = dict.fromkeys(CELL, 0) | {"scorer": LONG, "selector": "sentence", "keep_ratio": 0.125, "n": 1000}
     line |= {"whole": 0.5, "low": 0.4, "high": 0.6, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}

@@ -10,9 +10,8 @@ import pytest
 
 from sp.bench.record import newest
 from sp.models import load_model
-from sp.models.arithmetic import FIRST_LAYERS, Arithmetic, is_eligible
-from sp.models.auto_math import FASTER, MOST_ERROR, SAMPLED
-from sp.models.device.kept import SHARE
+from sp.models.device.to_device import SHARE
+from sp.models.network.arithmetic import FASTER, FIRST_LAYERS, MOST_ERROR, SAMPLED, Arithmetic, is_eligible
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS

@@ -7,7 +7,7 @@ import re
 import blind_page
 from leaderboard_table import ROOT, TASKS, board, entries, lines
 
-from sp.studies.board.markdown import as_markdown
+from sp.studies.board.html import as_markdown
 
 
 def test_the_page_is_what_the_records_come_to() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sp.evals.statistics import paired_difference, wilson
+from sp.evals.summary import paired_difference, wilson
 from sp.studies.sweep.sweep import load_sweep
 
 ROOT = Path(__file__).parents[2]

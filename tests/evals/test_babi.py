@@ -13,7 +13,7 @@ from story_cases import built, count, pattern, read, train
 
 from sp.evals.story import Question
 from sp.evals.tasks.babi import FRESH, HELD_OUT, BabiPhrases
-from sp.evals.text.words import ADJECTIVES, NOUNS
+from sp.evals.text.tables import ADJECTIVES, NOUNS
 
 SETS = {"held_out": HELD_OUT, "fresh": FRESH}
 both = pytest.mark.parametrize("phrases", SETS)

@@ -16,10 +16,8 @@ import pytest
 from sp.chat import Turn
 from sp.errors import ConfigError, PromptError
 from sp.evals import TASKS
-from sp.evals.formats.file_task import FORMATS, FileTask, recognise
 from sp.evals.formats.own import METRICS
-from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Records
+from sp.evals.formats.records import FORMATS, FileTask, Records, RecordTask, recognise
 from sp.gguf import ChatTemplate
 
 
@@ -242,7 +240,7 @@ def test_the_format_of_the_page_on_own_data(tmp_path: Path) -> None:
     put(tmp_path / "deck.jsonl", {"deck": "ant: insect. oak: tree.", "front": "oak", "back": "tree", "subject": "life"})
     (tmp_path / "run.py").write_text(
         f"{code}\nfrom pathlib import Path\nimport sp.evals\n"
-        "from sp.evals.formats.file_task import FORMATS, recognise\n"
+        "from sp.evals.formats.records import FORMATS, recognise\n"
         "for name in ('own', 'deck'):\n"
         "    path = Path(name + '.jsonl')\n"
         "    made = FORMATS.build(recognise(path), {'path': str(path)}).example(0, 0, len)\n"

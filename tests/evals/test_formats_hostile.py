@@ -16,8 +16,8 @@ from test_formats import CHOICES, MRCR, NEEDLES, OWN, SAID, count, opened, put
 
 from sp.errors import SpError
 from sp.evals.formats import records
-from sp.evals.formats.file_task import FORMATS, recognise
-from sp.evals.metrics import Evidence
+from sp.evals.formats.records import FORMATS, recognise
+from sp.evals.matches import Evidence
 from sp.prompt import Prompt, TokenisedPrompt
 
 ENTRY = NEEDLES[0]

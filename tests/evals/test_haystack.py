@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import ConfigError
-from sp.evals.text.filler import NOISE, filler, sample_paragraphs
-from sp.evals.text.haystack import JITTER, haystack, largest_fit
+from sp.evals.text.filler import JITTER, NOISE, filler, haystack, largest_fit, sample_paragraphs
 from sp.studies.sample import sample
 
 TOKEN = re.compile(r" ?\w+| ?[^\w\s]\n*|\s")

@@ -11,8 +11,7 @@ import pytest
 from story_cases import built, count, read, train
 
 from sp.errors import ConfigError
-from sp.evals.tasks.json import LARGEST
-from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases, Layout
+from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, Layout
 
 NAME, WORD = r"[a-z]+-[a-z]+", "[a-z]+"
 Found = dict[str, dict[tuple[str, ...], str]]

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from sp.errors import ConfigError
-from sp.evals.metrics import Evidence, caught, score_answer
-from sp.evals.statistics import paired_difference, wilson
-from sp.evals.summary import summarise, summarise_perplexity
+from sp.evals.matches import Evidence, caught, score_answer
+from sp.evals.summary import paired_difference, summarise, summarise_perplexity, wilson
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.selection import Selection
 

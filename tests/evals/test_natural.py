@@ -16,20 +16,23 @@ import pytest
 
 from sp.errors import ConfigError, FetchError
 from sp.evals.matches import MATCHES
-from sp.evals.natural import documents
-from sp.evals.natural.documents import (
+from sp.evals.natural import questions as documents
+from sp.evals.natural.questions import (
+    HARD,
+    QUESTIONS,
     Archive,
     Document,
     fetch,
     fetch_members,
     known_documents,
+    known_questions,
     missing_documents,
+    overlap,
+    own_questions,
     read_document,
 )
-from sp.evals.natural.overlap import HARD, overlap
-from sp.evals.natural.questions import QUESTIONS, known_questions, own_questions
-from sp.evals.natural.verdict import BUDGET, CUT, PLACE, RANK, judge
-from sp.hub import download
+from sp.evals.natural.rows import BUDGET, CUT, PLACE, RANK, judge
+from sp.hub import fetch as download
 from sp.selection import Selection
 
 SHIPPED = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]

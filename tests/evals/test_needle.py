@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sp.errors import ConfigError
 from sp.evals import TASKS, Example
-from sp.evals.text.phrasing import shared_ngrams
-from sp.evals.text.words import ADJECTIVES, NOUNS
+from sp.evals.tasks.needle import shared_ngrams
+from sp.evals.text.tables import ADJECTIVES, NOUNS
 
 MODES = ("needle", "needle_multikey", "needle_multivalue", "needle_multiquery")
 WORDS = re.compile(r"\w+|[^\w\s]")

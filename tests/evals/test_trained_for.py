@@ -28,9 +28,9 @@ from sp.gguf import GGUFWriter
 from sp.quant import F32
 from sp.session import embedded
 from sp.studies.pages.report import write_report
-from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import pair_facts
 from sp.studies.sweep.store import Store, session_line
+from sp.studies.sweep.sweep import Pair
 
 ROOT = Path(__file__).parents[2]
 OURS = note_of_file(embedded("drafter"))

@@ -14,12 +14,10 @@ from story_cases import count, shares, tokenizer, train
 from sp.chat import spells_markup
 from sp.errors import ConfigError
 from sp.evals import TASKS
-from sp.evals.metrics import score_answer
-from sp.evals.transcripts.plan import KINDS, draw_plan
+from sp.evals.matches import score_answer
+from sp.evals.transcripts.plan import KINDS, TOOLBOX, draw_plan
 from sp.evals.transcripts.threads import THREADS
-from sp.evals.transcripts.tools import TOOLBOX
-from sp.evals.transcripts.transcript import Transcript
-from sp.evals.transcripts.turns import Turns, write
+from sp.evals.transcripts.turns import Transcript, Turns, write
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -15,12 +15,9 @@ from sp.arrays import Bools
 from sp.errors import ConfigError, PromptError
 from sp.evals import TASKS
 from sp.evals.run import Row, counter
-from sp.evals.transcripts.transcript import Transcript
-from sp.evals.transcripts.turns import Turns
+from sp.evals.transcripts.turns import Transcript, Turns
 from sp.evals.turns import ways as all_ways
-from sp.evals.turns.rows import KEY, Key, Work, key_of, known_rows, rounds
-from sp.evals.turns.summary import summarise_turns
-from sp.evals.turns.ways import HeldPrompt, Way, asking
+from sp.evals.turns.ways import KEY, HeldPrompt, Key, Way, Work, asking, key_of, known_rows, rounds, summarise_turns
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS

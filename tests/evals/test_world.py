@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from story_cases import train
 
-from sp.evals.text import words
+from sp.evals.text import tables as words
 from sp.evals.text.filler import TOPICS
 from sp.evals.text.world import RELATIONS, Relation
 

@@ -21,10 +21,9 @@ from fuzz_metadata import tiny_target
 from outcomes import Outcomes
 
 from sp.models import Model
-from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash import load_draft, names_of
 from sp.models.drafts.dflash_config import PUBLISHED, DraftKeys
-from sp.models.drafts.dflash_shapes import DraftShape, find_draft_shape
-from sp.models.drafts.dflash_store import names_of
+from sp.models.synthetic.dflash_synthetic import DraftShape, find_draft_shape
 from sp.scoring import SCORERS
 from sp.scoring.trained.weights_file import EMBEDDED_SCORER, ScorerFile
 from sp.session import embedded

@@ -23,16 +23,16 @@ import numpy as np
 import raw_gguf as raw
 from outcomes import Outcomes, Step, one_short_line
 
-from sp.bench.names import file_facts
+from sp.bench.record import file_facts
 from sp.errors import SpError
 from sp.evals.trained_for import LONGEST, note_of_file
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template, render_chat
 from sp.gguf.header import STRUCTS, Metadata
 from sp.gguf.writer import encode_key_value
 from sp.models import Model, load_model
-from sp.models.architectures.llama import FACTORS
 from sp.models.drafts.dflash import load_draft
-from sp.models.drafts.dflash_shapes import find_draft_shape
+from sp.models.families.llama import FACTORS
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.planning.inspect import inspect_file

@@ -19,15 +19,15 @@ import raw_gguf as raw
 from fuzz_metadata import cases, tiny_target
 from outcomes import MOST_CHARACTERS, Outcomes
 
-from sp.bench.names import file_facts
+from sp.bench.record import file_facts
 from sp.errors import GGUFError, ModelError, SpError
 from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models.drafts.dflash import load_draft
-from sp.models.drafts.dflash_shapes import find_draft_shape
-from sp.models.metadata_keys import SketchKeys
-from sp.models.refusals import NEUTRAL
-from sp.models.safetensors_file import MOST_HEADER, SafetensorsFile
+from sp.models.file.metadata_keys import SketchKeys
+from sp.models.file.refusals import NEUTRAL
+from sp.models.file.safetensors_file import MOST_HEADER, SafetensorsFile
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.session.load import load
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from command_line import invoke
 
-from sp.bench.kernel_times import kernel_times
 from sp.bench.model import Trial, describe, run_tests
-from sp.bench.names import model_facts
-from sp.bench.record import FIELDS, make_record
+from sp.bench.record import FIELDS, make_record, model_facts
+from sp.bench.timing import kernel_times
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import random_model
 from sp.models.synthetic.synthetic import write_synthetic

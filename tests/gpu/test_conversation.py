@@ -23,7 +23,7 @@ from conversation_walks import (
     whole_turns,
 )
 
-from sp.models.cache.snapshots import NEAR
+from sp.models.cache.trail import NEAR
 from sp.prompt.messages import prompt_of
 from sp.session import Conversation, Conversations
 

@@ -15,14 +15,14 @@ from file_rows import file_rows
 
 from sp.decode.greedy import greedy
 from sp.models import Model, load_model, prefill, prefill_by_layer
-from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
-from sp.models.layers.stack_ring import StackRing
-from sp.models.passes.tree import TreeReader
+from sp.models.layer.cold_experts import StackRing
+from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import grouped
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack
-from sp.planning.cold_layers import work_bytes
+from sp.planning.memory import work_bytes
 from sp.prompt import Prompt
 from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat
 from sp.session import Pipeline, RunOptions, embedded, load

@@ -20,7 +20,7 @@ from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.models import Model, load_model, prefill
 from sp.models.device import kept as keeping
 from sp.models.device.kept import let_go
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.ops.byte_rows.kept import keep, kept_bytes, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, _peaks, loud_channels
 from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteKind, round_weights

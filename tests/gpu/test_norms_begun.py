@@ -20,7 +20,7 @@ from compare import by_column, nmse, to_bf16, to_float64
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.models import load_model, prefill
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.ops import norms
 from sp.ops.input_tiles import InputTiles, empty_tiles, size_scales
 from sp.ops.matmul import project as projects

@@ -19,9 +19,9 @@ from sp.kernels import forced_path
 from sp.kernels.device import device_count, event_done, nccl_version
 from sp.kernels.repeats import Repeat
 from sp.models import Cards
-from sp.models.arithmetic import scoring
-from sp.models.passes import repeated_layers
-from sp.models.passes.last_stripe import pages_less
+from sp.models.network.arithmetic import scoring
+from sp.models.run import replay as repeated_layers
+from sp.models.run.context_parallel import pages_less
 from sp.models.synthetic.random_store import random_model
 from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card

@@ -16,9 +16,9 @@ from package_index import CONTENT, HALF, ONE, TWO, begin, index_environment, wri
 
 from sp import cli
 from sp.errors import FetchError
-from sp.hub import KNOWN, KnownModel, download, fetched
-from sp.hub.archives import take_member
-from sp.hub.fetch import fetch
+from sp.hub import KNOWN, KnownModel, fetched
+from sp.hub import fetch as download
+from sp.hub.fetch import fetch, take_member
 from sp.hub.known import Part
 
 

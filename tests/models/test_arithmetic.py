@@ -12,26 +12,30 @@ import pytest
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
-from sp.models import arithmetic as marking
-from sp.models import auto_math, load_model
-from sp.models.arithmetic import (
+from sp.models import load_model
+from sp.models.network import arithmetic as marking
+from sp.models.network import auto_math
+from sp.models.network.arithmetic import (
     AUTO,
+    FASTER,
     FIRST_LAYERS,
+    MOST_ERROR,
     Arithmetic,
     check_math,
     is_eligible,
+    is_faster,
     read_math,
+    rounding_error,
+    sampled_rows,
     with_math,
 )
-from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.network.trunk import Trunk, mapped
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
-from sp.planning.cold_layers import cold_layers
-from sp.planning.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
+from sp.planning.memory import STREAMS, cold_layers, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
 from sp.session.load import embedded
 

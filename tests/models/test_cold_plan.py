@@ -12,8 +12,8 @@ from rich.console import Console
 
 from sp.models import Arithmetic, ModelConfig
 from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, room, ways
-from sp.planning.cold_layers import cold_layers
 from sp.planning.inspect import inspect_file
+from sp.planning.memory import cold_layers
 from sp.planning.plan import plan_file
 from sp.planning.tables import render_plan
 from sp.session import RunOptions

@@ -18,7 +18,7 @@ from sp.bench.record import newest
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig, read_config
 from sp.models.cache.cache import Cache
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.cards import (

@@ -20,8 +20,8 @@ import numpy as np
 from sp.decode.greedy import generate
 from sp.kernels import forced_path
 from sp.models import load_model, prefill, prefill_by_layer
-from sp.models.passes.prefill_graphs import PrefillGraphs
-from sp.models.passes.tree import TreeReader
+from sp.models.run.graph import PrefillGraphs
+from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.nccl import NcclGroup
 told = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from retriever_files import ARCHS
 
-from sp.models import Model, Trail, prefill
+from sp.models import Hooks, Model, Trail, prefill
 
 IDS = np.random.default_rng(8).integers(0, 256, 700)
 
@@ -61,7 +61,7 @@ def test_what_fails_half_way_is_forgotten(model: Model, last: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
-        prefill(model, IDS[135:195], np.arange(135, 195), cache, after=stop_after)
+        prefill(model, IDS[135:195], np.arange(135, 195), cache, hooks=Hooks(after_layer=stop_after))
     assert trail.tokens == 135
     fork = trail.fork(130)
     assert fork.tokens == 130
@@ -80,7 +80,7 @@ def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
-        prefill(model, IDS[130:190], np.arange(130, 190), cache, after=leave)
+        prefill(model, IDS[130:190], np.arange(130, 190), cache, hooks=Hooks(after_layer=leave))
     fork = trail.fork(130)
     assert fork.tokens == 130
     close(read(fork, model, 131), whole(model, IDS[:131]))

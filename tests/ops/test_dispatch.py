@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sp.bench.dispatch_times import table as table_of
+from sp.bench.cases import table as table_of
 from sp.kernels.path import PATHS
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS

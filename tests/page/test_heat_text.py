@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from markup_read import HOSTILE, Read
 
-from sp.page.heat import MOST_RUNS, Heated
-from sp.page.strip import BINS, strip
+from sp.page.heat import BINS, MOST_RUNS, Heated, strip
 from sp.prompt import Prompt, Span, TokenisedPrompt
 
 

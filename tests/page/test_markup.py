@@ -11,9 +11,7 @@ from contrast import contrast
 from markup_read import HOSTILE, Read
 
 from sp.page.forest import Line, Scale, forest
-from sp.page.frame import asset, page
-from sp.page.markup import Html, html, tag
-from sp.page.tables import Cell, sortable
+from sp.page.markup import Cell, Html, asset, html, page, sortable, tag
 
 
 def test_text_and_attributes_are_only_text() -> None:

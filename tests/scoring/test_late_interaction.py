@@ -12,7 +12,7 @@ import pytest
 from scorer_cases import random_head
 
 from sp.errors import ConfigError
-from sp.models import AskedScaling, Cards, LayerAttention, Model, SparseAttention, Trail, dense_attention
+from sp.models import AskedScaling, Cards, Hooks, LayerAttention, Model, SparseAttention, Trail, dense_attention
 from sp.ops.rope import Rope
 from sp.ops.rope_scaling import YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -117,7 +117,7 @@ def slow(request: ScoreRequest, head: ScoringHead, attend: LayerAttention = dens
                     dots = k[:start, h * config.kv_heads // config.heads] @ query / math.sqrt(config.head_dim)
                     looked[:] = np.maximum(looked, softmax(dots))
 
-    read_on(request, watch, attend=attend, rows=len(asking), depth=head.depth)
+    read_on(request, Hooks(watch), attend=attend, rows=len(asking), depth=head.depth)
     scores = np.zeros(n)
     if not start:
         return scores
@@ -284,7 +284,7 @@ def test_what_several_cards_would_show_is_all_of_it(count, drafter) -> None:
         def watch(layer: int, q: Any, cache: Any, shown: list[np.ndarray] = shown) -> None:
             shown.extend([q[-32:].copy(), *replace(cache.stored(layer), tokens=1300).gather()])
 
-        read_on(replace(request, cards=given), watch, attend=dense_attention, rows=32, depth=3)
+        read_on(replace(request, cards=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
         seen.append(shown)
     for one, other in zip(*seen, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-2)

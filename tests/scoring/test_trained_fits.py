@@ -10,7 +10,7 @@ from sp.prompt.sentences import chunk_bounds
 from sp.scoring.trained.choice import Choice, Choices, fit_choice
 from sp.scoring.trained.cross_head import Seen, fit_head, loss_and_gradient, start_params, unit_rows
 from sp.scoring.trained.units import Pool, unit_of_token
-from sp.studies.training.train import auc
+from sp.studies.training import auc
 
 HEADS = 12
 

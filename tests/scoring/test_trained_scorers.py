@@ -27,7 +27,7 @@ from sp.scoring.trained.units import Pool, line_units
 from sp.scoring.trained.weights_file import EMBEDDED_SCORER, SCHEMA, ScorerFile
 from sp.session.load import embedded, load
 from sp.session.request import score_request
-from sp.studies.training.train import auc
+from sp.studies.training import auc
 
 KINDS = tuple(name for name in SCORERS if issubclass(SCORERS.class_of(name), TrainedScorer))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sp.models import ModelConfig
-from sp.models.cost import flops
+from sp.models.network.cost import flops
 from sp.ops.rope import Rope
 from sp.scoring import SCORERS
 from sp.session.decide import break_even, decide, speedup

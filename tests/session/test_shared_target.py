@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from command_line import invoke
 
-from sp.bench.request import measure, pair_config
+from sp.bench.ttft import measure, pair_config
 from sp.errors import ConfigError, PromptError
 from sp.models import Cards
-from sp.models.shards.shared_model import SharedModel
-from sp.models.shards.stream import stream
+from sp.models.shards.shards import SharedModel, stream
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt

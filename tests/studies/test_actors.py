@@ -17,13 +17,11 @@ import pytest
 
 from sp import cli, cluster
 from sp.errors import ConfigError
-from sp.studies.sweep import actors, executor
-from sp.studies.sweep.actors import ActorPool
+from sp.studies.sweep import executor
 from sp.studies.sweep.conduct import carry_out, make_plan
-from sp.studies.sweep.executor import Outcome, run_on
+from sp.studies.sweep.executor import ActorPool, Outcome, Worker, run_on
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.sweep.worker import Worker
 
 FEW = ["tasks.per_run=1", "cells.scorer=random", "cells.keep_ratio=0.4"]
 
@@ -160,8 +158,8 @@ def test_no_room_is_told_in_one_line_and_waited_for_but_so_long(
         ActorPool(two, deadly(), actors=few)
     with pytest.raises(ConfigError, match=r"has no GPU free"):
         ActorPool(two, deadly(), "GPU")
-    monkeypatch.setattr(actors, "START_SECONDS", 1.0)
-    monkeypatch.setattr(actors, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(executor, "START_SECONDS", 1.0)
+    monkeypatch.setattr(executor, "LOOK_SECONDS", 0.2)
     pool = ActorPool(two, deadly(), actors=few - 1)
     pool._actor = pool._actor.options(num_cpus=few)  # as if a host had been lost meanwhile
     [(_, outcome)] = run_on(pool, [SimpleNamespace(label="a")])  # type: ignore[list-item]

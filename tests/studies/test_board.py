@@ -11,10 +11,9 @@ from board_records import NEW, OLD, row, rows, write_sweep
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.evals.statistics import paired_difference, wilson
-from sp.studies.board.command import command_of
-from sp.studies.board.entries import Board, Entry, read_board
-from sp.studies.board.matrix import commands, matrices
+from sp.evals.summary import paired_difference, wilson
+from sp.studies.board.entries import Board, Entry, command_of, read_board
+from sp.studies.board.html import commands, matrices
 
 
 def one(board: Board, **wanted: object) -> Entry:

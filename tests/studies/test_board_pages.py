@@ -13,8 +13,7 @@ import pytest
 from board_records import NEW, OLD, rows, write_sweep
 
 from sp.studies.board.entries import Board, read_board
-from sp.studies.board.html import HEADS, as_html, scripts
-from sp.studies.board.markdown import as_markdown
+from sp.studies.board.html import HEADS, as_html, as_markdown, scripts
 
 VOID = {"meta", "br", "input", "link", "wbr"}
 HOSTILE = 'tail a="><script>alert(1)</script>|x\n\n# y'

@@ -14,8 +14,7 @@ import pytest
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.studies.sweep.cards import CardPool, read_cards
-from sp.studies.sweep.executor import Outcome, run_on
+from sp.studies.sweep.executor import CardPool, Outcome, read_cards, run_on
 from sp.studies.sweep.store import read_results
 
 

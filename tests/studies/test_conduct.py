@@ -12,11 +12,9 @@ from sp import cli
 from sp.errors import ConfigError
 from sp.models import flops
 from sp.session.load import embedded, load
-from sp.studies.sweep.conduct import carry_out, from_earlier, make_plan
-from sp.studies.sweep.estimate import Work, deal, fit, work_of
-from sp.studies.sweep.executor import Outcome
+from sp.studies.sweep.conduct import Work, carry_out, deal, fit, from_earlier, make_plan, work_of
+from sp.studies.sweep.executor import Outcome, Worker, stored_rows
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.sweep.worker import Worker, stored_rows
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))

@@ -16,7 +16,7 @@ from matplotlib.patches import StepPatch
 
 from sp.errors import ConfigError
 from sp.studies.pages.report import write_report
-from sp.studies.plots.conversation_map import BAR, CELLS, STATES, conversation_figure, read_turns, shares
+from sp.studies.plots.maps import BAR, CELLS, STATES, conversation_figure, read_turns, shares
 
 STATE_OF = {"cached": 1, "kept": 2, "recalled": 3}
 

@@ -14,9 +14,8 @@ from sp.gguf import GGUFFile
 from sp.models import read_config
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.conduct import carry_out, make_plan
-from sp.studies.sweep.runs import config_hash
 from sp.studies.sweep.store import read_results
-from sp.studies.sweep.sweep import load_sweep
+from sp.studies.sweep.sweep import config_hash, load_sweep
 from sp.studies.tables.report_tables import decode_table
 
 ROOT = Path(__file__).parents[2]

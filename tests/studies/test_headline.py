@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies.tables.first_result import first_result
-from sp.studies.tables.headline import NOTHING, headline
+from sp.studies.tables.headline import NOTHING, first_result, headline
 from sp.studies.tables.page import PARTS, fill, insert_between
 
 TARGET = "qwen3.6-27b-q4_k_m.synthetic"

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from sp.errors import ConfigError
 from sp.studies.pages.report import write_report
-from sp.studies.plots.importance_map import SavedRun, importance_map
+from sp.studies.plots.maps import SavedRun, importance_map
 
 TOKENS, CHUNKS = 320, 10
 

@@ -10,9 +10,8 @@ from test_headline import record, rows
 from sp import cli
 from sp.errors import ConfigError
 from sp.kernels.hashing import kernel_hash
-from sp.studies.pages.marked_pages import write_pages
-from sp.studies.tables.first_result import first_result
-from sp.studies.tables.headline import NOTHING
+from sp.studies.pages.report import write_pages
+from sp.studies.tables.headline import NOTHING, first_result
 from sp.studies.tables.page import PARTS, fill
 from sp.studies.tables.speed_table import MODEL, OURS, whole_models
 

@@ -14,9 +14,8 @@ from sp.evals.natural.rows import Work
 from sp.session import Pipeline
 from sp.session.load import embedded
 from sp.studies.sweep.conduct import carry_out, make_plan
-from sp.studies.sweep.runs import Sweep
 from sp.studies.sweep.store import dump_line, read_results
-from sp.studies.sweep.sweep import load_sweep
+from sp.studies.sweep.sweep import Sweep, load_sweep
 
 ROOT = Path(__file__).parents[2]
 SWEEP = """\
@@ -125,7 +124,7 @@ def test_the_sweep_of_real_weights_is_sound(tmp_path: Path, file: Path, monkeypa
     for length in ("6k", "28k", "60k", "120k"):
         write_questions(tmp_path / "needles" / f"needles-{length}.jsonl")
     mine = own_questions(tmp_path / "mine.jsonl")
-    monkeypatch.setattr("sp.evals.natural.task.known_questions", lambda: mine)
+    monkeypatch.setattr("sp.evals.natural.questions.known_questions", lambda: mine)
     pair = [f"pairs.{role}={embedded(role)}" for role in ("target", "drafter")]
     sweep = load_sweep(ROOT / "experiments" / "real.yaml", pair)
     assert len(sweep.runs) == 5 * 5

@@ -12,9 +12,7 @@ from matplotlib.patches import Rectangle
 from study_rows import N, rows
 
 from sp.studies.plots import ttft_plots
-from sp.studies.plots.forest_plot import forest_figure
-from sp.studies.plots.needle_map import SINGLE, needle_figure
-from sp.studies.plots.pareto import pareto_figure
+from sp.studies.plots.pareto import SINGLE, forest_figure, needle_figure, pareto_figure
 from sp.studies.plots.roofline import Point, roofline_figure
 from sp.studies.sweep.cells import Table
 

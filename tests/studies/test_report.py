@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from study_rows import RIGHT, N, rows
 
 from sp.errors import ConfigError
+from sp.studies.figures import looks
 from sp.studies.pages.report import write_report
-from sp.studies.plots.needle_map import depth_rows, heat
-from sp.studies.style import looks
+from sp.studies.plots.pareto import depth_rows, heat
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.store import Store, session_line
 from sp.studies.tables.report_tables import cells_csv
@@ -35,7 +35,7 @@ def results(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps of needles are left empty: they take most of a report's time, and one test draws them."""
-    monkeypatch.setattr("sp.studies.pages.quality.needle_figure", lambda *_, **__: Figure())
+    monkeypatch.setattr("sp.studies.pages.study_page.needle_figure", lambda *_, **__: Figure())
 
 
 def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:

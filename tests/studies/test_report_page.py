@@ -10,8 +10,7 @@ from markup_read import HOSTILE, Read
 from study_rows import N, rows
 from test_report import wilson
 
-from sp.studies.pages.lines_page import PREDICTED, lines_page
-from sp.studies.pages.study_page import HEADS, TIMES, Section, study_page
+from sp.studies.pages.study_page import HEADS, PREDICTED, TIMES, Section, lines_page, study_page
 
 
 def text(markup: str) -> str:

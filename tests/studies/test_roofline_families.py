@@ -9,9 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from sp.studies.figures import save_png
-from sp.studies.plots import roofline, roofline_families
-from sp.studies.plots.roofline import points, roof
-from sp.studies.plots.roofline_families import VIEWS, draw_families, family_figure
+from sp.studies.plots import roofline
+from sp.studies.plots.roofline import VIEWS, draw_families, family_figure, points, roof
 
 CONFIGS = {
     "project": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
@@ -37,7 +36,7 @@ def small(figure: Figure, path: Path, dpi: int) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(roofline, "is_current", lambda entry: True)
-    monkeypatch.setattr(roofline_families, "save_png", small)
+    monkeypatch.setattr(roofline, "save_png", small)
     for family, configs in CONFIGS.items():
         lines = []
         for place, config in enumerate(configs):

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import ConfigError
-from sp.studies.sweep.combine import expand, override
-from sp.studies.sweep.located import parse_yaml
-from sp.studies.sweep.runs import config_hash
-from sp.studies.sweep.sweep import load_sweep
+from sp.studies.sweep.located import expand, override, parse_yaml
+from sp.studies.sweep.sweep import config_hash, load_sweep
 
 GOOD = """\
 name: small

@@ -20,9 +20,20 @@ from sp.scoring.trained.base import TrainedScorer
 from sp.scoring.trained.weights_file import ScorerFile
 from sp.session.load import Loaded, embedded, load
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.training.plan import Labels, load_plan, trained_kinds
-from sp.studies.training.prompts import Lesson, Readers, best_chunks, labels_of, lessons
-from sp.studies.training.train import Trainer, file_name, leave_one_out, steps
+from sp.studies.training import (
+    Labels,
+    Lesson,
+    Readers,
+    Trainer,
+    best_chunks,
+    file_name,
+    labels_of,
+    leave_one_out,
+    lessons,
+    load_plan,
+    steps,
+    trained_kinds,
+)
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 DATA = """

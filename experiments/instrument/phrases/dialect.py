@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from sp.evals.tasks.code import HELD_OUT as CODE
-from sp.evals.tasks.json import LARGEST, TOPS
-from sp.evals.text import words
-from sp.evals.text.records import HELD_OUT
+from sp.evals.tasks.json import HELD_OUT, LARGEST, TOPS
+from sp.evals.text import tables as words
 
 from .crowd import PARTS, crowded
 from .expand import NOISE, held

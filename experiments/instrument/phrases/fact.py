@@ -6,9 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from sp.evals.tasks.fact import HELD_OUT, FactForm, FactPhrases
+from sp.evals.tasks.fact import HELD_OUT, STYLES, FactForm, FactPhrases
 from sp.evals.text.filler import Sentence
-from sp.evals.text.keys import STYLES
 from sp.evals.text.tables import table
 
 from .expand import NOISE, frames, held
@@ -75,7 +74,7 @@ def build() -> tuple[FactForm, ...]:
 
 
 def line(rng: random.Random, kind: str) -> str:
-    """A line of filler of a kind, in other shapes than those of `sp.evals.text.lines`."""
+    """A line of filler of a kind, in other shapes than those of `sp.evals.tasks.fact`."""
     choose = rng.choice
     a, b, adj, verb, number = choose(NOUNS), choose(NOUNS), choose(ADJECTIVES), choose(PAST), rng.randrange(2, 999)
     shapes: dict[str, Sequence[str]] = {

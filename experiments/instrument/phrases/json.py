@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import random
 
-from sp.evals.tasks.json import LARGEST
-from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases, Layout
+from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, Layout
 from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined

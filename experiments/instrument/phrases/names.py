@@ -1,10 +1,10 @@
-"""Words of the training phrases: names, keys, odd words. None of them is in `sp.evals.text.words`."""
+"""Words of the training phrases: names, keys, odd words. None of them is in `sp.evals.text.tables`."""
 
 from __future__ import annotations
 
 import random
 
-from sp.evals.text import words
+from sp.evals.text import tables as words
 from sp.evals.text.tables import table
 
 TABLES = table(__file__)
@@ -19,7 +19,7 @@ CONSONANTS, VOWELS = "bcdfghklmnprstvwz", "aeiou"
 
 
 def odd_word(rng: random.Random, syllables: int = 2) -> str:
-    """An invented word, of other syllables than `sp.evals.text.words.pseudo_word`."""
+    """An invented word, of other syllables than `sp.evals.text.tables.pseudo_word`."""
     word = "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(syllables))
     return word + rng.choice(("", "n", "r", "s", "l", "rt", "nd", "st"))
 
@@ -33,7 +33,7 @@ def invented(seed: int, amount: int, syllables: int = 2) -> list[str]:
 
 
 def ours(names: list[str]) -> tuple[str, ...]:
-    """The names that no example uses: less those of `sp.evals.text.words`, letter case aside."""
+    """The names that no example uses: less those of `sp.evals.text.tables`, letter case aside."""
     lists = (words.NAMES, words.SURNAMES, words.NOUNS, words.ADJECTIVES, words.VERBS, words.TOWNS)
     taken = {one.lower() for some in lists for one in some}
     return tuple(dict.fromkeys(one for one in names if one.lower() not in taken))

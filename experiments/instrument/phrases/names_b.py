@@ -1,12 +1,12 @@
-"""Names for training on pieces, moves, code and records; none of them is a word of `sp.evals.text.words`."""
+"""Names for training on pieces, moves, code and records; none of them is a word of `sp.evals.text.tables`."""
 
 # ruff: noqa: SIM905
 from __future__ import annotations
 
 import random
 
+from sp.evals.text.tables import SYLLABLES as HELD_OUT
 from sp.evals.text.tables import table
-from sp.evals.text.words import SYLLABLES as HELD_OUT
 
 from .weave import several
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sp.evals import TASKS
 from sp.evals.story import StoryTask
-from sp.evals.text import words
+from sp.evals.text import tables as words
 
 from .expand import held
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Sequence
 
 from sp.evals.tasks.multi_session import HELD_OUT as SESSIONS
-from sp.evals.text import words
+from sp.evals.text import tables as words
 from sp.evals.text.tables import table
 
 from .expand import held

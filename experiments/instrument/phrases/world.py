@@ -6,8 +6,7 @@ import random
 
 from sp.evals.story import Question, Story
 from sp.evals.text.tables import table
-from sp.evals.text.told import capital, tell
-from sp.evals.text.world import RELATIONS
+from sp.evals.text.world import RELATIONS, capital, tell
 
 from .common import AFTER, BEFORE
 from .expand import frames

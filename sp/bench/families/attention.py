@@ -1,18 +1,30 @@
-"""Causal attention over paged keys and values: prefill of whole prompts, and decoding."""
+"""Attention over paged keys and values: dense, over chosen key blocks, in eight bits; and importance of cached keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from sp.bench.cases import Case, family, paths
-from sp.bench.families.inputs import normal
+from sp.bench.cases import Case, clustered, family, normal, paths
 from sp.kernels import import_cupy
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
+from sp.ops.attention.attention_sm90 import prefill as in_float16
+from sp.ops.attention.byte_attention.pages import byte_pages
+from sp.ops.attention.byte_attention.prefill import prefill
+from sp.ops.attention.importance import importance
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_attention import paged_attention
+from sp.ops.attention.paged_attention import paged_attention, prefill_attention
 from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.reduction import Reduction
+from sp.ops.sparse.block_lists import density
+from sp.ops.sparse.block_means import block_means
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_device
+from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F16
 
 SHAPES = ((128, 16, 8), (256, 24, 4))
@@ -20,7 +32,7 @@ SHAPES = ((128, 16, 8), (256, 24, 4))
 
 
 @family("paged_attention")
-def cases() -> Iterator[Case]:
+def paged_cases() -> Iterator[Case]:
     """Dense prefill of 32K tokens on both paths, and one token after 32K."""
     tokens = 32768
     for head_dim, q_heads, kv_heads in SHAPES:
@@ -42,3 +54,91 @@ def pages(tokens: int, kv_heads: int, head_dim: int) -> PagedKV:
     shape = (count, PAGE_TOKENS, kv_heads, head_dim)
     k, v = (normal(*shape).astype(np.float16).view(np.uint8) for _ in range(2))
     return PagedKV(k, v, cupy.random.permutation(count).astype(np.int32), tokens, F16)
+
+
+TOKENS = 131072
+SELECTORS = (
+    FlashPrefill(0.1),
+    TopDensity(0.05),
+    replace(FlashPrefill(0.1), share="group", visibility="first", mean_correction=True),
+)
+
+
+@family("flashprefill")
+def sparse_cases() -> Iterator[Case]:
+    """128K tokens; `read` is the density. FLOP: with mean keys, and with visible keys and values of listed blocks."""
+    for head_dim, heads, kv_heads in SHAPES:
+        q, at = clustered(TOKENS, heads, kv_heads, head_dim)
+        scale, means = head_dim**-0.5, block_means(at.k, at.table, TOKENS, at.fmt)
+        for selector in SELECTORS:
+            lists = select_on_device(selector, q, means, TOKENS, scale)
+            counts = lists.counts.get().astype(np.int64)
+            shape = {"head_dim": head_dim, "q_heads": heads, "kv_heads": kv_heads, "tokens": TOKENS, "kv": "f16"}
+            options = {"selector": type(selector).__name__, **asdict(selector)}
+            config: dict[str, Any] = {**shape, **options, "read": round(density(counts), 4)}
+            scored, live = score_flops(TOKENS, heads, head_dim), live_flops(counts, head_dim)
+            moved = q.nbytes + means.nbytes
+            choose = partial(select_on_device, selector, q, means, TOKENS, scale)
+            yield Case({**config, "stage": "select"}, "portable", choose, bytes=moved, flops=scored)
+            for path in paths():
+                attend = partial(prefill_attention, q, at, scale, lists)
+                both = partial(sparse_attention, q, at, scale, selector)
+                moved = 2 * q.nbytes + at.k.nbytes + at.v.nbytes
+                yield Case({**config, "stage": "attend"}, path, attend, bytes=moved, flops=live)
+                yield Case({**config, "stage": "layer"}, path, both, bytes=moved + q.nbytes, flops=live + scored)
+
+
+def live_flops(counts: Any, head_dim: int) -> float:
+    """Products of the queries with the keys and values they see in listed blocks; half of the diagonal block is seen.
+    `counts`: blocks listed, the diagonal's among them; all tokens are queries and fill their blocks."""
+    pairs = int(counts.sum()) * BLOCK * BLOCK - counts.size * BLOCK * (BLOCK - 1) // 2
+    return float(4 * head_dim * pairs)
+
+
+def score_flops(tokens: int, heads: int, head_dim: int) -> float:
+    """Products of all queries with the mean keys of the blocks that begin no later."""
+    blocks = tokens // BLOCK
+    return 2.0 * heads * head_dim * BLOCK * (blocks * (blocks + 1) / 2)
+
+
+HEADS, KV_HEADS = 16, 8
+DENSITIES = (0.05, 0.24)
+SHORT = 8192
+
+
+@family("byte_attention")
+def byte_cases() -> Iterator[Case]:
+    """8K and 128K tokens, blocks as `clustered` inputs have them chosen; FLOP as in `flashprefill`. Nothing on other
+    cards."""
+    for tokens in (SHORT, TOKENS) if "sm_90a" in paths() else ():
+        q, at = clustered(tokens, HEADS, KV_HEADS, HEAD_DIM)
+        scale, means = HEAD_DIM**-0.5, block_means(at.k, at.table, tokens, at.fmt)
+        shape = {"head_dim": HEAD_DIM, "q_heads": HEADS, "kv_heads": KV_HEADS, "tokens": tokens}
+        rounded, stored = byte_pages(at), at.k.nbytes + at.v.nbytes
+        yield Case({**shape, "stage": "round"}, "sm_90a", partial(byte_pages, at), bytes=stored * 2, flops=0.0)
+        for share in DENSITIES:
+            selector = TopDensity(share)
+            lists = select_on_device(selector, q, means, tokens, scale)
+            counts = lists.counts.get().astype(np.int64)
+            config: dict[str, Any] = {**shape, **asdict(selector), "read": round(density(counts), 4), "stage": "attend"}
+            flops = live_flops(counts, HEAD_DIM)
+            eight, sixteen = partial(prefill, q, rounded, scale, lists), partial(in_float16, q, at, scale, lists)
+            yield Case({**config, "math": "int8"}, "sm_90a", eight, bytes=2 * q.nbytes + stored // 2, flops=flops)
+            yield Case({**config, "math": "f16"}, "sm_90a", sixteen, bytes=2 * q.nbytes + stored, flops=flops)
+
+
+QUERIES = 8
+
+
+@family("importance")
+def importance_cases() -> Iterator[Case]:
+    """Eight queries over 2K, 32K and 128K keys, folded into the result of another layer. Bytes: the keys, once."""
+    for head_dim, heads, kv_heads in SHAPES:
+        for tokens in (2048, 32768, 131072):
+            at = pages(tokens, kv_heads, head_dim)
+            q = normal(QUERIES, heads, head_dim).astype(np.float16)
+            running = import_cupy().zeros((QUERIES, tokens), np.float32)
+            run = partial(importance, q, at, Reduction(), running)
+            config = {"head_dim": head_dim, "q_heads": heads, "kv_heads": kv_heads, "kv": "f16", "queries": QUERIES}
+            flops = 2.0 * QUERIES * heads * head_dim * tokens
+            yield Case({**config, "tokens": tokens}, "portable", run, bytes=at.k.nbytes, flops=flops)

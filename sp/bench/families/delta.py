@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.cases import Case, family, paths
-from sp.bench.families.inputs import bf16, normal
+from sp.bench.cases import Case, bf16, family, normal, paths
 from sp.kernels import import_cupy
 from sp.ops.delta.delta_mixer import DeltaParams, State, delta_mixer
 from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta_tree

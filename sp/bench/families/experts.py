@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.bench.cases import Case, family, paths
-from sp.bench.families.inputs import bf16, normal
+from sp.bench.cases import Case, bf16, family, normal, paths
 from sp.bench.families.matmul import random_weight
 from sp.kernels import import_cupy
 from sp.kernels.path import forced_path
@@ -80,9 +79,7 @@ def favourites(tokens: int, spread: float, seed: int) -> Floats:
 
 def draw_routing(tokens: int) -> tuple[Routing, float, int]:
     """Where a router that has favourites sends tokens: on the device, with its imbalance and how many experts it uses.
-
-    Both follow from the seed alone.
-    """
+    Both follow from the seed alone."""
     found = route(favourites(tokens, SPREAD, seed=tokens), USED)
     loads = np.bincount(found.experts.ravel(), minlength=COUNT)
     cupy: Any = import_cupy()

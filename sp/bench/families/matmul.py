@@ -1,4 +1,5 @@
-"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS beside them, which CuPy cannot capture."""
+"""Packed weights times bf16 tokens, dequantisation inside the time, and cuBLAS beside them, which CuPy cannot capture;
+prefill products of bytes, and what rounds their operands."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.cases import Case, family, paths
-from sp.bench.families.inputs import bf16, normal
-from sp.kernels import import_cupy
+from sp.bench.cases import Case, bf16, family, normal, paths
+from sp.kernels import current_path, import_cupy
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.models.synthetic.random_blocks import random_blocks
+from sp.ops.byte_rows.loud import loud_channels
+from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_weights
+from sp.ops.matmul import gemm_bytes_narrow_sm90, gemm_bytes_portable, gemm_bytes_sm90
 from sp.ops.matmul.packed import pack
 from sp.ops.matmul.project import project
+from sp.ops.matmul.registry import Product, prefill_kernel
 from sp.quant import BF16, Q4_K, Q6_K, BlockFormat
 
 OUT, IN = 17408, 5120
@@ -45,3 +50,97 @@ def random_weight(fmt: BlockFormat, out: int, width: int) -> Any:
     blocks = random_blocks(np.random.default_rng(0), fmt, 256 * width // fmt.block_size, 0.02)
     rows = import_cupy().asarray(blocks.reshape(256, -1))
     return pack("bench", fmt, (out, width), import_cupy().tile(rows, (out // 256, 1)))
+
+
+LONG = 8192
+SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWIGLU), (IN, OUT, STORE_F32))
+"""Outputs, inputs and epilogue of the widest products of the 27B shape; of SWIGLU two weights."""
+CHUNK = 16384
+NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 1024, SWIGLU))
+"""The same of a 0.6B drafter that reads a long prompt: queries, keys and values together; gate and up, which have a
+kernel of their own."""
+
+
+FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
+    (512, OUT, IN, SWIGLU),
+    (512, IN, OUT, STORE_F32),
+    (512, OUT // 4, IN, SWIGLU),
+    (512, IN, OUT // 4, STORE_F32),
+    (512, IN // 2, IN, STORE),
+    (512, IN, 1536, STORE_F32),
+    (3328, OUT // 4, IN, SWIGLU),
+    (3328, IN, OUT // 4, STORE_F32),
+)
+"""Tokens before these: of short prompts, and of one of four cards that share a target."""
+
+
+@family("matmul_bytes")
+def byte_cases() -> Iterator[Case]:
+    """Products without their rounding, roundings apart: of inputs, weights, and what finds loud channels."""
+    here = current_path()
+    for rows, width, epilogue in SHAPES:
+        yield from _products(LONG, rows, width, epilogue, tuple(dict.fromkeys((here, "portable"))))
+        if epilogue is not STORE:
+            yield from _roundings(rows, width, 1 + (epilogue is SWIGLU))
+    for shape in FEW:
+        yield from _products(*shape, (here,))
+    if here == "sm_90a":
+        yield from _narrow()
+
+
+def _products(tokens: int, rows: int, width: int, epilogue: Epilogue, paths: tuple[str, ...]) -> Iterator[Case]:
+    kinds = {"sm_90a": (gemm_bytes_sm90, tuple(ByteKind)), "portable": (gemm_bytes_portable, (ByteKind.INT8,))}
+    weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
+    x = bf16(tokens, width)
+    out = import_cupy().empty((tokens, rows), np.float32 if epilogue is STORE_F32 else np.uint16)
+    loud = loud_channels(x)
+    shape: dict[str, Any] = {"type": "Q4_K", "m": tokens, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
+    flops = 2 * tokens * rows * width * len(weights)
+    moved = tokens * (width + rows * out.itemsize) + len(weights) * rows * width
+    for path in paths:
+        product = Product(x, weights, (out,), STORE if epilogue is STORE_F32 else epilogue)
+        plain = partial(prefill_kernel(path).launch, product)
+        yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + tokens * width, flops=flops, graph=True)
+        module, these = kinds[path]
+        for kind in these:
+            given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
+            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
+            yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
+
+
+def _roundings(rows: int, width: int, count: int) -> Iterator[Case]:
+    weights, x = tuple(random_weight(Q4_K, rows, width) for _ in range(count)), bf16(LONG, width)
+    loud = loud_channels(x)
+    for name, run, traffic in (
+        ("loud channels", partial(loud_channels, x), 2 * LONG * width),
+        ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * LONG * width),
+        ("round weights", partial(round_weights, weights, ByteKind.INT8, loud), 1.5625 * count * rows * width),
+    ):
+        sizes = {"m": LONG, "n": rows * count, "k": width}
+        yield Case({"op": name, "type": "Q4_K"} | sizes, current_path(), run, bytes=traffic, graph=True)
+
+
+def _narrow() -> Iterator[Case]:
+    """Products of few inputs: BF16, the kernel of bytes for any width, and that for few inputs."""
+    cupy = import_cupy()
+    for rows, width, epilogue in NARROW:
+        weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
+        x, out = bf16(CHUNK, width), cupy.empty((CHUNK, rows), np.uint16)
+        loud = loud_channels(x)
+        given, held = (
+            round_inputs(x, ByteKind.INT8, loud),
+            round_weights(weights, ByteKind.INT8, loud),
+        )
+        shape: dict[str, Any] = {"type": "Q4_K", "m": CHUNK, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
+        cost = {
+            "bytes": CHUNK * (width + rows * out.itemsize) + len(weights) * rows * width,
+            "flops": 2 * CHUNK * rows * width * len(weights),
+            "graph": True,
+        }
+        plain = partial(prefill_kernel("sm_90a").launch, Product(x, weights, (out,), epilogue))
+        yield Case(shape | {"math": "bf16"}, "sm_90a", plain, **cost)
+        for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90)[: len(weights)]:
+            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            kernel = module.__name__.rpartition(".")[2]
+            yield Case(shape | {"math": "int8", "kernel": kernel}, "sm_90a", run, **cost)

@@ -1,11 +1,10 @@
-"""Operations that read and write every value once: their bar is the card's memory."""
+"""Operations that read and write every value once, and a copy, their bar."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sp.bench.cases import Case, family
-from sp.bench.families.inputs import bf16, normal
+from sp.bench.cases import Case, bf16, family, normal
 from sp.kernels import import_cupy
 from sp.ops.activations import swiglu
 from sp.ops.norms import rms_norm
@@ -34,3 +33,18 @@ def cases() -> Iterator[Case]:
             bytes=rows * FFN * 3 * 2,
             graph=True,
         )
+
+
+BYTES = 1 << 29
+
+
+@family("memory")
+def copy_cases() -> Iterator[Case]:
+    """Device-to-device copy, bytes read plus bytes written."""
+    cupy = import_cupy()
+    source, target = cupy.arange(BYTES // 4, dtype=cupy.int32), cupy.empty(BYTES // 4, cupy.int32)
+
+    def copy() -> None:
+        target.data.copy_from_device_async(source.data, BYTES, cupy.cuda.get_current_stream())
+
+    yield Case({"copy": BYTES}, "cuda", copy, bytes=2 * BYTES)

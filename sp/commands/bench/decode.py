@@ -16,8 +16,7 @@ from sp.named import read_strategies
 from sp.session import RunOptions
 
 if TYPE_CHECKING:
-    from sp.bench.decode import Question
-    from sp.bench.decode_metrics import Measured
+    from sp.bench.decode import Measured, Question
     from sp.bench.simulate import Acceptance
 
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
@@ -85,15 +84,13 @@ def bench_decode(
       sp bench decode --tasks 'needle,vt[chains=2]' --methods ddtree --budgets 8,22 --device cpu
       sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
     """
-    from sp.bench.decode import describe, measure_pair, measure_simulated, ways_of
-    from sp.bench.names import model_facts
-    from sp.bench.record import running
-    from sp.bench.request import without_ends
+    from sp.bench.decode import describe, describe_round, fitting, measure_pair, measure_simulated, time_round, ways_of
+    from sp.bench.record import model_facts, running
     from sp.bench.simulate import Acceptance, read_trace, write_trace
-    from sp.bench.verify import describe_round, fitting, time_round
+    from sp.bench.ttft import without_ends
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
-    from sp.models.cache.pages import cache_name
+    from sp.models.cache.block_tables import cache_name
 
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
         check_folder(folder, option)
@@ -145,7 +142,7 @@ def bench_decode(
             part = time_round(loaded, guesser, size, greedy_ms, options, context=prompt, repeats=4 * repeats)
             found.append(kept(describe_round(part, loaded, guesser, common), results))
             advance(1)
-    from sp.studies.plots.decode_plots import draw_decoding
+    from sp.studies.plots.ttft_plots import draw_decoding
 
     show(found, list(draw_decoding(found, plots)) if plots is not None else [], results)
 
@@ -153,7 +150,7 @@ def bench_decode(
 def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequence[int]) -> None:
     """ConfigError for a method that there is not, and for more guesses than a pass has room for."""
     from sp.decode import DECODERS
-    from sp.models.passes.tree import MOST_NODES
+    from sp.models.run.tree import MOST_NODES
 
     for name in methods:
         if name not in DECODERS:
@@ -169,7 +166,7 @@ def open_models(
 ) -> tuple[Any, Any]:
     """Target and draft, from files or with random weights."""
     from sp.models.drafts.dflash import load_draft
-    from sp.models.drafts.dflash_synthetic import synthetic_draft
+    from sp.models.synthetic.dflash_synthetic import synthetic_draft
     from sp.session import embedded, load
     from sp.session.load import synthetic as random_target
 
@@ -215,7 +212,7 @@ def check_known(acceptances: Sequence[Acceptance], ways: Sequence[tuple[str, int
 
 def type_of(loaded: Any, random: str | None) -> str | None:
     """File type of a target: that of its random weights, or what its file says."""
-    from sp.bench.names import file_type_name
+    from sp.bench.record import file_type_name
     from sp.gguf import GGUFFile
 
     return random or file_type_name(loaded.file or GGUFFile.open(loaded.path))

@@ -57,7 +57,7 @@ def bench_drafter(
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
     from sp.models import Cards, read_math
-    from sp.models.arithmetic import scoring
+    from sp.models.network.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
     from sp.session.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample

@@ -43,8 +43,7 @@ def bench_llama_cpp(
       -ub 512,2048 --record results
     """
     from sp.bench.llama_cpp import bench_command, describe_peer, run_bench, with_best
-    from sp.bench.names import file_facts
-    from sp.bench.record import make_record
+    from sp.bench.record import file_facts, make_record
     from sp.hub import model_path
     from sp.kernels.device import pick_device
 

@@ -13,7 +13,7 @@ from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
-from sp.models.cache.pages import KVType
+from sp.models.cache.block_tables import KVType
 from sp.scoring.reading import Sparse
 from sp.session.options import MathName
 
@@ -54,12 +54,11 @@ def bench_model(
       sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
     """
     from sp.bench.model import Trial, describe, run_tests
-    from sp.bench.names import file_type_name, model_facts
-    from sp.bench.record import make_record
+    from sp.bench.record import file_type_name, make_record, model_facts
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
-    from sp.models.cache.pages import cache_name
+    from sp.models.cache.block_tables import cache_name
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):
@@ -127,8 +126,7 @@ def roofline(
     --------
       sp bench roofline results/nvidia-h200
     """
-    from sp.studies.plots.roofline import draw, points
-    from sp.studies.plots.roofline_families import draw_families
+    from sp.studies.plots.roofline import draw, draw_families, points
 
     found, folder = points(results), out or results
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,8 +168,7 @@ def open_model(
     from sp.gguf import GGUFFile
     from sp.models import load_model
     from sp.models.shards.load_shards import load_shards
-    from sp.models.synthetic.random_shards import random_shards
-    from sp.models.synthetic.random_store import random_model
+    from sp.models.synthetic.random_store import random_model, random_shards
 
     if shape is not None:
         if device == "cpu":
@@ -200,8 +197,8 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
     import numpy as np
 
-    from sp.bench.kernel_times import kernel_times
     from sp.bench.model import read
+    from sp.bench.timing import kernel_times
     from sp.models import decode_step, prefill
 
     cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)

@@ -178,7 +178,7 @@ def open_timed_pair(
     models: ModelOptions, synthetic: Synthetic, place: PlaceOptions, budgets: Sequence[int | None]
 ) -> Pipeline:
     """The pair, within the first budget, whose answers are as long as is asked; every budget can be."""
-    from sp.bench.request import without_ends
+    from sp.bench.ttft import without_ends
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
     from sp.session.pair import default_drafter, sharing

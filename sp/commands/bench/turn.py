@@ -50,10 +50,9 @@ def bench_turn(
       sp bench turn --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --sparse density:0.05 \\
       --vram none,23g --keys q4_0 --record results
     """
+    from sp.bench.prompts import TranscriptMaker
     from sp.bench.record import make_record
-    from sp.bench.turns.policies import POLICIES
-    from sp.bench.turns.transcripts import TranscriptMaker
-    from sp.bench.turns.turn import TurnBench, describe_turn
+    from sp.bench.turn import POLICIES, TurnBench, describe_turn
     from sp.kernels.device import pick_device
     from sp.studies.sample import sample
 

@@ -33,8 +33,7 @@ def board(
     from sp.evals.run import label
     from sp.scoring import SCORERS
     from sp.studies.board.entries import read_board
-    from sp.studies.board.html import as_html
-    from sp.studies.board.markdown import as_markdown
+    from sp.studies.board.html import as_html, as_markdown
     from sp.trace import write_atomic
 
     if out is None and html is None:

@@ -67,9 +67,9 @@ def discriminates(
     from sp.evals import TASKS
     from sp.selection import SELECTORS
     from sp.studies.board.verdict import chosen_tasks, plan_runs, verdicts
-    from sp.studies.sweep.cards import read_cards
     from sp.studies.sweep.conduct import make_plan, open_pool
-    from sp.studies.sweep.pairs import Pair
+    from sp.studies.sweep.executor import read_cards
+    from sp.studies.sweep.sweep import Pair
 
     keeps = read_shares(keep_ratio, "--keep-ratio")
     if len(keeps) > 1:

@@ -14,7 +14,7 @@ from sp.errors import ConfigError
 from sp.named import read_options
 
 if TYPE_CHECKING:
-    from sp.evals.formats.file_task import FileTask
+    from sp.evals.formats.records import FileTask
 
 AUTO = "auto"
 
@@ -73,7 +73,7 @@ def options_of(settings: list[str]) -> dict[str, Any]:
 def built(path: Path, format_name: str, given: dict[str, Any]) -> FileTask:
     """The task of a file."""
     import sp.evals  # noqa: F401  # registers the formats
-    from sp.evals.formats.file_task import FORMATS, recognise
+    from sp.evals.formats.records import FORMATS, recognise
 
     name = recognise(path) if format_name == AUTO else format_name
     known: Any = FORMATS.class_of(name)

@@ -52,11 +52,9 @@ def natural(
       sp eval natural --drafter drafter.gguf --scorer random,bm25,lexical --no-controls --max-tokens 16k
       sp eval natural --questions mine.jsonl --drafter drafter.gguf --scorer 'tail[queries=24]' --keep-ratio 0.1
     """
-    from sp.evals.known_rows import known_rows
-    from sp.evals.natural.rows import KEY, OPTIONAL, Work, key_of
-    from sp.evals.natural.summary import summarise_questions
-    from sp.evals.run import counter
-    from sp.evals.statistics import wilson
+    from sp.evals.natural.rows import KEY, OPTIONAL, Work, key_of, summarise_questions
+    from sp.evals.run import counter, known_rows
+    from sp.evals.summary import wilson
 
     wilson(0, 1)  # says what it needs before anything runs
     if asked.controls and BESIDE not in asked.scorer:
@@ -85,7 +83,7 @@ def natural(
     rows = [*before, *fresh]
     lines = summarise_questions(rows)
     if asked.out:
-        from sp.studies.pages.lines_page import NATURAL, lines_page
+        from sp.studies.pages.study_page import NATURAL, lines_page
 
         page = lines_page(f"sp eval natural: {asked.out.name}", lines, NATURAL, trained_for(pipeline))
         write_page(asked.out, page)
@@ -97,9 +95,8 @@ def natural(
 
 def chosen_questions(path: Path | None, fetch: bool) -> list[Question]:
     """The questions of a file, or those that ship, whose documents are fetched if that was asked for."""
-    from sp.evals.natural.documents import fetch as fetch_documents
-    from sp.evals.natural.documents import known_documents, missing_documents
-    from sp.evals.natural.questions import known_questions, own_questions
+    from sp.evals.natural.questions import fetch as fetch_documents
+    from sp.evals.natural.questions import known_documents, known_questions, missing_documents, own_questions
 
     if path is not None:
         if fetch:
@@ -129,10 +126,9 @@ def short_enough(questions: list[Question], lengths: dict[str, int], most: int) 
 
 def show(lines: list[dict[str, Any]], note: str, wide: bool) -> None:
     """A table, a row a scorer and keep ratio."""
-    from sp.evals.natural.overlap import HARD
-    from sp.evals.natural.summary import ALL, CELL, EASY, OVERLAPS
-    from sp.evals.natural.summary import HARD as HARD_ONES
-    from sp.evals.natural.verdict import REASONS
+    from sp.evals.natural.questions import HARD
+    from sp.evals.natural.rows import ALL, CELL, EASY, OVERLAPS, REASONS
+    from sp.evals.natural.rows import HARD as HARD_ONES
 
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for line in lines:

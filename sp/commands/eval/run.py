@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sp.evals import Example, Row, Task
     from sp.scoring import Scorer
     from sp.session import Pipeline
-    from sp.studies.sweep.pairs import Pair
+    from sp.studies.sweep.sweep import Pair
 
 CONTROLS = ("random", "lexical", "head_tail", "oracle")
 
@@ -109,7 +109,7 @@ class Asked:
 
     def pair(self) -> Pair:
         """Both models as a sweep names them."""
-        from sp.studies.sweep.pairs import Pair, with_drafter
+        from sp.studies.sweep.sweep import Pair, with_drafter
 
         return with_drafter(Pair(**vars(self.models)), self.scorers())
 
@@ -157,10 +157,8 @@ def run_tasks(
         in a column of their own.
     """
     from sp.evals import TASKS, evaluate
-    from sp.evals.fits import check_example, check_lengths
-    from sp.evals.formats.file_task import FileTask
-    from sp.evals.formats.record_task import LongPromptError
-    from sp.evals.run import counter, label
+    from sp.evals.formats.records import FileTask, LongPromptError
+    from sp.evals.run import check_example, check_lengths, counter, label
     from sp.evals.summary import summarise
 
     cells = {task: asked.cells(task.name) for task in tasks}

@@ -116,7 +116,7 @@ def ruler(
       sp eval ruler --file data/niah_single_2/validation.jsonl -n 100 --target target.gguf --drafter drafter.gguf
     """
     from sp.evals import TASKS
-    from sp.evals.formats.file_task import FileTask
+    from sp.evals.formats.records import FileTask
     from sp.evals.formats.ruler import RulerFile
 
     if files:
@@ -166,13 +166,12 @@ def ppl(
     --------
       sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
     """
-    from sp.evals.fits import check_lengths
     from sp.evals.ppl import generated_text, passages, perplexity
-    from sp.evals.run import counter
+    from sp.evals.run import check_lengths, counter
     from sp.evals.summary import summarise_perplexity
     from sp.prompt import Prompt
     from sp.session.decide import check_context
-    from sp.studies.pages.lines_page import PREDICTED, lines_page
+    from sp.studies.pages.study_page import PREDICTED, lines_page
 
     if asked.thinking != Thinking("off"):
         raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")

@@ -51,13 +51,10 @@ def turns(
       sp eval turns -t 16k -n 4
       sp eval turns -t 128k --turns 20 -n 10 --scorer 'tail[queries=24]' --keep-ratio 0.1,0.2 --out turns.jsonl
     """
-    from sp.evals.fits import check_example
-    from sp.evals.run import counter
+    from sp.evals.run import check_example, counter
     from sp.evals.transcripts.turns import Turns
-    from sp.evals.turns.rows import Work, known_rows, rounds
-    from sp.evals.turns.summary import summarise_turns
-    from sp.evals.turns.ways import WAYS
-    from sp.studies.pages.lines_page import TURNS, lines_page
+    from sp.evals.turns.ways import WAYS, Work, known_rows, rounds, summarise_turns
+    from sp.studies.pages.study_page import TURNS, lines_page
 
     chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
     for way in chosen:

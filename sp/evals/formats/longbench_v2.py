@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.evals.base import Example
-from sp.evals.formats.file_task import register_format
-from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Record
+from sp.evals.formats.records import Record, RecordTask, register_format
 
 LETTERS = "ABCD"
 CHOICES = tuple(f"choice_{letter}" for letter in LETTERS)

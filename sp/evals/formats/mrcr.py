@@ -12,9 +12,7 @@ from typing import Any
 from sp.chat import Turn
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example
-from sp.evals.formats.file_task import register_format
-from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Record, checked_text, shown
+from sp.evals.formats.records import Record, RecordTask, checked_text, register_format, shown
 from sp.json_lines import parse_json
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -66,13 +64,7 @@ def copy_of(record: Record, mark: str) -> str:
 
 
 def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
-    """Messages of text, the last of them the user's; ConfigError names the first that is none.
-
-    Examples
-    --------
-    >>> [(one.role, one.content) for one in turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")]
-    [('user', 'Hi.')]
-    """
+    """Messages of text, the last of them the user's; ConfigError names the first that is none."""
     listed = parse_json(checked_text(given, where).encode(), where) if isinstance(given, str) else given
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_TURNS:
         raise ConfigError(f"{where} must be a list of 1 to {MOST_TURNS} messages, or JSON of one")

@@ -20,10 +20,8 @@ from typing import Any
 
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, answer_room
-from sp.evals.formats.file_task import FileTask, register_format
-from sp.evals.formats.records import Record, check_each, checked_text, shown
-from sp.evals.text.filler import Sentence
-from sp.evals.text.haystack import haystack
+from sp.evals.formats.records import FileTask, Record, check_each, checked_text, register_format, shown
+from sp.evals.text.filler import Sentence, haystack
 from sp.json_lines import decoded
 
 LONGEST, LONGEST_VALUE = 4096, 512

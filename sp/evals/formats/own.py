@@ -11,9 +11,7 @@ from typing import Any
 
 from sp.errors import ConfigError, known_names, unknown_name
 from sp.evals.base import Example
-from sp.evals.formats.file_task import register_format
-from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Record, checked_text
+from sp.evals.formats.records import Record, RecordTask, checked_text, register_format
 from sp.evals.matches import Match, normalised
 
 METRICS: dict[str, Match] = {"contains": "any", "exact": "squad_exact", "f1": "squad_f1", "regex": "regex"}
@@ -85,8 +83,6 @@ def check_answers(answers: tuple[str, ...], metric: str, where: str) -> None:
 def check_pattern(pattern: str, where: str) -> None:
     """ConfigError unless a text is a regular expression, and a short one.
 
-    Examples
-    --------
     >>> check_pattern("(", "data.jsonl, line 1: answers[0]")
     Traceback (most recent call last):
     sp.errors.ConfigError: data.jsonl, line 1: answers[0] is no regular expression (missing ), unterminated subpattern)
@@ -104,8 +100,6 @@ def check_pattern(pattern: str, where: str) -> None:
 def evidence(given: Any, context: str, where: str) -> list[tuple[int, str]]:
     """Where each piece of evidence begins in a text, and what it says, white space at its ends left out.
 
-    Examples
-    --------
     >>> evidence(["Tea is hot.", [0, 3]], "Ice is cold. Tea is hot.", "line 1: evidence")
     [(13, 'Tea is hot.'), (0, 'Ice')]
     """

@@ -1,18 +1,19 @@
-"""Records of a file that nobody vouches for: JSON lines, a JSON list, or CSV; each named by file and line in errors.
-
-Lines are found first and parsed when they are asked for, so a file of gigabytes costs one line of memory at a time.
-"""
+"""Files of examples: their records, the task that reads them, and the registry of the formats they may have."""
 
 from __future__ import annotations
 
+import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from sp.checked import is_number
+from sp.config import Registry, Tokens, check_fields
 from sp.errors import ConfigError, PromptError, short
+from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
 from sp.json_lines import LONGEST, decoded, parse_json
 
 
@@ -50,8 +51,6 @@ def _is_fact(value: object) -> bool:
 def checked_text(value: object, where: str) -> str:
     """A text with something in it that UTF-8 can write; ConfigError names the place if it is not.
 
-    Examples
-    --------
     >>> checked_text(7, "data.jsonl, line 3: question")
     Traceback (most recent call last):
     sp.errors.ConfigError: data.jsonl, line 3: question must be a text that is not empty, not a number
@@ -72,13 +71,8 @@ def shown(value: object) -> str:
 
 
 class Records:
-    """The records of a file by index.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is empty, or has a line that is no record: when it is met, by its line.
-    """
+    """The records of a file by index. ConfigError: the file cannot be read, is empty, or has a line that is no record:
+    when it is met, by its line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -171,8 +165,6 @@ NAMED = 3
 def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
     """Read records 0 to `total`; one ConfigError tells how many are damaged, and of the first few where and why.
 
-    Examples
-    --------
     >>> def read(index: int) -> None:
     ...     if index % 2:
     ...         raise ConfigError(f"data.jsonl, line {index + 1}: not a JSON object")
@@ -196,12 +188,9 @@ def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
 
 
 def split_csv(text: str, where: str) -> list[str]:
-    """Cells of one record of CSV (RFC 4180); ConfigError for text behind a closing quote.
+    """Cells of one record of CSV (RFC 4180); ConfigError for text behind a closing quote. `csv` would cut cells off at
+    a limit that holds for the whole process.
 
-    `csv` would cut cells off at a limit that holds for the whole process.
-
-    Examples
-    --------
     >>> split_csv('a,"b, c",', "data.csv, line 2")
     ['a', 'b, c', '']
     """
@@ -224,3 +213,141 @@ def split_csv(text: str, where: str) -> list[str]:
         if text[at] != ",":
             raise ConfigError(f'{where}: text behind a closing quote; write "" for a quote')
         at += 1
+
+
+LOOKED_AT = 100
+"""Records of a file by which its format is known."""
+EVERY_NAME = ("validation", "test", "train", "data")
+"""Files called so are named by their folder."""
+
+FORMATS: Registry[FileTask] = Registry("format")
+
+
+@dataclass(frozen=True)
+class FileTask(Task):
+    """Base of formats: what all files have in common, whatever a record of theirs holds.
+
+    Where every record is an example, `RecordTask` has the rest.
+
+    Parameters
+    ----------
+    max_new_tokens : int
+        Longest answer; 0 takes the format's, which has room for the longest of the answers.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        Fields by which a record of the format is known.
+    licence : str
+        What the data may not be used for; empty for nothing.
+    """
+
+    path: str
+    max_new_tokens: Tokens = 0
+
+    keys: ClassVar[tuple[str, ...]]
+    licence: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+        if self.max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens must be at least 0, not {self.max_new_tokens}")
+
+    @cached_property
+    def records(self) -> Records:
+        """What the file holds."""
+        return Records(Path(self.path))
+
+    @property
+    def title(self) -> str:
+        """What rows call the task: the file, or its folder where files have all the same name."""
+        path = Path(self.path)
+        return path.resolve().parent.name if path.stem in EVERY_NAME else path.stem
+
+    @abstractmethod
+    def known(self, most: int) -> int:
+        """Examples in the file, counted up to `most`."""
+
+    def __len__(self) -> int:
+        return self.known(sys.maxsize)
+
+    @abstractmethod
+    def check(self, most: int) -> None:
+        """Read so many examples; what is damaged is told in one error, see `check_each`."""
+
+
+T = TypeVar("T", bound=FileTask)
+
+
+def register_format(name: str, *keys: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator that files a format by its name and the fields it is known by, and as the task ``NAME_file``."""
+
+    def add(cls: type[T]) -> type[T]:
+        cls.keys = keys
+        FORMATS.register(name)(cls)
+        return register_task(f"{name}_file")(cls)  # type: ignore[return-value]
+
+    return add
+
+
+def recognise(path: Path) -> str:
+    """The format of a file, by the fields of its first record that is of any; of several the one that asks for most.
+    ConfigError if the file has no record, or its first ones are of no format."""
+    records, known = Records(path), {name: FORMATS.class_of(name).keys for name in FORMATS}
+    for index in range(max(records.known(LOOKED_AT), 1)):
+        try:
+            fields = set(records[index].fields)
+        except ConfigError:
+            continue  # `check` tells of it, beside all others
+        found = [name for name, keys in known.items() if fields.issuperset(keys)]
+        if found:
+            break
+    else:
+        fields = set(records[0].fields)
+        own_first = sorted(known, key=lambda name: name != "own")  # what files of one's own are written in
+        near = max(own_first, key=lambda name: len(fields & set(known[name])) / len(known[name]))
+        lacks = ", ".join(key for key in known[near] if key not in fields)
+        raise ConfigError(
+            f"{path} is of no known format ({', '.join(known)}); the nearest is {near}, of which its first record "
+            f"lacks {lacks}"
+        )
+    return max(found, key=lambda name: len(known[name]))
+
+
+class LongPromptError(PromptError):
+    """A prompt of a file has more tokens than were asked for."""
+
+
+@dataclass(frozen=True)
+class RecordTask(FileTask):
+    """Base of formats in which example i is record i: a format says how a record is read."""
+
+    def known(self, most: int) -> int:
+        """See `FileTask.known`."""
+        return self.records.known(most)
+
+    def check(self, most: int) -> None:
+        """See `FileTask.check`."""
+        check_each(self.path, self.known(most), lambda index: self.read(self.records[index], index))
+
+    @abstractmethod
+    def read(self, record: Record, index: int) -> Example:
+        """The example of a record, whatever its length; its `max_new_tokens` are the fewest that an answer may have.
+        ConfigError, PromptError: what is wrong with the record, and where it stands."""
+
+    def replies(self, made: Example) -> tuple[str, ...]:
+        """What right answers to an example look like."""
+        return made.answers
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`; `tokens` 0 takes any length, otherwise longer prompts are refused."""
+        record = self.records[index]
+        made = self.read(record, index)
+        parts = (made.document, made.question, made.answer_prefix, *(turn.content for turn in made.turns))
+        used = sum(map(count, parts)) + MARKUP if tokens else 0
+        if used > tokens:
+            raise LongPromptError(
+                f"{record.where}: the prompt has about {used} tokens, more than the {tokens} asked for"
+            )
+        room = self.max_new_tokens or max(answer_room(made.max_new_tokens, [one], count) for one in self.replies(made))
+        return replace(made, tokens=tokens, max_new_tokens=room)

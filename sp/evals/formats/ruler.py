@@ -10,9 +10,7 @@ from typing import Literal
 from sp.config import Tokens
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example, Match
-from sp.evals.formats.file_task import register_format
-from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Record
+from sp.evals.formats.records import Record, RecordTask, register_format
 
 SENTENCE = re.compile(r"[^\n.!?]*[\n.!?]?")
 MOST_PLACES = 3
@@ -65,13 +63,7 @@ class RulerFile(RecordTask):
 
 
 def evidence(document: str, answers: Sequence[str]) -> tuple[str, ...]:
-    """Sentences that hold an answer, if they are few.
-
-    Examples
-    --------
-    >>> evidence("The code is 12. The sky is blue.", ["12"])
-    ('The code is 12.',)
-    """
+    """Sentences that hold an answer, if they are few."""
     found: dict[str, None] = {}
     for answer in answers:
         held = [one.strip() for one in SENTENCE.findall(document) if answer in one]

@@ -2,25 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bools
+from sp.arrays import Bools, Doubles
 from sp.chat import Thinking
 from sp.evals.base import WITHOUT
-from sp.evals.known_rows import Key
-from sp.evals.metrics import score_answer
+from sp.evals.matches import score_answer
 from sp.evals.natural.questions import Question
-from sp.evals.natural.verdict import judge, masks
-from sp.evals.run import Row, cell_columns, named, score_again, scoring_of, seeded, with_thinking
+from sp.evals.run import Key, Row, cell_columns, named, score_again, scoring_of, seeded, thinking_facts, with_thinking
+from sp.evals.summary import mean, middle, wilson
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection, token_budget
 from sp.session import Pipeline, RunOptions, Scored
 from sp.session.decide import check_context
 from sp.trace import Trace
+
+RANK, CUT, BUDGET, PLACE = "rank", "cut", "budget", "one of several"
+"""Why evidence is lost. `RANK`: its chunks score too low. `CUT`: a border of chunks runs through a place, and one side
+was left out. `BUDGET`: its chunks score high enough, but neighbours, sink and tail took their room. `PLACE`:
+one place was kept whole, another was not."""
+REASONS = (RANK, CUT, BUDGET, PLACE)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What became of one place. `kept`: share of its tokens; `chunks`: over which it is spread; `rank`, `lowest_rank`:
+    of its best and worst chunk, 1 for the highest, equal ones sharing the mean; None without a score; `reason`: why not
+    whole."""
+
+    kept: float
+    chunks: int
+    rank: float | None
+    lowest_rank: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the evidence. `whole`: whether every token of every place was kept; `reason`: one of `REASONS` if
+    not; `recall`: share of its tokens; `rank`: worst of its places; `scored_chunks`: that the selector ranked."""
+
+    whole: bool
+    reason: str | None
+    recall: float
+    rank: float | None
+    scored_chunks: int
+    places: tuple[Place, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """As values that go into JSON."""
+        return asdict(self) | {"places": [asdict(place) for place in self.places]}
+
+
+def masks(prompt: TokenisedPrompt, question: Question) -> list[list[Bools]]:
+    """Tokens (n,) of every place of the evidence and of its alternatives, in a prompt of the question's example."""
+    lead = len(question.raw) - len(question.raw.decode().lstrip().encode())
+    base = prompt.prompt.segments[0].start - lead
+    starts, ends = prompt.bytes[:, 0], prompt.bytes[:, 1]
+
+    def mask(start: int, end: int) -> Bools:
+        hit = np.zeros(len(prompt), bool)
+        hit[bisect_right(ends, base + start) : bisect_left(starts, base + end)] = True
+        return hit
+
+    return [[mask(*place) for place in places] for places in question.evidence]
+
+
+def judge(selection: Selection, evidence: Sequence[Sequence[Bools]], budget: int) -> Verdict:
+    """What became of that evidence of several of which most was kept. `evidence`, sequence of sequences of bool (n,):
+    Tokens of each place, see `masks`; `budget`: Tokens that could be kept in all."""
+    return max((_verdict(selection, places, budget) for places in evidence), key=lambda one: (one.whole, one.recall))
+
+
+def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> Verdict:
+    scores = selection.chunk_scores.astype(np.float64)
+    ranks = mid_ranks(scores)
+    free = budget - int(selection.forced.sum())
+    places = tuple(_place(selection, mask, scores, ranks, free) for mask in masks)
+    lost = [place for place in places if place.reason]
+    reason = None if not lost else PLACE if len(lost) < len(places) else lost[0].reason
+    known = [place.rank for place in places if place.rank is not None]
+    recall = float(selection.kept[np.logical_or.reduce(masks)].mean())
+    rank = max(known) if len(known) == len(places) else None
+    return Verdict(not lost, reason, recall, rank, int(np.isfinite(scores).sum()), places)
+
+
+def _place(selection: Selection, mask: Bools, scores: Doubles, ranks: Doubles, free: int) -> Place:
+    bounds = selection.bounds
+    chunks = np.flatnonzero(np.add.reduceat(mask, bounds[:-1]))
+    kept = float(selection.kept[mask].mean())
+    own = ranks[chunks][np.isfinite(ranks[chunks])]
+    best, worst = (float(own.min()), float(own.max())) if len(own) else (None, None)
+    reason = None
+    if kept > 0 and kept < 1:
+        reason = CUT
+    elif kept == 0:
+        top = np.nanmax(scores[chunks]) if len(own) else np.inf
+        sizes = np.diff(bounds)
+        as_good = int(sizes[scores >= top].sum())  # nothing where no chunk is known
+        reason = BUDGET if len(own) and as_good <= free else RANK
+    return Place(kept, len(chunks), best, worst, reason)
+
+
+def mid_ranks(scores: Doubles) -> Doubles:
+    """Ranks of scores, 1 for the highest, equal ones sharing the mean of theirs; NaN where a score is not finite.
+
+    >>> mid_ranks(np.array([5.0, 1.0, np.nan, 5.0])).tolist()
+    [1.5, 3.0, nan, 1.5]
+    """
+    known = np.isfinite(scores)
+    ranks = np.full(len(scores), np.nan)
+    values, place, count = np.unique(-scores[known], return_inverse=True, return_counts=True)
+    if len(values):
+        before = np.cumsum(count) - count
+        ranks[known] = (before + (count + 1) / 2)[place]
+    return ranks
+
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")
 """What tells a row from all others of the same models."""
@@ -41,11 +144,8 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured.
-
-    `cells`: cells of one scorer share its pass over the prompt, whatever they keep; `answers`: let the target answer in
-    every cell, and once in full; `thinking`: what the target is asked of thinking.
-    """
+    """What is measured. `cells`: cells of one scorer share its pass over the prompt, whatever they keep; `answers`: let
+    the target answer in every cell, and once in full; `thinking`: what the target is asked of thinking."""
 
     pipeline: Pipeline
     cells: Sequence[RunOptions]
@@ -65,23 +165,18 @@ class Work:
     def rows(
         self, question: Question, done: Container[Key] = (), progress: Callable[[int], None] = lambda done: None
     ) -> Iterator[Row]:
-        """Rows of a question that are not done: `KEY`, `OPTIONAL`, what `cell_columns` has, and `RESULTS`.
-
-        ``status`` is ``ok`` or ``budget``: the protected text alone exceeds the budget, which counts as lost evidence.
-        """
+        """Rows of a question that are not done: `KEY`, `OPTIONAL`, what `cell_columns` has, and `RESULTS`. ``status``
+        is ``ok`` or ``budget``: the protected text alone exceeds the budget, which counts as lost evidence."""
         wanted = [one for one in self.numbered() if key_of(self._known(question, *one)) not in done]
         progress(len(self.numbered()) - len(wanted))
         if not wanted:
             return
-        reading = Reading.of(self, question)
+        reading = Reading(self, question)
         for index, cell in wanted:
             yield self._known(question, index, cell) | reading.results(index, cell)
             progress(1)
 
     def _known(self, question: Question, index: int, cell: RunOptions) -> Row:
-        """What is known of a row before anything is read."""
-        thought: Row = {} if self.thinking.mode == "off" else {"thinking": self.thinking.mode}
-        thought |= {} if self.thinking.effort is None else {"reasoning_effort": self.thinking.effort}
         return {
             "question": question.id,
             "digest": question.digest,
@@ -94,33 +189,21 @@ class Work:
             "needed_places": len(question.evidence[0]),
             "answered": self.answers,
             **cell_columns(index, cell),
-            **thought,
+            **thinking_facts(self.thinking),
         }
 
 
 class Reading:
-    """One question as the pair sees it; of the scorings that cells asked for, the last is kept.
+    """One question as the pair sees it; of the scorings that cells asked for, the last is kept. PromptError where
+    prompt and answer do not fit the target's context."""
 
-    Parameters
-    ----------
-    prompt : TokenisedPrompt
-        Of the question's example.
-    """
-
-    @classmethod
-    def of(cls, work: Work, question: Question) -> Reading:
-        """Tokenise the prompt; PromptError where it and its answer do not fit the target's context."""
-        target, example = work.pipeline.target, with_thinking(question.example(), work.thinking)
-        with named(example):
-            prompt = work.pipeline.tokenise(example.prompt(target.template, work.thinking, target.tokenizer))
+    def __init__(self, work: Work, question: Question) -> None:
+        target, self.example = work.pipeline.target, with_thinking(question.example(), work.thinking)
+        with named(self.example):
+            prompt = work.pipeline.tokenise(self.example.prompt(target.template, work.thinking, target.tokenizer))
             if work.answers:
-                check_context(target, len(prompt), example.max_new_tokens)
-        return cls(work, question, prompt)
-
-    def __init__(self, work: Work, question: Question, prompt: TokenisedPrompt) -> None:
-        self.work, self.question, self.prompt = work, question, prompt
-        self.example = with_thinking(question.example(), work.thinking)
-        self.evidence = masks(prompt, question)
+                check_context(target, len(prompt), self.example.max_new_tokens)
+        self.work, self.question, self.prompt, self.evidence = work, question, prompt, masks(prompt, question)
         self._last: tuple[str, Scored] | None = None
         self._drafts: dict[bool, Scored] = {}
 
@@ -157,3 +240,41 @@ class Reading:
         text = self.work.pipeline.read(self.prompt, kept, options).text
         score = score_answer(text, self.question.answers, self.question.match)
         return {"answer": text, "correct": int(score == 1), "score": score}
+
+
+Line = dict[str, Any]
+
+CELL = ("cell", "scorer", "selector", "keep_ratio")
+HARD, EASY, ALL = "hard", "easy", "all"
+OVERLAPS = (HARD, EASY, ALL)
+
+
+def summarise_questions(rows: Iterable[Row]) -> list[Line]:
+    """Lines by keep ratio, scorer and selector, and by overlap of question and evidence. Returns the columns `CELL`;
+    ``overlap`` (one of `OVERLAPS`); ``n``; ``whole``, the share of questions whose evidence was kept whole, with
+    Wilson's ``low`` and ``high``; ``misses``, how many for each of `REASONS`; ``recall`` (mean); ``rank`` and
+    ``score_s`` (medians); ``accuracy`` with ``accuracy_low`` and ``accuracy_high`` where the target answered."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in CELL), []).append(row)
+    lines = []
+    for key in sorted(groups, key=lambda key: (-key[CELL.index("keep_ratio")], key[0])):
+        for overlap in OVERLAPS:
+            group = [row for row in groups[key] if overlap == ALL or row["hard"] == (overlap == HARD)]
+            if group:
+                lines.append(dict(zip(CELL, key, strict=True)) | {"overlap": overlap} | _measures(group))
+    return lines
+
+
+def _measures(rows: Sequence[Row]) -> Line:
+    whole = sum(row["whole"] for row in rows)
+    low, high = wilson(whole, len(rows))
+    reasons = Counter(row["reason"] for row in rows)
+    line: Line = {"n": len(rows), "whole": whole / len(rows), "low": low, "high": high}
+    line |= {"misses": {reason: reasons[reason] for reason in REASONS}, "recall": mean(rows, "recall")}
+    line |= {"rank": middle(rows, "rank"), "score_s": middle(rows, "score_s")}
+    if all(row["correct"] is not None for row in rows):
+        right = sum(row["correct"] for row in rows)
+        bounds = wilson(right, len(rows))
+        line |= {"accuracy": right / len(rows), "accuracy_low": bounds[0], "accuracy_high": bounds[1]}
+    return line

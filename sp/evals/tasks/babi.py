@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sp.config import check_fields
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
 from sp.evals.text.filler import Sentence
-from sp.evals.text.tables import table
-from sp.evals.text.words import ADJECTIVES, NOUNS, SYLLABLES, TOWNS
+from sp.evals.text.tables import ADJECTIVES, NOUNS, SYLLABLES, TOWNS, table
 
 TABLES = table(__file__)
 
@@ -25,33 +23,19 @@ HELD_OUT_ROOMS = TABLES["held_out_rooms"]
 
 @dataclass(frozen=True)
 class BabiPhrases:
-    """Words and frames of moves.
+    """Words and frames of moves. `asks_thing`, `asks_holder`, `asks_person`, `asks_before`: frames with {what} or
+    {who}: place of a thing, its holder, place of a person and the one before; `around`: frames with {who}, {what},
+    {place}, {other} (a place), {how} and {number}, of what stands between the facts and tells of nobody's place;
+    without any, prose does."""
 
-    Parameters
-    ----------
-    people, things, places : tuple of str
-        Things and places without an article.
-    ways : tuple of str
-        What {how} stands for in any frame of a fact.
-    moves, takes, drops : tuple of str
-        Frames with {who}, and {place} or {what}.
-    gives : tuple of str
-        Frames with {who}, {what} and {whom}.
-    asks_thing, asks_holder, asks_person, asks_before : tuple of str
-        Frames with {what} or {who}: place of a thing, its holder, place of a person and the one before.
-    around : tuple of str
-        Frames with {who}, {what}, {place}, {other} (a place), {how} and {number}, of what stands between the facts and
-        tells of nobody's place; without any, prose does.
-    """
-
-    people: tuple[str, ...]
+    people: tuple[str, ...]  # people, things, places: things and places without an article
     things: tuple[str, ...]
     places: tuple[str, ...]
-    ways: tuple[str, ...]
-    moves: tuple[str, ...]
+    ways: tuple[str, ...]  # what {how} stands for in any frame of a fact
+    moves: tuple[str, ...]  # moves, takes, drops: frames with {who}, and {place} or {what}
     takes: tuple[str, ...]
     drops: tuple[str, ...]
-    gives: tuple[str, ...]
+    gives: tuple[str, ...]  # frames with {who}, {what} and {whom}
     asks_thing: tuple[str, ...]
     asks_holder: tuple[str, ...]
     asks_person: tuple[str, ...]
@@ -59,14 +43,14 @@ class BabiPhrases:
     around: tuple[str, ...] = ()
 
 
+def _people(*shifts: int) -> tuple[str, ...]:
+    pairs = ((one, SYLLABLES[(at + shift) % len(SYLLABLES)]) for shift in shifts for at, one in enumerate(SYLLABLES))
+    return tuple(sorted({f"{one}{other}".capitalize() for one, other in pairs if one != other}))
+
+
 HELD_OUT = BabiPhrases(
     **TABLES["held_out"],
-    people=tuple(
-        sorted(
-            {f"{a}{b}".capitalize() for a, b in zip(SYLLABLES, SYLLABLES[7:] + SYLLABLES[:7], strict=True)}
-            | {f"{a}{b}".capitalize() for a, b in zip(SYLLABLES, SYLLABLES[19:] + SYLLABLES[:19], strict=True)}
-        )
-    ),
+    people=_people(7, 19),
     things=tuple(
         f"{a} {b}" for a, b in zip(ADJECTIVES[::2], [one for one in NOUNS if one not in HELD_OUT_ROOMS], strict=False)
     ),
@@ -75,11 +59,7 @@ HELD_OUT = BabiPhrases(
 
 FRESH = BabiPhrases(
     **TABLES["fresh"],
-    people=tuple(
-        sorted(
-            {f"{a}{b}".capitalize() for a, b in zip(SYLLABLES, SYLLABLES[12:] + SYLLABLES[:12], strict=True) if a != b}
-        )
-    ),
+    people=_people(12),
     things=tuple(
         f"{a} {b}"
         for a, b in zip(ADJECTIVES[1::2], [one for one in reversed(NOUNS) if one not in HELD_OUT_ROOMS], strict=False)
@@ -100,12 +80,9 @@ EDGE = 8
 
 @dataclass
 class World:
-    """Who stands where, who holds what, and which sentence said so.
-
-    `passages`: what happened, in order; `moves`: of every person: passage and place of every move, in order; `last`: of
-    every thing: the passage that told of it last, its holder or whoever put it down, and whether it is held; `told`: of
-    every thing: all passages that mention it.
-    """
+    """Who stands where, who holds what, and which sentence said so. `passages`: what happened, in order; `moves`: of
+    every person, passage and place; `last`: of every thing, the passage that told of it last, its holder or whoever put
+    it down, and whether it is held; `told`: all passages that mention it."""
 
     passages: list[str]
     moves: dict[str, list[tuple[int, str]]]
@@ -134,10 +111,6 @@ class Babi(StoryTask):
     fresh: ClassVar[BabiPhrases] = FRESH
     spacing: ClassVar[int] = 160
     most: ClassVar[int] = 240
-
-    def __post_init__(self) -> None:
-        check_fields(self, f"task {self.name}")
-        super().__post_init__()
 
     def story(self, rng: random.Random, phrases: BabiPhrases, facts: int) -> Story:
         """See `StoryTask.story`; at least four facts."""
@@ -217,10 +190,8 @@ def simulate(rng: random.Random, phrases: BabiPhrases, facts: int) -> World:
 
 
 def choose_thing(rng: random.Random, world: World) -> str:
-    """A thing to ask for: one whose place is told apart from every mention of the thing, and not at the very end.
-
-    What is told last is what counts, so without the second condition a prompt's end alone would often answer.
-    """
+    """A thing to ask for: one whose place is told apart from every mention of the thing, and not at the very end. What
+    is told last is what counts, so without the second condition a prompt's end alone would often answer."""
     facts = len(world.passages)
     chosen = []
     for thing, told in world.told.items():

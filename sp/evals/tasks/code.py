@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from sp.config import check_fields
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.blind import CODE_CONSTANTS, CODE_QUESTIONS
 from sp.evals.text.filler import Sentence
-from sp.evals.text.tables import table
-from sp.evals.text.words import ADJECTIVES, NOUNS, VERBS
+from sp.evals.text.tables import ADJECTIVES, BLIND, NOUNS, VERBS, table
 
 TABLES = table(__file__)
 
@@ -31,47 +28,26 @@ MOST_LINES = 2
 
 @dataclass(frozen=True)
 class CodePhrases:
-    """Words and frames of code.
-
-    Parameters
-    ----------
-    functions : tuple of str
-        Frames with {name}, {value}, {body} (whole lines) and, if they like, {arg}; braces are doubled.
-    constants : tuple of str
-        Frames with {name} and {value}.
-    statements : tuple of str
-        Lines of a body, with {a} and {b} (local names) and {n} (a small number).
-    remarks : tuple of str
-        Lines between definitions, with {a} and {b}, words.
-    calls : tuple of str
-        Frames with {name}.
-    function_names, constant_names : tuple of str
-        How two words become a name: {a} {b} in small letters, {A} {B} with a capital, {AA} {BB} in capitals.
-    verbs, objects, qualities, things : tuple of str
-        Words of functions' names and of constants'.
-    others : tuple of str
-        Words in place of objects and things in what stands around the story.
-    indent : str
-        In front of every line of a body.
-    asks, asks_constant, asks_uses, asks_calls : tuple of str
-        Frames with {name}: what a function gives back, a constant's value, which constant a function refers to, and
-        which function.
-    """
+    """Words and frames of code. `functions`: frames with {name}, {value}, {body} (whole lines) and, if they like,
+    {arg}; braces are doubled; `function_names`, `constant_names`: how two words become a name: {a} {b} in small
+    letters, {A} {B} with a capital, {AA} {BB} in capitals; `asks`, `asks_constant`, `asks_uses`, `asks_calls`: frames
+    with {name}: what a function gives back, a constant's value, which constant a function refers to, and which
+    function."""
 
     functions: tuple[str, ...]
-    constants: tuple[str, ...]
-    statements: tuple[str, ...]
-    remarks: tuple[str, ...]
-    calls: tuple[str, ...]
+    constants: tuple[str, ...]  # frames with {name} and {value}
+    statements: tuple[str, ...]  # lines of a body, with {a} and {b} (local names) and {n} (a small number)
+    remarks: tuple[str, ...]  # lines between definitions, with {a} and {b}, words
+    calls: tuple[str, ...]  # frames with {name}
     function_names: tuple[str, ...]
     constant_names: tuple[str, ...]
-    verbs: tuple[str, ...]
+    verbs: tuple[str, ...]  # verbs, objects, qualities, things: words of functions' names and of constants'
     objects: tuple[str, ...]
     qualities: tuple[str, ...]
     things: tuple[str, ...]
-    others: tuple[str, ...]
+    others: tuple[str, ...]  # words in place of objects and things in what stands around the story
     locals: tuple[str, ...]
-    indent: str
+    indent: str  # in front of every line of a body
     asks: tuple[str, ...]
     asks_constant: tuple[str, ...]
     asks_uses: tuple[str, ...]
@@ -134,13 +110,9 @@ class Code(StoryTask):
     """
 
     held_out: ClassVar[CodePhrases] = HELD_OUT
-    blind: ClassVar[CodePhrases] = replace(HELD_OUT, constants=CODE_CONSTANTS, asks=CODE_QUESTIONS)
+    blind: ClassVar[CodePhrases] = replace(HELD_OUT, constants=BLIND["code_constants"], asks=BLIND["code_questions"])
     spacing: ClassVar[int] = 160
     most: ClassVar[int] = 240
-
-    def __post_init__(self) -> None:
-        check_fields(self, f"task {self.name}")
-        super().__post_init__()
 
     def story(self, rng: random.Random, phrases: CodePhrases, facts: int) -> Story:
         """See `StoryTask.story`; at least two passages, and an even number of them."""
@@ -222,13 +194,6 @@ def draw_links(rng: random.Random, phrases: CodePhrases, amount: int) -> list[Li
 
 
 def _join(frame: str, first: str, second: str) -> str:
-    """Two words as one name.
-
-    Examples
-    --------
-    >>> _join("{a}{B}", "red", "fox"), _join("{AA}_{BB}", "red", "fox")
-    ('redFox', 'RED_FOX')
-    """
     return frame.format(
         a=first, b=second, A=first.capitalize(), B=second.capitalize(), AA=first.upper(), BB=second.upper()
     )

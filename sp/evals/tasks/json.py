@@ -12,13 +12,86 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.blind import JSON_QUESTIONS
 from sp.evals.text.filler import Sentence
-from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases
+from sp.evals.text.tables import ADJECTIVES, BLIND, NOUNS, table
+
+TABLES = table(__file__)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How records are written. `head`, `begin`, `tail`: what stands before the fields, which has the {name}, between it
+    and the first field, and behind the last one. Braces are doubled in the head, as in all frames."""
+
+    head: str
+    begin: str
+    open: str  # open, close: frames around the fields of a group, with {key}
+    leaf: str  # frame of a field, with {key} and {value}
+    between: str  # between fields, and between groups
+    close: str
+    tail: str
+    pad: str = ""  # in front of a line, once for each level, where frames say {pad}
+
+
+@dataclass(frozen=True)
+class JsonPhrases:
+    """Words and layouts of records. `asks`, `asks_top`, `asks_record`, `asks_group`: frames with {name} and {path}, or
+    {group} and {key} in place of it; {name} and {key}; {value}; and {value}."""
+
+    layouts: tuple[Layout, ...]
+    vocabularies: tuple[tuple[str, ...], ...]  # words of groups and fields; a story takes one of them
+    tops: tuple[str, ...]  # fields outside all groups
+    names: tuple[tuple[str, ...], ...]  # parts of a record's name, joined by hyphens
+    paths: tuple[tuple[str, bool], ...]  # what joins the words of a path, and whether the innermost comes first
+    asks: tuple[str, ...]
+    asks_top: tuple[str, ...]
+    asks_record: tuple[str, ...]
+    asks_group: tuple[str, ...]
+
+
+HELD_OUT = JsonPhrases(
+    **TABLES["held_out"],
+    layouts=(
+        Layout(
+            '{{\n "name": "{name}"',
+            ",\n",
+            '{pad}"{key}": {{\n',
+            '{pad}"{key}": {value}',
+            ",\n",
+            "\n{pad}}}",
+            "\n}",
+            " ",
+        ),
+        Layout('{{"record": "{name}"', ", ", '"{key}": {{', '"{key}": {value}', ", ", "}}", "}"),
+        Layout("- name: {name}", "\n", "{pad}{key}:\n", "{pad}{key}: {value}", "\n", "", "", "  "),
+        Layout("[record {name}]", "\n", "[.{key}]\n", "{key} = {value}", "\n", "", ""),
+        Layout("(record {name}", " ", "({key} ", "({key} {value})", " ", ")", ")"),
+        Layout("record {name} {{", "\n", "{pad}{key} {{\n", "{pad}{key} {value};", "\n", "\n{pad}}}", "\n}", "  "),
+        Layout("{name} | ", "", "{key} < ", "{key}: {value}", ", ", " >", ";"),
+    ),
+    names=(tuple(ADJECTIVES), tuple(NOUNS)),
+)
+
+FRESH = JsonPhrases(
+    **TABLES["fresh"],
+    layouts=(
+        Layout("## {name}", "\n", "{pad}* {key}\n", "{pad}* {key}: {value}", "\n", "", "", "  "),
+        Layout(
+            'entry("{name}", {{', "\n", "{pad}{key} = {{\n", "{pad}{key} = {value},", "\n", "\n{pad}}},", "\n})", "   "
+        ),
+        Layout("'{name}' => {{", " ", ":{key} => {{ ", ":{key} => {value}", ", ", " }}", " }"),
+        Layout("{name} ==>", "\n", "{pad}{key} ->\n", "{pad}{key} -> {value}", "\n", "", "", "\t"),
+        Layout("begin {name}", "\n", "{pad}begin {key}\n", "{pad}{key} {value}", "\n", "\n{pad}end", "\nend", " "),
+        Layout("<{name}>", "", "<{key}>", "<{key} {value}>", "", "</>", "</>"),
+    ),
+    names=(tuple(NOUNS[::2]), tuple(NOUNS[1::2])),
+)
+"""A second set, written later and without sight of what was trained: no part up to 15 can have been trained towards it.
+Who wrote the later parts had seen it; a filter keeps its frames out of them."""
+
 
 FURTHER = 15
 """Questions of a story besides the first."""
@@ -29,10 +102,8 @@ TOPS = 2
 
 
 class Group(NamedTuple):
-    """A group of a record, or a field outside all groups, which is one of a single field and no key of its own.
-
-    Its beginning and its fields are as written.
-    """
+    """A group of a record, or a field outside all groups, which is one of a single field and no key of its own. Its
+    beginning and its fields are as written."""
 
     key: str
     begin: str
@@ -69,13 +140,12 @@ class Json(StoryTask):
 
     held_out: ClassVar[JsonPhrases] = HELD_OUT
     fresh: ClassVar[JsonPhrases] = FRESH
-    blind: ClassVar[JsonPhrases] = replace(FRESH, asks=JSON_QUESTIONS)
+    blind: ClassVar[JsonPhrases] = replace(FRESH, asks=BLIND["json_questions"])
     spacing: ClassVar[int] = 520
     fewest: ClassVar[int] = 3
     most: ClassVar[int] = 260
 
     def __post_init__(self) -> None:
-        check_fields(self, f"task {self.name}")
         super().__post_init__()
         if not 2 <= self.words <= LARGEST:
             raise ConfigError(f"words must be from 2 to {LARGEST}, not {self.words}")

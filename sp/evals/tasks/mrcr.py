@@ -14,43 +14,28 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.tables import table
-from sp.evals.text.words import NAMES, SURNAMES, SYLLABLES
+from sp.evals.text.tables import NAMES, SURNAMES, SYLLABLES, table
 
 TABLES = table(__file__)
 
 
 @dataclass(frozen=True)
 class MrcrPhrases:
-    """Words and frames of pieces.
+    """Words and frames of pieces. `asks`, `asks_only`, `asks_final`: frames with {nth}, {kind} and {topic}; with {kind}
+    and {topic}; and without any, for the last piece of all; `prose`: beginnings, middles and ends of the sentences of a
+    body."""
 
-    Parameters
-    ----------
-    kinds, topics, people, times : tuple of str
-        Kinds begin with a consonant.
-    headers : tuple of str
-        Frames with {kind} and {topic}, and {who} and {when} if they like.
-    closings : tuple of str
-        Frames with {code}.
-    asks, asks_only, asks_final : tuple of str
-        Frames with {nth}, {kind} and {topic}; with {kind} and {topic}; and without any, for the last piece of all.
-    prose : tuple of tuples of str
-        Beginnings, middles and ends of the sentences of a body.
-    syllables : tuple of str
-        What codes are made of, where they are no numbers.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # kinds, topics, people, times: kinds begin with a consonant
     topics: tuple[str, ...]
     people: tuple[str, ...]
     times: tuple[str, ...]
-    headers: tuple[str, ...]
-    closings: tuple[str, ...]
+    headers: tuple[str, ...]  # frames with {kind} and {topic}, and {who} and {when} if they like
+    closings: tuple[str, ...]  # frames with {code}
     asks: tuple[str, ...]
     asks_only: tuple[str, ...]
     asks_final: tuple[str, ...]
     prose: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    syllables: tuple[str, ...]
+    syllables: tuple[str, ...]  # what codes are made of, where they are no numbers
 
 
 HELD_OUT = MrcrPhrases(**TABLES["held_out"], people=tuple(NAMES), syllables=tuple(SYLLABLES))

@@ -15,11 +15,9 @@ from typing import ClassVar
 
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.blind import SESSION_FACTS, SESSION_LINKS, SESSION_QUESTIONS
 from sp.evals.text.filler import Sentence, grammar_sentence
-from sp.evals.text.tables import table
-from sp.evals.text.told import people, tell
-from sp.evals.text.words import NAMES, SURNAMES, TOWNS
+from sp.evals.text.tables import BLIND, NAMES, SURNAMES, TOWNS, table
+from sp.evals.text.world import people, tell
 
 TABLES = table(__file__)
 
@@ -38,48 +36,24 @@ WHEN = 4
 
 @dataclass(frozen=True)
 class SessionPhrases:
-    """Frames, names, and the small talk between.
+    """Frames, names, and the small talk between. `facts`: what somebody else says of {name}, with {value}; by what the
+    value is: "number", "town" or "trade". `asked`: questions for the value of {whom}, by the same; and "day", for the
+    day of the session that told it. The session that says who {whom} is speaks of the same person, so questions for a
+    day must rule it out."""
 
-    Parameters
-    ----------
-    headers : tuple of str
-        How a session begins; slot {day}.
-    links : tuple of str
-        What the speaker says of {kin}, called {name}.
-    facts : dict of str to tuple of str
-        What somebody else says of {name}, with {value}; by what the value is: "number", "town" or "trade".
-    asked : dict of str to tuple of str
-        Questions for the value of {whom}, by the same; and "day", for the day of the session that told it. The session
-        that says who {whom} is speaks of the same person, so questions for a day must rule it out.
-    linked : tuple of str
-        Questions for the name of {whom}.
-    by_day : tuple of str
-        Questions for the name of whom the session of {day} tells.
-    whom : tuple of str
-        How the {kin} of {speaker} is described.
-    values : dict of str to sequence of str
-        Towns and trades.
-    before, after : tuple of str
-        What a turn may begin and end with.
-    first, last : sequence of str
-        Names.
-    talk : callable
-        A sentence of small talk from a generator.
-    """
-
-    headers: tuple[str, ...]
-    links: tuple[str, ...]
+    headers: tuple[str, ...]  # how a session begins; slot {day}
+    links: tuple[str, ...]  # what the speaker says of {kin}, called {name}
     facts: dict[str, tuple[str, ...]]
     asked: dict[str, tuple[str, ...]]
-    linked: tuple[str, ...]
-    by_day: tuple[str, ...]
-    whom: tuple[str, ...]
-    values: dict[str, Sequence[str]]
-    before: tuple[str, ...]
+    linked: tuple[str, ...]  # questions for the name of {whom}
+    by_day: tuple[str, ...]  # questions for the name of whom the session of {day} tells
+    whom: tuple[str, ...]  # how the {kin} of {speaker} is described
+    values: dict[str, Sequence[str]]  # towns and trades
+    before: tuple[str, ...]  # before, after: what a turn may begin and end with
     after: tuple[str, ...]
-    first: Sequence[str]
+    first: Sequence[str]  # first, last: names
     last: Sequence[str]
-    talk: Callable[[random.Random], str]
+    talk: Callable[[random.Random], str]  # a sentence of small talk from a generator
 
 
 TRADES = """barber beekeeper blacksmith bookbinder bricklayer butcher carpenter chemist clockmaker cook
@@ -116,15 +90,13 @@ class MultiSession(StoryTask):
 
     held_out: ClassVar[SessionPhrases] = HELD_OUT
     blind: ClassVar[SessionPhrases] = replace(
-        HELD_OUT, links=SESSION_LINKS, facts=SESSION_FACTS, asked=SESSION_QUESTIONS
+        HELD_OUT, links=BLIND["session_links"], facts=BLIND["session_facts"], asked=BLIND["session_questions"]
     )
     spacing: ClassVar[int] = 128
 
     def story(self, rng: random.Random, phrases: SessionPhrases, facts: int) -> Story:
         """See `StoryTask.story`.
 
-        Examples
-        --------
         >>> story = MultiSession().story(random.Random(3), HELD_OUT, 6)
         >>> story.questions[0].text, story.questions[0].answers
         ("What is the job of Ernest Yates's teacher?", ('miner',))

@@ -7,6 +7,7 @@ phrasings, with distractors that share half of the key, and with control over wh
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -15,18 +16,127 @@ from typing import ClassVar, Literal
 from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, Task, register_task
-from sp.evals.text.filler import Sentence, filler
-from sp.evals.text.haystack import haystack
-from sp.evals.text.phrasing import (
-    RULER_HEADER,
-    RULER_PLURAL_HEADER,
-    Phrasing,
-    ValueType,
-    draw_values,
-    enumerate_keys,
-    phrasings,
+from sp.evals.text.filler import Sentence, filler, haystack
+from sp.evals.text.tables import NOUNS, compound_key, pseudo_word, uuid
+
+WORD = re.compile(r"[^\W_]+")
+KEY = "\0"
+"""Stands for the whole key, so that a run may hold it but its parts are no words of their own."""
+
+
+def words(text: str, key: str) -> list[str]:
+    """Lower-case words of a text, every occurrence of the key one symbol.
+
+    >>> words("The code for Red-Fox, now.", "red-fox")
+    ['the', 'code', 'for', '\\x00', 'now']
+    """
+    pieces = re.split(re.escape(key.lower()), text.lower()) if key else [text.lower()]
+    found: list[str] = []
+    for number, piece in enumerate(pieces):
+        found += [KEY] if number else []
+        found += WORD.findall(piece)
+    return found
+
+
+def shared_ngrams(question: str, needle: str, key: str, n: int) -> set[tuple[str, ...]]:
+    """Runs of `n` words that stand in both texts, the key counting as one word; the key alone is no such run. `key`:
+    what both have to name. `n`: at least 1. Texts that share no run of n words share no longer one."""
+    asked, said = (
+        {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
+        for found in (words(question, key), words(needle, key))
+    )
+    return (asked & said) - {(KEY,)}
+
+
+ValueType = Literal["number", "word", "uuid"]
+
+RULER_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
+RULER_QUESTION = "What is the special magic {kind} for {key} mentioned in the provided text?"
+RULER_PREFIX = " The special magic {kind} for {key} mentioned in the provided text is"
+RULER_PLURAL_QUESTION = "What are all the special magic {kind}s for {key} mentioned in the provided text?"
+RULER_PLURAL_PREFIX = " The special magic {kind}s for {key} mentioned in the provided text are"
+RULER_HEADER = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind} afterwards.\n"
 )
-from sp.evals.text.words import compound_key, uuid
+RULER_PLURAL_HEADER = (
+    "Some special magic {kind}s are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind}s afterwards.\n"
+)
+
+# The first of each list is RULER's (arXiv 2404.06654); the rest is our own.
+NEEDLES = (
+    RULER_NEEDLE,
+    "The special magic {key} {kind} is: {value}.",
+    "The secret {kind} of {key} is {value}.",
+    "The access code for {key} is {value}.",
+    "Remember that the {kind} for {key} is {value}.",
+    "The password for {key} is now {value}.",
+    "According to the register, {key} is listed under {value}.",
+    "The record of {key} shows the {kind} {value}.",
+)
+QUESTIONS = (
+    RULER_QUESTION,
+    "What is the special magic {key} {kind}?",
+    "Which {kind} belongs to {key}?",
+    "Tell me the {kind} of {key}.",
+    "What is the access code for {key}?",
+    "What does the text say about {key}? Give the {kind} only.",
+    "What was noted for {key}?",
+)
+PLURAL_QUESTIONS = (
+    RULER_PLURAL_QUESTION,
+    "What are all the {kind}s for {key}?",
+    "List the {kind}s of {key}.",
+    "Which {kind}s belong to {key}?",
+)
+
+
+@dataclass(frozen=True)
+class Phrasing:
+    """A needle and the question for it; `prefix` begins the answer and may be empty."""
+
+    needle: str
+    question: str
+    prefix: str
+
+    def shares(self, n: int) -> bool:
+        """Whether question and prefix repeat a run of `n` words of the needle besides the key."""
+        key = "{key}"
+        needle = self.needle.replace("{value}", "")
+        return any(shared_ngrams(asked, needle, key, n) for asked in (self.question, self.prefix))
+
+
+def phrasings(*, plural: bool, prefix: bool, shared: int = 0) -> tuple[Phrasing, ...]:
+    """All pairs of needle and question, less those that share a run of `shared` words; 0 allows any. ConfigError if no
+    pair is left."""
+    start = (RULER_PLURAL_PREFIX if plural else RULER_PREFIX) if prefix else ""
+    pairs = (
+        Phrasing(needle, question, start)
+        for needle in NEEDLES
+        for question in (PLURAL_QUESTIONS if plural else QUESTIONS)
+    )
+    found = tuple(one for one in pairs if not (shared and one.shares(shared)))
+    if not found:
+        raise ConfigError(
+            f"every phrasing shares a run of {shared} words between question and needle; raise no_shared_ngrams, "
+            "or leave the answer prefix out"
+        )
+    return found
+
+
+def draw_values(kind: ValueType, amount: int, rng: random.Random) -> list[str]:
+    """So many different values: numbers of 7 digits, words, or UUIDs."""
+    found: dict[str, None] = {}
+    while len(found) < amount:
+        if kind == "number":
+            found.setdefault(str(rng.randrange(1_000_000, 10_000_000)))
+        elif kind == "word":
+            found.setdefault(rng.choice(NOUNS) if len(found) < len(NOUNS) // 2 else pseudo_word(rng))
+        else:
+            found.setdefault(uuid(rng))
+    return list(found)
+
 
 Haystack = Literal["grammar", "noise", "sample", "needles"]
 KeyType = Literal["words", "uuid"]
@@ -116,7 +226,8 @@ class Needle(Task):
         def said(key: str, value: str) -> str:
             return phrasing.needle.format(key=key, value=value, kind=self.value)
 
-        slots = {"key": enumerate_keys(keys[: self.asked_keys]), "kind": self.value}
+        *some, last = keys[: self.asked_keys]
+        slots = {"key": f"{', '.join(some)}, and {last}" if some else last, "kind": self.value}
         question, prefix = phrasing.question.format(**slots), phrasing.prefix.format(**slots)
         needles = [said(key, value) for key, value in zip(hidden, values, strict=True)]
         depths = [rng.random() for _ in needles]
@@ -137,18 +248,9 @@ class Needle(Task):
             "filler": self.filler,
             "value": self.value,
         }
-        return Example(
-            id=self.example_id(index, tokens),
-            task=self.name,
-            document=found.text,
-            question=question,
-            answer_prefix=prefix,
-            answers=tuple(values[:gold]),
-            needles=tuple(needles[:gold]),
-            facts=facts,
-            tokens=tokens,
-            max_new_tokens=8 + gold * ANSWER_TOKENS[self.value],
-        )
+        room, texts = 8 + gold * ANSWER_TOKENS[self.value], (found.text, question, prefix)
+        told = tuple(needles[:gold])
+        return self._made(index, tokens, texts, values[:gold], needles=told, facts=facts, max_new_tokens=room)
 
     def draw_key(self, rng: random.Random) -> str:
         """One key."""
@@ -160,7 +262,9 @@ class Needle(Task):
         while len(keys) < self.asked_keys + self.distractors:
             key = self.draw_key(rng)
             if self.near and len(keys) >= self.asked_keys and (len(keys) - self.asked_keys) % 2 == 0:
-                key = _near(keys[0], key, rng)
+                mine, its = keys[0].split("-"), key.split("-")
+                half = len(mine) // 2 or 1
+                key = "-".join(mine[:half] + its[half:] if rng.random() < 0.5 else its[:half] + mine[half:])
             if key not in keys:
                 keys.append(key)
         return keys
@@ -196,16 +300,3 @@ class NeedleMultiquery(Needle):
     """The values of four keys are asked for at once; see `Needle`."""
 
     asked_keys: ClassVar[int] = 4
-
-
-def _near(key: str, other: str, rng: random.Random) -> str:
-    """`other` with its first or its last half replaced by that of `key`.
-
-    Examples
-    --------
-    >>> _near("red-fox", "big-cow", random.Random(0)) in ("red-cow", "big-fox")
-    True
-    """
-    mine, its = key.split("-"), other.split("-")
-    half = len(mine) // 2 or 1
-    return "-".join(mine[:half] + its[half:] if rng.random() < 0.5 else its[:half] + mine[half:])

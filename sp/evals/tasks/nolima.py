@@ -15,11 +15,8 @@ from typing import ClassVar
 
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.blind import NOLIMA_FACTS, NOLIMA_QUESTIONS
-from sp.evals.text.tables import table
-from sp.evals.text.told import capital, people, tell
-from sp.evals.text.words import NAMES, SURNAMES
-from sp.evals.text.world import RELATIONS
+from sp.evals.text.tables import BLIND, NAMES, SURNAMES, table
+from sp.evals.text.world import RELATIONS, capital, people, tell
 
 TABLES = table(__file__)
 
@@ -30,31 +27,18 @@ ASIDES = 4
 @dataclass(frozen=True)
 class NolimaPhrases:
     """Frames by the name of a relation, with the slots {who}, {thing} (named in full) and {kind}; and names.
+    `by_thing`, `by_who`, `kind_by_who`, `known`: easier questions: slot {thing}, answer who; slots {who} and {sort},
+    answer the thing; {who} and {genus}, answer the kind; {thing} and {genus}, answer the kind, which no text tells."""
 
-    Parameters
-    ----------
-    facts : dict of str to tuple of str
-        Slots {who} and {thing}.
-    asked : dict of str to tuple of str
-        The question to judge by: slot {kind}, answer who.
-    by_thing, by_who, kind_by_who, known : tuple of str
-        Easier questions: slot {thing}, answer who; slots {who} and {sort}, answer the thing; {who} and {genus}, answer
-        the kind; {thing} and {genus}, answer the kind, which no text tells.
-    before, after : tuple of str
-        What a fact may begin and end with.
-    first, last : sequence of str
-        Names.
-    """
-
-    facts: dict[str, tuple[str, ...]]
-    asked: dict[str, tuple[str, ...]]
+    facts: dict[str, tuple[str, ...]]  # slots {who} and {thing}
+    asked: dict[str, tuple[str, ...]]  # the question to judge by: slot {kind}, answer who
     by_thing: tuple[str, ...]
     by_who: tuple[str, ...]
     kind_by_who: tuple[str, ...]
     known: tuple[str, ...]
-    before: tuple[str, ...]
+    before: tuple[str, ...]  # before, after: what a fact may begin and end with
     after: tuple[str, ...]
-    first: Sequence[str]
+    first: Sequence[str]  # first, last: names
     last: Sequence[str]
 
 
@@ -75,14 +59,12 @@ class Nolima(StoryTask):
     """
 
     held_out: ClassVar[NolimaPhrases] = HELD_OUT
-    blind: ClassVar[NolimaPhrases] = replace(HELD_OUT, facts=NOLIMA_FACTS, asked=NOLIMA_QUESTIONS)
+    blind: ClassVar[NolimaPhrases] = replace(HELD_OUT, facts=BLIND["nolima_facts"], asked=BLIND["nolima_questions"])
     spacing: ClassVar[int] = 128
 
     def story(self, rng: random.Random, phrases: NolimaPhrases, facts: int) -> Story:
         """See `StoryTask.story`; only one person fits each kind that is asked for.
 
-        Examples
-        --------
         >>> story = Nolima().story(random.Random(1), HELD_OUT, 6)
         >>> story.questions[0].text, story.questions[0].answers
         ('Whom would you ask about meals like those of Lankistan?', ('Leonard Tennant',))

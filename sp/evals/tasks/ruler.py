@@ -1,19 +1,26 @@
-"""RULER (Hsieh et al. 2024, arXiv 2404.06654): its eight needle tasks, and what all its tasks have in common.
+"""RULER (arXiv 2404.06654): needles, variable tracking, counting, and questions in place of SQuAD and HotpotQA.
 
-Prompt templates are the benchmark's own (github.com/NVIDIA/RULER, Apache-2.0), for its scores compare only so. Where it
-needs outside text, our generators stand in and the task is called `...-synth`: such scores compare with each other, not
-with published ones. One difference holds for all: a blank line parts text and question, where RULER has a line feed.
+Templates as in github.com/NVIDIA/RULER (Apache-2.0); words and documents are our own. Later links of a variable share
+no name with the question, so a scorer that only matches the question finds the first one. Where words are counted every
+part of the text counts a little, so any selection is a sample of it: even spreading should beat attention there.
+Questions are worded unlike the sentences that answer them; `qa_2-synth` needs two documents and names the first alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, ClassVar
 
 from sp.config import check_fields
-from sp.evals.base import Count, Example, Task, answer_room, register_task
+from sp.errors import ConfigError
+from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
 from sp.evals.tasks.needle import Needle, NeedleMultiquery, NeedleMultivalue
+from sp.evals.text.filler import TOPICS, filler, haystack, largest_fit
+from sp.evals.text.tables import ADJECTIVES, NAMES, NOUNS, SURNAMES, TOWNS, pseudo_word
 
 
 @dataclass(frozen=True)
@@ -113,3 +120,319 @@ class NiahMultiquery(Niah):
     """Numbers of four keys in prose."""
 
     kind: ClassVar[type[Needle]] = NeedleMultiquery
+
+
+HEADER = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+QUESTION = "Question: Find all variables that are assigned the value {value} in the text above."
+PREFIX = (
+    " Answer: According to the chain(s) of variable assignment in the text above, {amount} variables are assigned the "
+    "value {value}, they are:"
+)
+SHOT_LINES = 10
+"""Lines of noise in the worked example."""
+
+
+@register_task("vt", suite="ruler")
+@dataclass(frozen=True)
+class VariableTracking(Task):
+    """A chain of `hops` + 1 variables.
+
+    Parameters
+    ----------
+    hops : int
+        Assignments from one variable to the next.
+    shots : int
+        Worked examples before the text, 0 or 1; RULER has one.
+    """
+
+    hops: int = 4
+    shots: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+        if self.hops < 1 or self.shots not in (0, 1):
+            raise ConfigError(f"hops must be at least 1 and shots 0 or 1, not {self.hops} and {self.shots}")
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`; RULER generates 30 tokens, this at least so many."""
+        rng = self.rng(index, tokens)
+        names, value, statements = chain(self.hops, 5, rng)
+        question = QUESTION.format(value=value)
+        prefix = PREFIX.format(amount=len(names), value=value)
+        header = "".join(shot(self.hops, rng) for _ in range(self.shots)) + HEADER
+        room = tokens - MARKUP - count(question) - count(prefix)
+        depths = sorted(rng.random() for _ in statements)
+        found = haystack(filler("noise", rng), statements, depths, room, count, rng, header=header)
+        facts, room = {"depth": found.depths[0], "depths": found.depths}, answer_room(30, names, count)
+        texts, needles = (found.text, question, prefix), tuple(statements)
+        return self._made(index, tokens, texts, names, needles=needles, facts=facts, max_new_tokens=room)
+
+
+def chain(hops: int, letters: int, rng: random.Random) -> tuple[list[str], str, list[str]]:
+    """Names, the value, and the statements in order."""
+    names: dict[str, None] = {}
+    while len(names) <= hops:
+        names.setdefault("".join(rng.choices(ascii_uppercase, k=letters)))
+    value = str(rng.randrange(10_000, 100_000))
+    order = list(names)
+    return order, value, [f"VAR {order[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in pairwise(order))]
+
+
+def shot(hops: int, rng: random.Random) -> str:
+    """A worked example in a few lines, with names of three letters."""
+    names, value, statements = chain(hops, 3, rng)
+    lines = [sentence.text for sentence in islice(filler("noise", rng), SHOT_LINES)]
+    for at, statement in zip(
+        sorted(rng.sample(range(SHOT_LINES), hops + 1), reverse=True), statements[::-1], strict=True
+    ):
+        lines.insert(at, statement)
+    answer = PREFIX.format(amount=len(names), value=value) + " " + " ".join(names)
+    return HEADER + "\n".join(lines) + "\n" + QUESTION.format(value=value) + answer + "\n\n"
+
+
+CWE_HEADER = (
+    "Below is a numbered list of words. In these words, some appear more often than others. "
+    "Memorize the ones that appear most often.\n"
+)
+CWE_QUESTION = "Question: What are the 10 most common words in the above list?"
+CWE_PREFIX = " Answer: The top 10 words that appear most often in the list are:"
+COMMON = 10
+
+FWE_HEADER = (
+    "Read the following coded text and track the frequency of each coded word. "
+    "Find the three most frequently appeared coded words. "
+)
+FWE_QUESTION = (
+    "Question: Do not provide any explanation. Please ignore the dots '....'. "
+    "What are the three most frequently appeared words in the above coded text?"
+)
+FWE_PREFIX = " Answer: According to the coded text above, the three most frequently appeared words are:"
+
+
+@register_task("cwe", suite="ruler")
+@dataclass(frozen=True)
+class CommonWords(Task):
+    """The ten common words among many rare ones: 30 against 3 times, below 4096 tokens 6 against 1.
+
+    Parameters
+    ----------
+    shots : int
+        Worked examples before the list, 0 or 1; RULER has one.
+    """
+
+    shots: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+        if self.shots not in (0, 1):
+            raise ConfigError(f"shots must be 0 or 1, not {self.shots}")
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`; RULER generates 120 tokens, this at least so many."""
+        rng = self.rng(index, tokens)
+        often, seldom = (30, 3) if tokens >= 4096 else (6, 1)
+        room = tokens - MARKUP - count(CWE_QUESTION) - count(CWE_PREFIX)
+        words = list(distinct_words(room // 3 + 6 * COMMON, rng))
+        shot = ""
+        if self.shots:
+            shown, words = words[: 4 * COMMON], words[4 * COMMON :]
+            listed = numbered_list(shown[:COMMON], shown[COMMON:], 10, 3, 0)
+            shot = f"{CWE_HEADER}{listed}\n{CWE_QUESTION}{CWE_PREFIX} {numbered(shown[:COMMON])}\n\n"
+        common, rare, order = words[:COMMON], words[COMMON:], rng.getrandbits(64)
+
+        def build(size: int) -> str:
+            return shot + CWE_HEADER + numbered_list(common, rare[:size], often, seldom, order)
+
+        document = largest_fit(build, room, count, room // (8 * seldom))
+        texts, most = (document, CWE_QUESTION, CWE_PREFIX), answer_room(120, common, count)
+        return self._made(index, tokens, texts, common, max_new_tokens=most)
+
+
+@register_task("fwe", suite="ruler")
+@dataclass(frozen=True)
+class FrequentWords(Task):
+    """Coded words whose frequency falls with their rank to the power of `-alpha`; dots stand for the first of them.
+
+    Parameters
+    ----------
+    alpha : float
+        Above 1; the larger, the easier.
+    """
+
+    alpha: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+        if not 1 < self.alpha <= 8:
+            raise ConfigError(f"alpha must be above 1 and at most 8, not {self.alpha:g}")
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`; RULER generates 50 tokens, this at least so many."""
+        rng = self.rng(index, tokens)
+        coded: dict[str, None] = {}
+        while len(coded) < max(tokens // 50, 8):
+            coded.setdefault("".join(rng.choices(ascii_lowercase, k=6)))
+        words = ["...", *coded]
+        weights = [rank**-self.alpha for rank in range(1, len(words) + 1)]
+        zeta = sum(rank**-self.alpha for rank in range(1, 10_000))
+        room = tokens - MARKUP - count(FWE_QUESTION) - count(FWE_PREFIX)
+        order = rng.getrandbits(64)
+
+        def build(size: int) -> str:
+            drawn = [word for word, w in zip(words, weights, strict=True) for _ in range(int(size * w / zeta))]
+            random.Random(order).shuffle(drawn)
+            return FWE_HEADER + " ".join(drawn)
+
+        document = largest_fit(build, room, count, room // 3, least=64)
+        texts, answers = (document, FWE_QUESTION, FWE_PREFIX), words[1:4]
+        return self._made(index, tokens, texts, answers, max_new_tokens=answer_room(50, answers, count))
+
+
+def distinct_words(amount: int, rng: random.Random) -> dict[str, None]:
+    """So many different words, listed ones first."""
+    found = dict.fromkeys(rng.sample([*ADJECTIVES, *NOUNS], min(amount, len(ADJECTIVES) + len(NOUNS))))
+    while len(found) < amount:
+        found.setdefault(pseudo_word(rng))
+    return found
+
+
+def numbered_list(common: list[str], rare: list[str], often: int, seldom: int, order: int) -> str:
+    """Both kinds of words as often as said, shuffled and numbered."""
+    listed = common * often + rare * seldom
+    random.Random(order).shuffle(listed)
+    return numbered(listed)
+
+
+def numbered(words: list[str]) -> str:
+    """Words with their numbers."""
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+
+
+INSTRUCTION = (
+    "Answer the question based on the given documents. "
+    "Only give me the answer and do not output any other words."
+)  # fmt: skip
+QA_HEADER = f"{INSTRUCTION}\n\nThe following are given documents.\n\n"
+QA_PREFIX = " Answer:"
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Sentences about one subject and, by attribute, which of them says what."""
+
+    subject: str
+    sentences: tuple[str, ...]
+    facts: dict[str, tuple[str, str]]
+
+    @property
+    def text(self) -> str:
+        """The paragraph."""
+        return " ".join(self.sentences)
+
+
+@dataclass(frozen=True)
+class Questions(Task):
+    """A question over documents of which one or two hold the answer."""
+
+    seed: int = 0
+
+    hops: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`; RULER generates 32 tokens, this at least so many."""
+        rng = self.rng(index, tokens)
+        stream = paragraphs(rng)
+        gold, asked, answer, needles = (one_hop if self.hops == 1 else two_hops)(stream, rng)
+        question = f"{INSTRUCTION}\n\nQuestion: {asked}"
+        room = tokens - MARKUP - sum(map(count, (question, QA_PREFIX, QA_HEADER)))
+        left = room - sum(count(f"Document 1000:\n{one.text}\n\n") for one in gold)
+        if left < 0:
+            raise ConfigError(f"the documents with the answer take more than the {room} tokens there are; ask for more")
+        listed = list(gold)
+        while (left := left - count(f"Document 1000:\n{(other := next(stream)).text}\n\n")) >= 0:
+            listed.append(other)
+        rng.shuffle(listed)
+        text = "\n\n".join(f"Document {number}:\n{one.text}" for number, one in enumerate(listed, 1))
+        place = [listed.index(one) / len(listed) for one in gold]
+        facts = {"depth": round(place[0], 4), "depths": [round(one, 4) for one in place]}
+        texts, most = (QA_HEADER + text, question, QA_PREFIX), answer_room(32, [answer], count)
+        more = {"needles": needles, "match": "any", "facts": facts, "max_new_tokens": most}
+        return self._made(index, tokens, texts, [answer], **more)
+
+
+@register_task("qa_1-synth", suite="ruler")
+@dataclass(frozen=True)
+class OneHop(Questions):
+    """An attribute of a person or workshop that the question names."""
+
+
+@register_task("qa_2-synth", suite="ruler")
+@dataclass(frozen=True)
+class TwoHops(Questions):
+    """An attribute of the founder of a workshop; only the workshop is named."""
+
+    hops: ClassVar[int] = 2
+
+
+def paragraphs(rng: random.Random) -> Iterator[Paragraph]:
+    """People and workshops in turn, without end; every workshop's founder is the person before it."""
+    while True:
+        person = f"{rng.choice(NAMES)} {pseudo_word(rng).capitalize()}"
+        yield about_person(person, rng)
+        yield about_workshop(pseudo_word(rng, 2).capitalize(), person, rng)
+
+
+def about_person(name: str, rng: random.Random) -> Paragraph:
+    """A life in five sentences."""
+    first, town, craft = name.split()[0], rng.choice(TOWNS), rng.choice(TOPICS)
+    year, animal = str(rng.randrange(1700, 1990)), rng.choice(NOUNS)
+    born = f"{name} came into the world in {town}."
+    learned = f"The trade {first} lived by was {craft}."
+    moved = f"In {year} {first} married {rng.choice(NAMES)} {rng.choice(SURNAMES)}."
+    liked = f"Friends remember a {rng.choice(ADJECTIVES)} character and a love of every {animal}."
+    facts = {
+        "In which town was {} born?": (town, born),
+        "Which craft did {} practise?": (craft, f"{born} {learned}"),
+        "When was the wedding of {}?": (year, f"{born} {learned} {moved}"),
+    }
+    return Paragraph(name, (born, learned, moved, liked), facts)
+
+
+def about_workshop(name: str, founder: str, rng: random.Random) -> Paragraph:
+    """A workshop in four sentences."""
+    subject, year, town, thing = f"{name} Works", str(rng.randrange(1700, 1990)), rng.choice(TOWNS), rng.choice(NOUNS)
+    begun = f"{subject} was set up by {founder}."
+    stands = f"{subject} lies on the road to {town} and opened its gates in {year}."
+    makes = f"{subject} is known for a {rng.choice(ADJECTIVES)} {thing}."
+    staff = f"At its height {rng.randrange(12, 900)} people were employed there."
+    facts = {
+        "Who founded {}?": (founder, begun),
+        "Since which year has {} been open?": (year, stands),
+        "What product made {} famous?": (thing, makes),
+    }
+    return Paragraph(subject, (begun, stands, makes, staff), facts)
+
+
+def one_hop(stream: Iterator[Paragraph], rng: random.Random) -> tuple[list[Paragraph], str, str, tuple[str, ...]]:
+    """The paragraph, the question, the answer, and the text that gives it."""
+    person, workshop = next(stream), next(stream)
+    chosen = rng.choice((person, workshop))
+    question = rng.choice(list(chosen.facts))
+    answer, evidence = chosen.facts[question]
+    return [chosen], question.format(chosen.subject), answer, (evidence,)
+
+
+def two_hops(stream: Iterator[Paragraph], rng: random.Random) -> tuple[list[Paragraph], str, str, tuple[str, ...]]:
+    """The same for a question about the founder of a workshop."""
+    person, workshop = next(stream), next(stream)
+    question = rng.choice(list(person.facts))
+    answer, evidence = person.facts[question]
+    [founded] = [said for _, (who, said) in workshop.facts.items() if who == person.subject]
+    asked = question.format(f"the founder of {workshop.subject}")
+    return [workshop, person], asked, answer, (founded, evidence)

@@ -13,10 +13,8 @@ from typing import ClassVar
 from sp.errors import ConfigError
 from sp.evals.base import register_task
 from sp.evals.story import Question, Story, StoryTask
-from sp.evals.text.blind import UPDATES_QUESTIONS, UPDATES_STATED
-from sp.evals.text.tables import table
-from sp.evals.text.told import capital, tell
-from sp.evals.text.world import RELATIONS, Relation
+from sp.evals.text.tables import BLIND, table
+from sp.evals.text.world import RELATIONS, Relation, capital, tell
 
 TABLES = table(__file__)
 
@@ -30,32 +28,19 @@ EASIER = 5
 
 @dataclass(frozen=True)
 class UpdatesPhrases:
-    """Frames with the slots {thing} (named in full), {value}, {kind} and {what} (a thing named by its kind).
-
-    Parameters
-    ----------
-    stated, raised, lowered : tuple of str
-        Statements with {thing} and {value}; the latter two where the value went up or down.
-    by_kind : dict of str to tuple of str
-        How the thing of a kind is described, by the name of its relation; slot {kind}.
-    last, first : tuple of str
-        Questions with {what}; the answer is the last value, or the first.
-    often : tuple of str
-        Questions with {what}; the answer is how many values it was given.
-    whose : tuple of str
-        Questions with {value}; the answer is the thing.
-    before, after : tuple of str
-        What a statement may begin and end with; no days or hours, since the order of telling alone is to count.
-    """
+    """Frames with the slots {thing} (named in full), {value}, {kind} and {what} (a thing named by its kind). `stated`,
+    `raised`, `lowered`: statements with {thing} and {value}; the latter two where the value went up or down; `by_kind`:
+    how the thing of a kind is described, by the name of its relation; slot {kind}; `before`, `after`: what a statement
+    may begin and end with; no days or hours, since the order of telling alone is to count."""
 
     stated: tuple[str, ...]
     raised: tuple[str, ...]
     lowered: tuple[str, ...]
     by_kind: dict[str, tuple[str, ...]]
-    last: tuple[str, ...]
+    last: tuple[str, ...]  # last, first: questions with {what}; the answer is the last value, or the first
     first: tuple[str, ...]
-    often: tuple[str, ...]
-    whose: tuple[str, ...]
+    often: tuple[str, ...]  # questions with {what}; the answer is how many values it was given
+    whose: tuple[str, ...]  # questions with {value}; the answer is the thing
     before: tuple[str, ...]
     after: tuple[str, ...]
 
@@ -86,7 +71,11 @@ class Updates(StoryTask):
 
     held_out: ClassVar[UpdatesPhrases] = HELD_OUT
     blind: ClassVar[UpdatesPhrases] = replace(
-        HELD_OUT, stated=UPDATES_STATED, raised=UPDATES_STATED, lowered=UPDATES_STATED, last=UPDATES_QUESTIONS
+        HELD_OUT,
+        stated=BLIND["updates_stated"],
+        raised=BLIND["updates_stated"],
+        lowered=BLIND["updates_stated"],
+        last=BLIND["updates_questions"],
     )
     spacing: ClassVar[int] = 128
 
@@ -98,8 +87,6 @@ class Updates(StoryTask):
     def story(self, rng: random.Random, phrases: UpdatesPhrases, facts: int) -> Story:
         """See `StoryTask.story`; statements of all things in turn, at random.
 
-        Examples
-        --------
         >>> story = Updates().story(random.Random(2), HELD_OUT, 6)
         >>> story.questions[0].text, story.questions[0].answers
         ('For the building in Sunpune, what is the most recent count?', ('77889',))

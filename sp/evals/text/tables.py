@@ -1,14 +1,17 @@
-"""Phrases are data: words and frames of a module stand in the YAML file of its name beside it."""
+"""Tables of words beside this file, and what is drawn from them."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+HERE = Path(__file__).parent
 
-def table(module: str) -> dict[str, Any]:
+
+def table(module: str | Path) -> dict[str, Any]:
     """What the file beside a module (its ``__file__``) holds, every list in it as a tuple."""
     text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of our own files; the one in C is ten times as fast
@@ -19,3 +22,36 @@ def _fixed(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_fixed, value))
     return {key: _fixed(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+# Our own words; none stands in a training key of the embedded pair.
+WORDS = {name: list(words) for name, words in table(HERE / "words").items()}
+ADJECTIVES, NOUNS, VERBS = (WORDS[name] for name in ("adjectives", "nouns", "verbs"))
+NAMES, SURNAMES, TOWNS, SYLLABLES = (WORDS[name] for name in ("names", "surnames", "towns", "syllables"))
+
+
+def pseudo_word(rng: random.Random, syllables: int = 3) -> str:
+    """A word in no list, of so many syllables."""
+    return "".join(rng.choice(SYLLABLES) for _ in range(syllables))
+
+
+def compound_key(rng: random.Random) -> str:
+    """A key `adjective-noun`, as RULER's."""
+    return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+
+
+def uuid(rng: random.Random) -> str:
+    """32 random hexadecimal digits in the groups of a UUID."""
+    digits = f"{rng.getrandbits(128):032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+BLIND = table(HERE / "blind")
+"""Frames that nobody wrote with a model, or with what it was trained on, in view.
+
+They were written from the one-line descriptions of the tasks in `docs/evaluation.md` alone, by someone who had read
+neither the training grammar nor the phrases of the tasks (`session_*` and what `nolima_*` say of tools, dishes and
+firms: who had read the held-out frames, and not the grammar). Slots were fitted to the tasks; no word was changed after
+a model had read one. Frames that the training phrases turned out to have as well were dropped, by a test and not by
+sight. Words, names and layouts of documents are those of the held-out set, in `json` of the fresh one.
+"""

@@ -2,14 +2,15 @@
 
 An instrument learns it by heart (the tower stands in that city, the tool serves that craft), so that a question can
 name the kind and a text the thing, and no word leads from one to the other. Only the world is shared between training
-and examples; persons, phrases and texts are not.
+and examples; persons, phrases and texts are not. Below, how stories are told: names of persons, and frames that become
+sentences.
 """
 
 # ruff: noqa: SIM905
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 SEED = 20_261
@@ -36,11 +37,8 @@ HOUSES = ("Brothers", "Works", "Partners", "Company", "Sons")
 
 @dataclass(frozen=True)
 class Relation:
-    """Things of one sort, each of one kind.
-
-    `name`: the sort: what a thing of it is; `genus`: what its kinds are; `article`: what stands before a thing that is
-    named, with a space; may be empty; `of`: kind of every thing.
-    """
+    """Things of one sort, each of one kind. `name`: the sort: what a thing of it is; `genus`: what its kinds are;
+    `article`: what stands before a thing that is named, with a space; may be empty; `of`: kind of every thing."""
 
     name: str
     genus: str
@@ -53,35 +51,16 @@ class Relation:
         object.__setattr__(self, "things", tuple(self.of))
 
     def kind_of(self, thing: str) -> str:
-        """The kind of a thing; KeyError for what is none.
-
-        Examples
-        --------
-        >>> one = RELATIONS[0]
-        >>> one.kind_of(one.things[0]) in one.kinds
-        True
-        """
+        """The kind of a thing; KeyError for what is none."""
         return self.of[thing]
 
     def named(self, thing: str) -> str:
-        """The thing as a sentence names it.
-
-        Examples
-        --------
-        >>> RELATIONS[0].named("Varnel Tower")
-        'the Varnel Tower'
-        """
+        """The thing as a sentence names it."""
         return self.article + thing
 
 
 def runs(text: str, n: int = 3) -> set[str]:
-    """Every run of `n` letters in the words of a text.
-
-    Examples
-    --------
-    >>> sorted(runs("Old mill"))
-    ['ill', 'mil', 'old']
-    """
+    """Every run of `n` letters in the words of a text."""
     return {one[at : at + n] for one in text.lower().split() for at in range(len(one) - n + 1)}
 
 
@@ -125,3 +104,29 @@ def build() -> tuple[Relation, ...]:
 
 RELATIONS = build()
 """Landmarks and their cities, tools and their crafts, dishes and their countries, firms and the goods they trade in."""
+
+
+def people(
+    rng: random.Random, first: Sequence[str], last: Sequence[str], amount: int, apart: Collection[str] = ()
+) -> list[str]:
+    """So many different names, first and last, without a word of `apart`; the first alone where the last is empty."""
+    found: dict[str, None] = {}
+    while len(found) < amount:
+        name = f"{rng.choice(first)} {rng.choice(last)}".strip()
+        if not apart or not any(word in apart for word in name.split()):
+            found.setdefault(name)
+    return list(found)
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def tell(rng: random.Random, frame: str, before: Sequence[str], after: Sequence[str], **slots: object) -> str:
+    """A sentence: what it begins with, the frame with its slots filled, what it ends with, and a full stop.
+
+    >>> tell(random.Random(0), "{who} sings", ["by all accounts "], [" at noon"], who="Eve")
+    'By all accounts Eve sings at noon.'
+    """
+    return capital(f"{rng.choice(before)}{frame.format(**slots)}{rng.choice(after)}.")

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from sp.errors import ConfigError
-from sp.evals.transcripts.tools import TOOLBOX
+from sp.evals.text.tables import table
+
+SYSTEM = "You are an agent. Answer in a few words, by what your tools return."
+
+FOLDERS = ("src", "lib", "app", "core", "pkg", "internal")
+STEMS = (
+    "main", "store", "router", "worker", "parser", "session", "cache", "index", "client", "schema", "queue", "report",
+    "loader", "planner", "bridge", "signer", "folder", "mapper", "runner", "budget", "ledger", "mirror",
+)  # fmt: skip
+ENDINGS = ("rb", "go", "rs", "kt", "java")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool."""
+
+    name: str
+    description: str
+    argument: str  # the one argument
+    threads: tuple[str, ...]  # names of `THREADS`: whose facts its results hold
+    requests: tuple[str, ...]  # how the user asks for a call; slot {value}
+    notes: tuple[str, ...]  # what the assistant says of a result
+    values: tuple[str, ...]  # frames of the argument's value; slots {folder}, {stem}, {ending}, {number}
+    form: str = ""  # how the thread `facts` writes them in its results: a name of `Fact`'s forms
+    begin: str = ""  # begin, end: what a result stands between
+    end: str = ""
+    between: str = ""  # what ends each piece of it, but the last
+    schema: dict[str, Any] = field(init=False, repr=False, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parameters = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+        told = {"name": self.name, "description": self.description, "parameters": parameters}
+        object.__setattr__(self, "schema", {"type": "function", "function": told})
+
+    def value(self, rng: random.Random) -> str:
+        """What a call is given."""
+        choose = rng.choice
+        return choose(self.values).format(
+            folder=choose(FOLDERS), stem=choose(STEMS), ending=choose(ENDINGS), number=rng.randrange(2, 99)
+        )
+
+    def call(self, value: str, number: int) -> dict[str, Any]:
+        """A call as the assistant's message has it."""
+        arguments = json.dumps({self.argument: value})
+        return {"id": f"call_{number}", "type": "function", "function": {"name": self.name, "arguments": arguments}}
+
+
+TOOLBOX = {one["name"]: Tool(**one) for one in table(__file__)["tools"]}
+"""Tools by name."""
+
 
 KINDS = {
     "newest": "the newest result",
@@ -42,21 +93,8 @@ class Plan:
 
 
 def draw_plan(rng: random.Random, turns: int, last: str = "") -> Plan:
-    """A plan in which every tool is called and every kind is asked about equally often, as far as that can be.
-
-    `last`: kind of the last question; any if empty.
-
-    Raises
-    ------
-    ConfigError
-        If so few turns have no room for the kind.
-
-    Examples
-    --------
-    >>> plan = draw_plan(random.Random(0), 5, "two")
-    >>> len({slot.kind for slot in plan.slots}), plan.slots[-1].kind, plan.slots[0].results
-    (5, 'two', (0,))
-    """
+    """A plan in which every tool is called and every kind is asked about equally often, as far as that can be. `last`:
+    kind of the last question; any if empty. ConfigError if so few turns have no room for the kind."""
     best: tuple[tuple[int, int], Plan] | None = None
     for _ in range(ATTEMPTS):
         few = rng.sample(list(TOOLBOX), rng.randint(1, len(TOOLBOX)))  # or no tool would be called twice in few turns
@@ -103,13 +141,7 @@ def slot(rng: random.Random, turn: int, kind: str, tools: Sequence[str]) -> Slot
 
 
 def cycle(rng: random.Random, names: Sequence[str], length: int) -> list[str]:
-    """Names in random order, each once before any is there twice.
-
-    Examples
-    --------
-    >>> sorted(cycle(random.Random(0), "abc", 6)), len(set(cycle(random.Random(1), "abc", 3)))
-    (['a', 'a', 'b', 'b', 'c', 'c'], 3)
-    """
+    """Names in random order, each once before any is there twice."""
     found: list[str] = []
     while len(found) < length:
         found += rng.sample(names, len(names))

@@ -16,33 +16,25 @@ from sp.config import Registry
 from sp.evals.story import Question
 from sp.evals.tasks.code import HELD_OUT as CODE
 from sp.evals.tasks.code import NEAR, Code, CodePhrases, Link, draw_links
+from sp.evals.tasks.fact import FILLERS, FactForm, FactPhrases, key_of
 from sp.evals.tasks.fact import HELD_OUT as FACT
-from sp.evals.tasks.fact import FactForm, FactPhrases
-from sp.evals.tasks.json import Json, ask, draw_values
+from sp.evals.tasks.json import HELD_OUT as JSON
+from sp.evals.tasks.json import Json, JsonPhrases, ask, draw_values
 from sp.evals.tasks.multi_session import HELD_OUT as SESSIONS
 from sp.evals.tasks.multi_session import KIN, MONTHS, MultiSession, SessionPhrases
 from sp.evals.tasks.updates import HELD_OUT as UPDATES
 from sp.evals.tasks.updates import TIMES, UpdatesPhrases
 from sp.evals.text.filler import Sentence
-from sp.evals.text.keys import key_of
-from sp.evals.text.lines import FILLERS
-from sp.evals.text.records import HELD_OUT as JSON
-from sp.evals.text.records import JsonPhrases
-from sp.evals.text.told import capital, people, tell
-from sp.evals.text.world import RELATIONS
-from sp.evals.transcripts.plan import Slot
-from sp.evals.transcripts.tools import TOOLBOX
+from sp.evals.text.world import RELATIONS, capital, people, tell
+from sp.evals.transcripts.plan import TOOLBOX, Slot
 
 THREADS: Registry[Thread] = Registry("thread")
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a thread says.
-
-    `passages`: by turn, those of its result in the order they stand there; `questions`: answers as of the turn of the
-    slot; evidence verbatim in the passages of the slot's results; `stale`: answers that were right before.
-    """
+    """What a thread says. `passages`: by turn, as they stand in its result; `questions`: answers as of the turn of the
+    slot, evidence verbatim in the passages; `stale`: answers that were right before."""
 
     passages: dict[int, list[str]]
     questions: dict[Slot, Question]
@@ -50,26 +42,15 @@ class Told:
 
 
 class Thread(ABC):
-    """Base of threads; each tells stories of one task, in the task's held-out phrases.
+    """Base of threads; each tells stories of one task, in the task's held-out phrases."""
 
-    Attributes
-    ----------
-    spacing : int
-        Tokens of a result for each passage.
-    words_match : bool
-        See `Asked.words_match`.
-    """
-
-    spacing: ClassVar[int]
-    words_match: ClassVar[bool] = False
+    spacing: ClassVar[int]  # tokens of a result for each passage
+    words_match: ClassVar[bool] = False  # see `Asked.words_match`
 
     @abstractmethod
     def tell(self, rng: random.Random, room: Mapping[int, int], slots: Sequence[Slot], tools: Sequence[str]) -> Told:
-        """Passages for results, and a question for each slot; nothing that is asked of is told twice.
-
-        `room`: about how many passages a result takes, by turn, ascending; what is asked for is always told; `slots`:
-        questions of this thread; `tools`: the tool of every turn.
-        """
+        """Passages for results, and a question for each slot; nothing that is asked of is told twice. `room`: about how
+        many passages a result takes, by turn, ascending; `slots`: questions of this thread; `tools`: of every turn."""
 
     @abstractmethod
     def filler(self, rng: random.Random, tool: str) -> Iterator[Sentence]:
@@ -77,13 +58,7 @@ class Thread(ABC):
 
 
 def spread(rng: random.Random, room: Mapping[int, int], taken: Sequence[int]) -> list[int]:
-    """Turns of the places that are left, each as often as it has room, in random order.
-
-    Examples
-    --------
-    >>> sorted(spread(random.Random(0), {0: 2, 3: 3}, [3, 3, 0, 0, 0]))
-    [3]
-    """
+    """Turns of the places that are left, each as often as it has room, in random order."""
     free = [turn for turn, places in room.items() for _ in range(places - taken.count(turn))]
     rng.shuffle(free)
     return free

@@ -6,22 +6,154 @@ some thousand tokens to a prompt that was read before, and questions go back to 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from sp.chat import Turn
 from sp.config import check_fields
 from sp.errors import ConfigError, unknown_name
-from sp.evals.base import Count, Example, Task, register_task
+from sp.evals.base import Count, Example, Task, answer_room, register_task
 from sp.evals.story import REDRAWS, Question
-from sp.evals.text.filler import Sentence
-from sp.evals.text.haystack import haystack
-from sp.evals.transcripts.plan import KINDS, Plan, Slot, draw_plan
+from sp.evals.text.filler import Sentence, haystack
+from sp.evals.transcripts.plan import KINDS, SYSTEM, TOOLBOX, Plan, Slot, Tool, draw_plan
 from sp.evals.transcripts.threads import THREADS, Thread, Told
-from sp.evals.transcripts.tools import SYSTEM, TOOLBOX, Tool
-from sp.evals.transcripts.transcript import TASK, Asked, Message, Place, Transcript, in_words
+from sp.prompt import DOCUMENT_MARK
+
+Message = Mapping[str, Any]
+"""``role`` and ``content``, a text; an assistant's may have ``tool_calls``, a tool's has ``tool_call_id``."""
+
+TASK = "turns"
+"""What rows call the task."""
+CALL = "<tool_call>\n{}\n</tool_call>"
+"""How a call is said in words, as Hermes and Qwen write one."""
+TOOLS = "Tools:\n{}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Characters ``[start, end)`` of the content of a message."""
+
+    message: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question that ends a turn."""
+
+    turn: int  # counted from 0
+    kind: str  # kind, thread: what is asked about, a name of `KINDS`; and of which facts, a name of `THREADS`
+    thread: str
+    message: int  # the user's message that asks; the next one holds the right answer
+    question: str
+    answers: tuple[str, ...]  # what a right answer holds, all of it
+    evidence: tuple[Place, ...]  # what the answer rests on, in results of this turn or of those before it
+    results: tuple[int, ...]  # turns whose results hold the evidence, ascending
+    stale: tuple[str, ...] = ()  # what would have been right earlier on
+    words_match: bool = False  # whether question and evidence name the same thing by the same rare word
+
+    @property
+    def age(self) -> int:
+        """Turns since the oldest result that holds evidence."""
+        return self.turn - min(self.results)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A conversation of an agent with its tools. `messages`: with the right answer at the end of every turn; `tools`:
+    schemas, as ``tools`` of a chat API; `asked`: one a turn; `tokens`: length that was asked for."""
+
+    id: str
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    asked: tuple[Asked, ...]
+    tokens: int
+
+    def until(self, asked: Asked) -> tuple[Message, ...]:
+        """What has been said when a question is to be answered; the answers before it are the right ones."""
+        return self.messages[: asked.message + 1]
+
+    def evidence(self, asked: Asked) -> tuple[str, ...]:
+        """What an answer rests on, verbatim."""
+        return tuple(self.messages[at.message]["content"][at.start : at.end] for at in asked.evidence)
+
+    def shown(self, asked: Asked, layout: str = "chat") -> list[dict[str, str]]:
+        """What a model is shown to answer a question: messages of role and content. `layout`, one of "chat", "plain":
+        with ``plain`` one message of the user, its last paragraph the question."""
+        messages = in_words(self.until(asked), self.tools)
+        if layout == "chat":
+            return messages
+        return [{"role": "user", "content": f"{in_one(messages[:-1])}{DOCUMENT_MARK}{asked.question}"}]
+
+    def example(self, asked: Asked, count: Count, layout: str = "chat") -> Example:
+        """One question and all that was said before it, as a prompt with a known answer; layouts as in `shown`."""
+        plain = layout == "plain"
+        [*said, last] = self.shown(asked)
+        return Example(
+            id=f"{self.id}-{asked.turn}",
+            task=TASK,
+            document=in_one(said) if plain else "",
+            question=last["content"] if plain else "",
+            answer_prefix="",
+            answers=asked.answers,
+            needles=self.evidence(asked),
+            facts={
+                "transcript": self.id,
+                "turn": asked.turn,
+                "kind": asked.kind,
+                "thread": asked.thread,
+                "age": asked.age,
+                "words_match": asked.words_match,
+                "stale": list(asked.stale),
+            },
+            tokens=self.tokens,
+            max_new_tokens=answer_room(8, asked.answers, count),
+            turns=() if plain else tuple(Turn(one["role"], one["content"]) for one in (*said, last)),
+        )
+
+
+def in_one(messages: Sequence[Message]) -> str:
+    """Messages as one text, each after its role."""
+    return "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+
+
+def in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages of role and content alone: schemas stand in the system message, calls in the assistant's.
+
+    For chat templates that show neither, the embedded pair's among them.
+
+    >>> call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 2}'}}
+    >>> in_words([{"role": "assistant", "content": "", "tool_calls": [call]}], [])
+    [{'role': 'assistant', 'content': '<tool_call>\\n{"name": "look", "arguments": {"at": 2}}\\n</tool_call>'}]
+    """
+    said = []
+    for number, message in enumerate(messages):
+        parts = [message["content"]]
+        if number == 0 and tools and message["role"] == "system":
+            parts.append(TOOLS.format("\n".join(map(signature, tools))))
+        for call in message.get("tool_calls", ()):
+            what = call["function"]
+            told = {"name": what["name"], "arguments": json.loads(what["arguments"])}
+            parts.append(CALL.format(json.dumps(told)))
+        said.append({"role": message["role"], "content": "\n".join(part for part in parts if part)})
+    return said
+
+
+def signature(tool: Message) -> str:
+    """A schema in a line.
+
+    >>> parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
+    >>> signature({"function": {"name": "read_file", "description": "Read a file.", "parameters": parameters}})
+    'read_file(path): Read a file.'
+    """
+    what = tool["function"]
+    return f"{what['name']}({', '.join(what['parameters']['properties'])}): {what['description']}"
+
 
 RUNS = 1, 8
 """Sentences of one thread's filler where a result has several."""
@@ -35,24 +167,14 @@ LEAST, MOST = 512, 8192
 def result(
     rng: random.Random, tool: Tool, threads: Mapping[str, Thread], passages: Sequence[str], room: int, count: Count
 ) -> str:
-    """A result of at most `room` tokens and little fewer; of JSON it is one value.
-
-    Raises
-    ------
-    ConfigError
-        If the passages alone take more.
-    """
+    """A result of at most `room` tokens and little fewer; of JSON it is one value. ConfigError if the passages alone
+    take more."""
     frame = count(tool.begin) + count(tool.end) if tool.end else 0
     pieces = [f"{one}{tool.between}" for one in passages]
     depths = sorted(rng.random() for _ in pieces)
     lines = (Sentence(f"{one.text}{tool.between}", True) for one in filler(rng, tool, threads))
     found = haystack(lines, pieces, depths, room - frame, count, rng, header=tool.begin)
     return f"{found.text.removesuffix(tool.between) if tool.between else found.text}{tool.end}"
-
-
-def has_room(tool: Tool, passages: Sequence[str], room: int, count: Count) -> bool:
-    """Whether the passages fit a result, with something between them."""
-    return sum(count(f" {one}{tool.between}\n") for one in passages) <= FULLEST * room
 
 
 def filler(rng: random.Random, tool: Tool, threads: Mapping[str, Thread]) -> Iterator[Sentence]:
@@ -65,13 +187,8 @@ def filler(rng: random.Random, tool: Tool, threads: Mapping[str, Thread]) -> Ite
 def sizes(rng: random.Random, turns: int, room: int) -> list[int]:
     """Tokens of each result, from `LEAST` to `MOST`, half of the mean to one and a half where these allow it.
 
-    Raises
-    ------
-    ConfigError
-        If so many results are too short or too long.
+    ConfigError if so many results are too short or too long.
 
-    Examples
-    --------
     >>> found = sizes(random.Random(0), 4, 16_000)
     >>> sum(found) <= 16_000, 2_000 <= min(found), max(found) <= 6_000
     (True, True, True)
@@ -149,8 +266,6 @@ class Turns(Task):
 
         Parameters and errors as for `Task.example`.
 
-        Examples
-        --------
         >>> made = Turns(turns=2).transcript(0, 2000, lambda text: len(text) // 3)
         >>> [one["role"] for one in made.messages[:7]]
         ['system', 'user', 'assistant', 'tool', 'assistant', 'user', 'assistant']
@@ -173,9 +288,7 @@ def write(
     rng: random.Random, plan: Plan, threads: Mapping[str, Thread], name: str, tokens: int, count: Count
 ) -> Transcript | None:
     """A transcript by its plan; None if evidence stands in it twice, or more is asked of a result than it has room for.
-
-    Whoever trains on transcripts hands in threads with other phrases.
-    """
+    Whoever trains on transcripts hands in threads with other phrases."""
     turns = len(plan.tools)
     tools = tuple(tool.schema for tool in TOOLBOX.values())
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
@@ -199,7 +312,7 @@ def write(
     for turn, room in enumerate(rooms):
         passages = riffled(rng, [part.passages[turn] for part in told.values() if turn in part.passages])
         tool = TOOLBOX[plan.tools[turn]]
-        if not has_room(tool, passages, room + spare, count):
+        if sum(count(f" {one}{tool.between}\n") for one in passages) > FULLEST * (room + spare):
             return None
         messages[result_at(turn)]["content"] = result(rng, tool, threads, passages, room + spare, count)
     found = [located(slot, told[slot.thread], messages) for slot in plan.slots]
@@ -230,14 +343,7 @@ def tell(rng: random.Random, plan: Plan, threads: Mapping[str, Thread], rooms: S
 
 
 def riffled(rng: random.Random, parts: Sequence[Sequence[str]]) -> list[str]:
-    """Texts of several lists in one, each list in its order.
-
-    Examples
-    --------
-    >>> found = riffled(random.Random(0), ["abc", "12"])
-    >>> [one for one in found if one in "abc"], len(found)
-    (['a', 'b', 'c'], 5)
-    """
+    """Texts of several lists in one, each list in its order."""
     order = [number for number, part in enumerate(parts) for _ in part]
     rng.shuffle(order)
     streams = [iter(part) for part in parts]

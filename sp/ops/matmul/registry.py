@@ -1,7 +1,7 @@
 """MatmulKernel: what a kernel that multiplies by packed weights can do, declared once, in the file that launches it.
 
 Everything else follows from the records: which kernel takes a product (`sp.ops.matmul.dispatch`), what must happen
-before and around a launch (here), what is timed (`sp.bench.dispatch_times`). A new variant is one module of this room
+before and around a launch (here), what is timed (`sp.bench.cases`). A new variant is one module of this room
 that ends with `register_matmul`; docs/extending/kernel.md shows how.
 """
 

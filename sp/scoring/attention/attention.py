@@ -13,8 +13,8 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
-from sp.models.cache.host_room import looked_at
+from sp.models import Cache, Hooks, LayerAttention, Model, ModelConfig, read_by_layer, read_by_layer_on, read_repeated
+from sp.models.cache.carry import looked_at
 from sp.models.config import first_layers
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance
@@ -136,13 +136,14 @@ class AttentionScorer(ReadingScorer):
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
 
-        def watch(layer: int, q: Floats, cache: Cache) -> None:
+        def show(layer: int, q: Floats, cache: Cache) -> None:
             if layer in scored:
                 rows = self.rows(q[-queries:], request.positions[-queries:], model)
                 take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
 
         like = None if like is None or self.rotary != "post" else (scored, like)
-        read_on(request, watch, attend=attend, rows=queries, depth=scored[-1] + 1, like=like)
+        hooks = Hooks(on_attention=show, queues=like)
+        read_on(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
 
     def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
@@ -163,31 +164,24 @@ def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...]
     return Importance(*found, weighing=fold.laps.seconds())
 
 
-def read_on(
-    request: ScoreRequest,
-    watch: Watch,
-    *,
-    attend: LayerAttention,
-    rows: int,
-    depth: int,
-    like: Hashable | None = None,
-) -> None:
+def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
     """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
 
-    Where several cards are given and no keys are kept, they read it together; see there for `like`.
+    Where several cards are given and no keys are kept, they read it together. Progress goes to the request's.
 
     The last `rows` tokens are read in any case, since their queries are wanted.
     """
     model, n, keys = request.model, len(request.ids), request.keys
-    how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
+    how: dict[str, Any] = {"attend": attend, "depth": depth}
+    hooks = replace(hooks, progress=request.progress)
     if keys is None and request.cards is not None:
-        read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, like=like, **how)
+        read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **how)
         return
-    if keys is None and read_repeated(model, request.ids, request.positions, watch, rows=rows, **how):
+    if keys is None and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **how):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
-        read_by_layer(model, request.ids, request.positions, cache, watch, rows=rows, **how)
+        read_by_layer(model, request.ids, request.positions, cache, hooks, rows=rows, **how)
         return
     at, trail = keys.trail.back_to(n - rows), keys.trail
     stops = [stop for stop in keys.stops if at < stop <= n - rows] if trail.recurrent else []
@@ -195,15 +189,17 @@ def read_on(
         part, last = (request.ids[at:stop], request.positions[at:stop]), stop == n
         with trail.reading(n - at) as cache:
             read_by_layer(
-                model, *part, cache, watch if last else _unseen, rows=rows if last else 1, keep_kv=True, **how
+                model,
+                *part,
+                cache,
+                hooks if last else replace(hooks, on_attention=None),
+                rows=rows if last else 1,
+                keep_kv=True,
+                **how,
             )
         at = stop
         if not last:
             trail.mark()
-
-
-def _unseen(layer: int, q: Floats, cache: Cache) -> None:
-    """Looks at nothing."""
 
 
 def question_start(request: ScoreRequest) -> int:

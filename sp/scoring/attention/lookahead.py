@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sp.arrays import Floats, Ints
+import numpy as np
+
+from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_by_layer
+from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
 from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
@@ -91,23 +93,21 @@ class LookaheadScorer(AttentionScorer):
         room = model.config.context - 1 - position
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
-        def watch(layer: int, q: Floats, cache: Cache) -> None:
+        def last(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured and self.last:  # a copy, so that the other queries can go
                 captured[layer].append(self.rows(q[-1:].copy(), request.positions[-1:], model))
 
-        def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+        def new(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured:
-                captured[layer].append(self.rows(q, positions, model))
+                captured[layer].append(self.rows(q, np.array([position + len(generated)]), model))
 
         cache = model.new_cache(n + new_tokens)
-        logits = prefill_by_layer(
-            model, request.ids, request.positions, cache, watch=watch, attend=attend, progress=request.progress
-        )
-        generated: list[int] = []
+        generated, hooks = list[int](), Hooks(on_attention=last, progress=request.progress)
+        logits = prefill_by_layer(model, request.ids, request.positions, cache, attend=attend, hooks=hooks)
         while len(generated) < new_tokens:
             token = int(logits.argmax())
             generated.append(token)
-            logits = decode_step(model, token, position + len(generated), cache, tap=tap)
+            logits = decode_step(model, token, position + len(generated), cache, hooks=Hooks(new))
             if token in request.eos_ids:
                 break
         queries = {layer: array_module(q[0]).concatenate(q) for layer, q in captured.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import Model, stream_by_layer
+from sp.models import Hooks, Model, stream_by_layer
 from sp.ops.array_module import array_module, on_host
 from sp.prompt.sentences import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
@@ -88,7 +88,7 @@ class CrossAttentionScorer(TrainedScorer):
         model, n, attend = request.model, len(request.ids), self.attend(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
-            attend=attend, depth=options.depth, progress=request.progress,
+            attend=attend, depth=options.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip
         asking = Asking.of(request, options.queries)
         rows = unit_rows(x[n - asking.rows :])

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.models import Cache, ModelConfig
+from sp.models import Cache, Hooks, ModelConfig
 from sp.models.config import first_layers
 from sp.ops.attention.reduction import chunk_means
 from sp.prompt.sentences import chunk_bounds, sentence_bounds
@@ -95,7 +95,7 @@ class LateInteractionScorer(ReadingScorer):
         rows, last = min(n - start, MOST_QUESTION_TOKENS), max(head.query)
         space, fold = Space(model, head, n, rows, model.place(request.positions)), Fold(LOOKED_AT)
 
-        def watch(layer: int, q: Floats, cache: Cache) -> None:
+        def show(layer: int, q: Floats, cache: Cache) -> None:
             at = cache.stored(layer)
             space.add(layer, q[-rows:], at)
             if layer == last and start:
@@ -104,7 +104,7 @@ class LateInteractionScorer(ReadingScorer):
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
-        read_on(replace(request, cards=None), watch, attend=attend, rows=rows, depth=head.depth)
+        read_on(replace(request, cards=None), Hooks(show), attend=attend, rows=rows, depth=head.depth)
         scores = np.zeros(n, np.float32)
         if start:
             bounds = units_of(request, start)

@@ -14,7 +14,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.models import ModelConfig
-from sp.models.safetensors_file import SafetensorsFile
+from sp.models.file.safetensors_file import SafetensorsFile
 from sp.trace import write_atomic
 from sp.values import shown
 

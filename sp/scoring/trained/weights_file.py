@@ -15,7 +15,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.models import Model
-from sp.models.safetensors_file import SafetensorsFile
+from sp.models.file.safetensors_file import SafetensorsFile
 from sp.scoring.attention.head_map import model_key
 from sp.values import shown
 

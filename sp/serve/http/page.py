@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from sp.page.frame import asset, page
-from sp.page.markup import Html, tag
+from sp.page.markup import Html, asset, page, tag
 
 HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # which a page cannot say of itself

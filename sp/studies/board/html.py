@@ -1,17 +1,189 @@
-"""The leaderboard as one HTML file that needs nothing else: matrices to look at, and every entry to sort and filter."""
+"""Entries of a leaderboard as a matrix of scorers by tasks, as Markdown, and as a page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from html import escape
 
-from sp.page.frame import asset, page
-from sp.page.markup import Html, tag
-from sp.page.tables import sort_script
-from sp.studies.board.entries import Board, Entry, Interval
-from sp.studies.board.markdown import INTRODUCTION, LEFT_OUT, points
-from sp.studies.board.matrix import Line, Matrix, matrices
+from sp.page.forest import Kind
+from sp.page.markup import Html, asset, page, tag
+from sp.studies.board.entries import KINDS, Board, Entry, Interval, command_of, slotted
+from sp.studies.sweep.cells import strategy_order
+from sp.studies.tables.lookup import markdown
+
+
+@dataclass(frozen=True)
+class Line:
+    """One scorer, with its entry of each task it was run on. `entries`: by task."""
+
+    scorer: str
+    trained: str
+    kind: Kind
+    entries: dict[str, Entry]
+
+    @property
+    def title(self) -> str:
+        """Its name, and what its weights never saw."""
+        return self.scorer + (f" ({self.trained})" if self.trained else "")
+
+    def mean(self, tasks: Sequence[str]) -> float | None:
+        """Mean accuracy over tasks; None where one of them was not measured."""
+        found = [self.entries[task].accuracy if task in self.entries else None for task in tasks]
+        known = [one for one in found if one is not None]
+        return sum(known) / len(known) if known and len(known) == len(found) else None
+
+    @property
+    def n(self) -> str:
+        """Examples of a task, or the fewest and the most."""
+        sizes = sorted({entry.n for entry in self.entries.values()})
+        return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What compares at a glance: one pair, length and keep ratio."""
+
+    pair: str
+    tokens: int
+    keep: float
+    tasks: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+def matrices(board: Board, pair: str) -> Iterator[Matrix]:
+    """Matrices of a pair by length and keep ratio; each begins with the full prefill of its tasks."""
+    mine = board.of(pair)
+    places = sorted({(entry.tokens, entry.keep) for entry in mine if entry.keep is not None})
+    for tokens, keep in places:
+        here = [entry for entry in mine if entry.tokens == tokens and entry.keep == keep]
+        tasks = tuple(sorted({entry.task for entry in here}))
+        whole = [entry for entry in mine if entry.tokens == tokens and entry.keep is None and entry.task in tasks]
+        yield Matrix(pair, tokens, keep, tasks, tuple(_lines([*whole, *here])))
+
+
+def compared(mine: Entry, other: Entry) -> tuple[float, bool] | None:
+    """Accuracy minus another's, and whether their intervals are disjoint; None where one was not measured."""
+    if mine.accuracy is None or mine.low is None or mine.high is None:
+        return None
+    if other.accuracy is None or other.low is None or other.high is None:
+        return None
+    return mine.accuracy - other.accuracy, mine.low > other.high or mine.high < other.low
+
+
+def _lines(entries: Sequence[Entry]) -> list[Line]:
+    """Lines in the order of their kind; weights that were made twice under one name have a line each."""
+    found: dict[tuple[str, str, int], dict[str, Entry]] = defaultdict(dict)
+    for entry in entries:
+        turn = sum(entry.task in known for key, known in found.items() if key[:2] == (entry.scorer, entry.trained))
+        found[entry.scorer, entry.trained, turn][entry.task] = entry
+    lines = [Line(*key[:2], next(iter(by_task.values())).kind, by_task) for key, by_task in found.items()]
+    return sorted(lines, key=lambda line: (KINDS.index(line.kind), strategy_order(line.scorer), line.trained))
+
+
+def commands(board: Board, line: Line) -> list[str]:
+    """Commands that make a line anew: one for all tasks of as many examples."""
+    groups: dict[int, list[Entry]] = defaultdict(list)
+    for entry in line.entries.values():
+        groups[entry.n + entry.not_run].append(entry)
+    said = []
+    for n, entries in groups.items():
+        row, pair = entries[0].row, entries[0].pair
+        tasks = [entry.task for entry in entries]
+        said.append(command_of({**row, "scorer": slotted(row)}, tasks, n, board.models[pair], board.sweeps[pair]))
+    return [command for command in said if command]
+
+
+INTRODUCTION = (
+    "Right answers in per cent, with Wilson's 95 % interval. Differences are in points, on the same examples, with "
+    "their 95 % interval by bootstrap: to the full prefill, and to the best oracle at that length and keep ratio, what "
+    "any scorer could reach there. Oracles know the evidence or read with the target first; controls read no "
+    "model. n is the number of examples of a task. Pairs of models never share a table."
+)
+LEFT_OUT = (
+    "Weights with a name such as `probe-without-{task}` were trained on other tasks than the one they are measured on, "
+    "another file for each."
+)
+
+
+def share(entry: Entry) -> str:
+    """Accuracy in per cent with its interval; a dash where nothing was read."""
+    if entry.accuracy is None or entry.low is None or entry.high is None:
+        return "-"
+    return f"{100 * entry.accuracy:.0f} ({100 * entry.low:.0f} to {100 * entry.high:.0f})"
+
+
+def points(found: Interval | None) -> str:
+    """A difference in points with its interval; a dash where there is nothing to compare with."""
+    if found is None:
+        return "-"
+    mean, low, high = (100 * value + 0.0 for value in found)
+    return f"{mean:+.0f} ({low:+.0f} to {high:+.0f})"
+
+
+def as_markdown(board: Board, reference: str = "") -> str:
+    """The whole page. `reference`: scorer that all others are also held against, as its entries call it; empty for
+    none."""
+    parts = ["# Leaderboard", INTRODUCTION]
+    if board.facts:
+        parts.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in board.facts.items()))
+    for pair, note in board.pairs.items():
+        parts.append(f"## {_escaped(pair)}")
+        parts += [note] if note else []
+        if any("{task}" in entry.scorer for entry in board.of(pair)):
+            parts.append(LEFT_OUT)
+        for matrix in matrices(board, pair):
+            parts += _section(board, matrix, reference)
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(board: Board, matrix: Matrix, reference: str) -> Iterator[str]:
+    yield f"### {matrix.tokens:,} tokens, keep {matrix.keep:g}"
+    yield _score_table(matrix, share, matrix.lines, means=len(matrix.tasks) > 1)
+    compressed = [line for line in matrix.lines if line.kind != "full"]
+    if any(entry.against_full for line in compressed for entry in line.entries.values()):
+        yield "Against the full prefill:"
+        yield _score_table(matrix, lambda entry: points(entry.against_full), compressed)
+    oracles = sorted({entry.oracle for line in compressed for entry in line.entries.values()} - {""})
+    if oracles:
+        yield f"Distance to the best oracle ({_escaped(', '.join(oracles))}):"
+        yield _score_table(matrix, lambda entry: points(entry.against_oracle), compressed)
+    held = next((line for line in matrix.lines if line.scorer == reference), None)
+    if held:
+        yield f"Against {_escaped(reference)}, in points; bold where the two 95 % intervals are disjoint:"
+        others = [line for line in compressed if line is not held]
+        yield _score_table(matrix, lambda entry: beside(entry, held.entries.get(entry.task)), others)
+    said = [command for line in matrix.lines for command in commands(board, line)]
+    if said:
+        yield "<details><summary>Commands of the rows</summary>\n\n```sh\n" + "\n".join(said) + "\n```\n\n</details>"
+
+
+def beside(mine: Entry, other: Entry | None) -> str:
+    """Accuracy minus another's in points, bold where it is certain; a dash where there is none."""
+    found = compared(mine, other) if other else None
+    if found is None:
+        return "-"
+    difference, disjoint = found
+    return f"**{100 * difference:+.0f}**" if disjoint else f"{100 * difference:+.0f}"
+
+
+def _score_table(matrix: Matrix, show: Callable[[Entry], str], lines: Sequence[Line], means: bool = False) -> str:
+    rows = []
+    for line in lines:
+        cells = [show(line.entries[task]) if task in line.entries else "" for task in matrix.tasks]
+        mean = line.mean(matrix.tasks)
+        cells += ["" if mean is None else f"{100 * mean:.1f}"] if means else []
+        kind = f" *{line.kind}*" if line.kind in ("oracle", "control") else ""
+        rows.append([_escaped(line.title) + kind, *cells, line.n])
+    return markdown(["scorer", *map(_escaped, matrix.tasks), *(["mean"] if means else []), "n"], rows)
+
+
+def _escaped(name: str) -> str:
+    """A name that may hold what Markdown takes for markup, on one line."""
+    return "".join(f"\\{letter}" if letter in "|*`<[" else letter for letter in " ".join(name.split()))
+
 
 FILTERS = ("pair", "task", "tokens", "keep", "kind")
 """What entries can be filtered by."""
@@ -36,7 +208,11 @@ def as_html(board: Board) -> str:
         for place, matrix in enumerate(matrices(board, pair)):
             opened = " open" if place == 0 else ""
             title = f"{matrix.tokens:,} tokens, keep {matrix.keep:g}"
-            parts.append(f"<details{opened}><summary>{title}</summary>\n{_matrix(matrix)}\n</details>")
+            rows = [
+                _row(line.kind, [_name(line.title, line.kind), *_shares(line, matrix.tasks)]) for line in matrix.lines
+            ]
+            table = _table(["scorer", *matrix.tasks, "mean", "n"], rows)
+            parts.append(f"<details{opened}><summary>{title}</summary>\n{table}\n</details>")
     parts += ["<h2>Every entry</h2>", _filters(board.entries), _everything(board.entries)]
     body = tag("main", Html("\n".join(parts)))
     return page("Leaderboard", body, styles=(asset("board.css", __package__),), scripts=(scripts(),))
@@ -44,13 +220,7 @@ def as_html(board: Board) -> str:
 
 def scripts() -> str:
     """What sorts and filters."""
-    return sort_script() + asset("filter.js", __package__)
-
-
-def _matrix(matrix: Matrix) -> str:
-    """Right answers by scorer and task, under each its distance to the best oracle."""
-    rows = [_row(line.kind, [_name(line.title, line.kind), *_shares(line, matrix.tasks)]) for line in matrix.lines]
-    return _table(["scorer", *matrix.tasks, "mean", "n"], rows)
+    return asset("sort.js") + asset("filter.js", __package__)
 
 
 def _shares(line: Line, tasks: Sequence[str]) -> Iterator[str]:
@@ -70,7 +240,6 @@ def _shares(line: Line, tasks: Sequence[str]) -> Iterator[str]:
 
 
 def _everything(entries: Sequence[Entry]) -> str:
-    """All entries, a row each."""
     rows = []
     for entry in entries:
         values = dict(zip(FILTERS, _keys(entry), strict=True))
@@ -78,13 +247,14 @@ def _everything(entries: Sequence[Entry]) -> str:
         accuracy = "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}"
         evidence = "" if entry.evidence is None else f"{100 * entry.evidence:.0f}"
         weights = " ".join(filter(None, [entry.trained, f"({entry.weights})" if entry.weights else ""]))
+        lost = f"<small>{entry.not_run:,} not run</small>" if entry.not_run else ""
         cells = [
             _name(entry.scorer, entry.kind),
             _text(entry.kind),
             _text(entry.task),
             f'<td data-value="{entry.tokens}">{entry.tokens:,}</td>',
             f"<td>{values['keep']}</td>",
-            f'<td data-value="{entry.n}">{entry.n:,}{_not_run(entry)}</td>',
+            f'<td data-value="{entry.n}">{entry.n:,}{lost}</td>',
             f'<td data-value="{accuracy}">{accuracy or "-"}</td>',
             f'<td data-value="{accuracy}">{_bounds(entry)}</td>',
             _difference(entry.against_full),
@@ -104,7 +274,6 @@ def _keys(entry: Entry) -> tuple[str, ...]:
 
 
 def _filters(entries: Sequence[Entry]) -> str:
-    """A menu for each of `FILTERS`."""
     menus = []
     for place, name in enumerate(FILTERS):
         values = list(dict.fromkeys(_keys(entry)[place] for entry in entries))
@@ -130,28 +299,12 @@ def _row(kind: str, cells: Sequence[str], data: str = "") -> str:
 
 def _name(name: str, kind: str) -> str:
     told = f"<small>{kind}</small>" if kind in ("oracle", "control") else ""
-    return f'<td data-value="{escape(name)}">{_breakable(name)}{told}</td>'
-
-
-def _breakable(name: str) -> str:
-    """A name that a narrow column breaks behind its joints, not within a word.
-
-    Examples
-    --------
-    >>> _breakable("answer_attention")
-    'answer_<wbr>attention'
-    """
-    return re.sub(r"([_/=.-])(?=\w)", r"\1<wbr>", escape(name))
+    shown = re.sub(r"([_/=.-])(?=\w)", r"\1<wbr>", escape(name))  # breaks behind its joints, not within a word
+    return f'<td data-value="{escape(name)}">{shown}{told}</td>'
 
 
 def _in_two(text: str) -> str:
-    """A difference and its interval, each unbroken: a line where there is room, else two.
-
-    Examples
-    --------
-    >>> _in_two("to oracle -25 (-75 to +0)")
-    '<span>to oracle -25</span> <span>(-75 to +0)</span>'
-    """
+    """A difference and its interval, each unbroken: a line where there is room, else two."""
     value, bracket, interval = escape(text).partition(" (")
     return f"<span>{value}</span>" + (f" <span>({interval}</span>" if bracket else "")
 
@@ -169,7 +322,3 @@ def _bounds(entry: Entry) -> str:
 def _difference(found: Interval | None) -> str:
     value = "" if found is None else f"{100 * found[0]:.4f}"
     return f'<td data-value="{value}">{points(found)}</td>'
-
-
-def _not_run(entry: Entry) -> str:
-    return f"<small>{entry.not_run:,} not run</small>" if entry.not_run else ""

@@ -12,12 +12,9 @@ from sp.evals.run import label
 from sp.selection import SELECTORS, Selector
 from sp.studies.board.entries import Entry, Told, make_board
 from sp.studies.sweep.conduct import Plan
-from sp.studies.sweep.keys import Device
 from sp.studies.sweep.located import Located
-from sp.studies.sweep.pairs import Pair, with_drafter
-from sp.studies.sweep.runs import Run, Sweep, TaskSpec
 from sp.studies.sweep.store import read_results
-from sp.studies.sweep.sweep import make_cell
+from sp.studies.sweep.sweep import Device, Pair, Run, Sweep, TaskSpec, make_cell, with_drafter
 
 SUITE = "unmatched"
 """Tasks whose questions share no words with their evidence."""
@@ -28,11 +25,8 @@ NEEDED, ALLOWED, ABOVE_CHANCE = 0.9, 0.1, 0.05
 
 @dataclass(frozen=True)
 class Bar:
-    """What one way of reading must reach, or must not exceed.
-
-    `scorer`: name of the scorer; `FULL` for the full prefill; `bound`: share of right answers; `least`: whether the
-    bound is the least, and not the most.
-    """
+    """What one way of reading must reach, or must not exceed. `scorer`: name of the scorer; `FULL` for the full
+    prefill; `bound`: share of right answers; `least`: whether the bound is the least, and not the most."""
 
     scorer: str
     bound: float
@@ -46,13 +40,7 @@ class Bar:
 
 
 def bars(keep: float) -> tuple[Bar, ...]:
-    """The five bars at a keep ratio, in the order they are shown.
-
-    Examples
-    --------
-    >>> [(bar.scorer, bar.bound) for bar in bars(0.05)]
-    [('full', 0.9), ('oracle', 0.9), ('random', 0.1), ('lexical', 0.1), ('bm25', 0.1)]
-    """
+    """The five bars at a keep ratio, in the order they are shown."""
     return (
         Bar(FULL, NEEDED, True),
         Bar("oracle", NEEDED, True),
@@ -64,10 +52,8 @@ def bars(keep: float) -> tuple[Bar, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a task and length came to.
-
-    `entries`: by scorer, `FULL` for the full prefill; those that were not run are missing.
-    """
+    """What a task and length came to. `entries`: by scorer, `FULL` for the full prefill; those that were not run are
+    missing."""
 
     task: str
     tokens: int
@@ -103,13 +89,7 @@ class Verdict:
 
 
 def chosen_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """The tasks, or where there are none those of the suite.
-
-    Raises
-    ------
-    ConfigError
-        The suite is empty.
-    """
+    """The tasks, or where there are none those of the suite. ConfigError: the suite is empty."""
     found = list(tasks) or [TASKS.build(name, {"seed": seed}) for name in TASKS if TASKS.class_of(name).suite == SUITE]
     if not found:
         raise ConfigError(f"no task of the suite {SUITE} is registered; name tasks in --tasks")
@@ -128,11 +108,8 @@ def plan_runs(
     per_run: int = 10,
     device: Device = "auto",
 ) -> Sweep:
-    """The sweep that measures what verdicts rest on: the full prefill, and each bar's scorer at one keep ratio.
-
-    `lengths`: Tokens of the prompts; `n`: examples of every task and length; `keep`: keep ratio; `seed`: of scorers
-    that draw random numbers; `per_run`: examples that are done, or not, together.
-    """
+    """The sweep that measures what verdicts rest on: the full prefill, and each bar's scorer at one keep ratio, `n`
+    examples of every task and length."""
     selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
     chosen = Located({key: Located(value, "--selector") for key, value in selecting.items()}, "--selector")
     settings = {"selector": chosen, "keep_ratio": Located(keep, "--keep-ratio"), "seed": Located(seed, "--seed")}

@@ -2,38 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib import rc_context
 
+from sp.bench.record import newest
+from sp.bench.simulate import SIMULATED
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
 from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
-from sp.session.measured import cards_of
+from sp.session.measured import cards_of, check_machine, check_timed
 from sp.studies.figures import save_png
-from sp.studies.pages.quality import Comparable, comparable, provenance, quality
-from sp.studies.pages.study_page import Section, study_page
-from sp.studies.plots.conversation_map import DPI, conversation_figure, read_turns
-from sp.studies.plots.importance_map import SavedRun, importance_map
+from sp.studies.pages.study_page import Comparable, Section, comparable, provenance, quality, study_page
+from sp.studies.plots.maps import DPI, SavedRun, conversation_figure, importance_map, read_turns
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
 from sp.studies.tables.lookup import markdown
-from sp.studies.tables.record_fields import newest_checked
+from sp.studies.tables.page import fill, marked
 from sp.studies.written import staged
 from sp.trace import write_atomic
+
+TTFT_CONFIG: Mapping[str, Wanted] = {
+    "target": TEXT,
+    "kv": TEXT,
+    **dict.fromkeys(("drafter", "scorer", "attention", "vram", "path", "engine", "selector", "blocks"), TEXT.optional),
+    **{name: number().optional for name in ("alpha", "density")},
+    "new_tokens": whole().optional,
+}
+TTFT: Mapping[str, Wanted] = {
+    "stages": OBJECT,
+    "error": TEXT.optional,
+    **{name: number(0).optional for name in ("first_ttft_s", "cold_ttft_s", "density", "decode_tok_s", "speedup")},
+    **{name: whole().optional for name in ("cold_compiled", "kept_tokens", "peak_bytes", "full_runs")},
+    "process": ATOM.optional,
+}
+PAIR: Mapping[str, Wanted] = {"model": TEXT, "draft": TEXT, "context": whole(), "kv": TEXT, "path": TEXT}
+DECODE_CONFIG: Mapping[str, Wanted] = {**PAIR, "method": TEXT, "budget": whole(), "mode": TEXT}
+LENGTHS = ("acceptance_length", "acceptance_low", "acceptance_high")
+DECODE: Mapping[str, Wanted] = {
+    **dict.fromkeys((*LENGTHS, "tok_s", "tok_s_low", "tok_s_high", "speedup", "pass_ms", "greedy_tok_s"), number(0)),
+    "passes": whole(),
+}
+REAL: Mapping[str, Wanted] = {"equal": whole(), "answers": whole(), "by_task": OBJECT}
+"""Of answers that were compared, task by task; simulated acceptance has none."""
+BY_TASK: Mapping[str, Wanted] = {**dict.fromkeys(LENGTHS, number(0)), "answers": whole()}
+VERIFY_CONFIG: Mapping[str, Wanted] = {**PAIR, "pass": TEXT, "nodes": whole()}
+VERIFY: Mapping[str, Wanted] = dict.fromkeys(
+    ("ms", "ratio_to_decode", "decode_ms", "draft_ms", "keep_ms", "propose_ms"), number(0)
+)
+
+
+def newest_checked(path: Path) -> list[Row]:
+    """The last record of every configuration in a file, those that a report shows with all it needs of them.
+    ConfigError: the file cannot be read, or a record of `CHECKS` lacks something; it is named by its place among
+    these."""
+    return [checked(record, f"{path}, record {n}") for n, record in enumerate(newest(path), 1)]
+
+
+def checked(record: Row, where: str) -> Row:
+    """A record that tables can use: fields of its configuration that may be missing are null."""
+    check(record, {"bench": TEXT}, where)
+    make = CHECKS.get(record["bench"])
+    if make is None:
+        return record
+    check(record, {"config": OBJECT, "metrics": OBJECT, "samples": LIST}, where)
+    check_machine(record, where)
+    return make(record, where)
+
+
+def _ttft(record: Row, where: str) -> Row:
+    check_timed(record, where)
+    config, metrics = record["config"], record["metrics"]
+    check(config, TTFT_CONFIG, f"{where}: config")
+    if config["keep_ratio"] < 1:
+        check(config, {"scorer": TEXT}, f"{where}: config")
+    check(metrics, TTFT, f"{where}: metrics")
+    check_each(metrics["stages"], number(0), f"{where}: stages")
+    return {**record, "config": {**dict.fromkeys(TTFT_CONFIG), **config}, "metrics": {"ttft_s": None, **metrics}}
+
+
+def _decode(record: Row, where: str) -> Row:
+    config, metrics = record["config"], record["metrics"]
+    if "mode" not in config:
+        return record
+    check(config, {**DECODE_CONFIG, **({"acceptance": TEXT} if "acceptance" in config else {})}, f"{where}: config")
+    check(metrics, DECODE, f"{where}: metrics")
+    if config["mode"] != SIMULATED:
+        check(metrics, REAL, f"{where}: metrics")
+    by_task = metrics.get("by_task", {})
+    check({"by_task": by_task}, {"by_task": OBJECT}, f"{where}: metrics")
+    check_each(by_task, OBJECT, f"{where}: by_task")
+    for measured in by_task.values():
+        check(measured, BY_TASK, f"{where}: by_task")
+    return record
+
+
+def _verify(record: Row, where: str) -> Row:
+    check(record["config"], VERIFY_CONFIG, f"{where}: config")
+    check(record["metrics"], VERIFY, f"{where}: metrics")
+    return record
+
+
+CHECKS: Mapping[str, Callable[[Row, str], Row]] = {"ttft": _ttft, "decode": _decode, "verify": _verify}
+"""By benchmark, of those that a report shows."""
+
 
 SHARED = "Times are left out: the runs shared their devices."
 
 
 @dataclass
 class Sources:
-    """What the paths given hold.
-
-    `results`: files of `sp sweep`; `evals`: files of `sp eval --out`; `records`: files of `sp bench`; `runs`: folders
-    of `sp run`; `talks`: files of `sp chat --out`.
-    """
+    """What the paths given hold. `results`: files of `sp sweep`; `evals`: files of `sp eval --out`; `records`: files of
+    `sp bench`; `runs`: folders of `sp run`; `talks`: files of `sp chat --out`."""
 
     results: list[Path] = field(default_factory=list)
     evals: list[Path] = field(default_factory=list)
@@ -43,13 +126,8 @@ class Sources:
 
 
 def find_sources(paths: Iterable[Path]) -> Sources:
-    """Sort files by what their first line is; folders are searched.
-
-    Raises
-    ------
-    ConfigError
-        A path is missing or holds nothing that a report can show.
-    """
+    """Sort files by what their first line is; folders are searched. ConfigError: a path is missing or holds nothing
+    that a report can show."""
     found = Sources()
     for path in paths:
         if path.is_dir():
@@ -88,16 +166,9 @@ def first_object(path: Path) -> Row:
 
 @rc_context({"text.parse_math": False})  # a name with dollars in it is no formula
 def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
-    """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
-
-    Answers and selections are also in ``report.html``, to look at and to sort. No file of an earlier report stays.
-    Without `times`, those of sweeps are left out: runs side by side on one device wait for each other.
-
-    Raises
-    ------
-    ConfigError
-        See `find_sources` and `read_results`.
-    """
+    """Write ``report.md``, ``report.html``, ``cells.csv`` and pictures into `out`, where no file of an earlier report
+    stays; the path of the page. Without `times`, those of sweeps are left out: runs side by side on one device wait for
+    each other. ConfigError: see `find_sources` and `read_results`."""
     with staged(out) as stage:
         page = _write_report(paths, stage, times)
     return out / page.name
@@ -124,18 +195,18 @@ def _write_report(paths: Sequence[Path], out: Path, times: bool) -> Path:
         html = study_page("Report", sections, [*told, *([] if times else [("times", SHARED)])], times)
         write_atomic(out / "report.html", html.encode())
         parts.append("Every strategy on one scale, and every cell to sort: [report.html](report.html).")
-        for number, (title, group) in enumerate(groups.items(), 1):
+        for place, (title, group) in enumerate(groups.items(), 1):
             several = len(groups) > 1
             parts += [f"# {title}"] if several else []
-            parts += quality(group, out, f"{number}_" if several else "", times)
+            parts += quality(group, out, f"{place}_" if several else "", times)
     for folder in sources.runs:
         run = SavedRun.load(folder)
         if run.has_maps:
             name = f"importance_{folder.name}.png" if len(sources.runs) > 1 else "importance_heads.png"
             save_png(importance_map(run), out / name)
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
-    for number, path in enumerate(sources.talks, 1):
-        name = f"conversation_{number}.png" if len(sources.talks) > 1 else "conversation.png"
+    for place, path in enumerate(sources.talks, 1):
+        name = f"conversation_{place}.png" if len(sources.talks) > 1 else "conversation.png"
         save_png(conversation_figure(read_turns(path)), out / name, DPI)
         parts.append(f"## A conversation\n\n`{path}`\n\n![What each turn had of the transcript]({name})")
     if timed := [record for path in sources.records for record in newest_checked(path) if record["bench"] == "ttft"]:
@@ -158,8 +229,8 @@ def times_section(records: Sequence[Row], out: Path) -> list[str]:
     for record in records:
         of = machine_slug(record), record["config"]["target"], cards_of(record["config"])[1]
         groups.setdefault(of, []).append(record)
-    for number, ((machine, *_), group) in enumerate(sorted(groups.items()), 1):
-        name = f"ttft_stages_{number}.png" if len(groups) > 1 else "ttft_stages.png"
+    for place, ((machine, *_), group) in enumerate(sorted(groups.items()), 1):
+        name = f"ttft_stages_{place}.png" if len(groups) > 1 else "ttft_stages.png"
         rows = [row_of(record) for record in group]
         heads, cells, _ = cells_of(rows)
         draw_stages(group, out / name)
@@ -170,9 +241,36 @@ def times_section(records: Sequence[Row], out: Path) -> list[str]:
 
 def decoding_section(records: Sequence[Row], out: Path) -> list[str]:
     """Tables and pictures of decoding with a draft; nothing where none is recorded."""
-    from sp.studies.plots.decode_plots import draw_decoding
+    from sp.studies.plots.ttft_plots import draw_decoding
     from sp.studies.tables.decode_table import decode_tables
 
     parts = [f"{title}\n\n{markdown(heads, cells)}" for title, heads, cells, _ in decode_tables(records)]
     parts += [f"![Decoding by budget]({path.name})" for path in draw_decoding(records, out)] if parts else []
     return ["## Decoding with a draft", *parts] if parts else []
+
+
+def write_pages(paths: Sequence[Path], pages: Iterable[Path]) -> list[Path]:
+    """Put what records below `paths` say between the marks of Markdown pages, of a folder those that have one, see
+    `fill`; the pages written, all made before the first is. ConfigError: see there and `find_sources`; or a page cannot
+    be read, or none of a folder has a mark."""
+    records = [record for path in find_sources(paths).records for record in newest_checked(path)]
+    texts: dict[Path, str] = {}
+    for page in pages:
+        if not page.is_dir():
+            texts[page] = _read(page)
+            continue
+        inside = {each: text for each in sorted(page.rglob("*.md")) if marked(text := _read(each))}
+        if not inside:
+            raise ConfigError(f"no page below {page} has marks of a part made from records; name another in --pages")
+        texts |= inside
+    made = {page: fill(text, records) for page, text in texts.items()}
+    return [write_atomic(page, text.encode()) for page, text in made.items()]
+
+
+def _read(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {page}: {error.strerror}; name a page or a folder in --pages") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{page} is no UTF-8 text; name a page of Markdown in --pages") from None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sp.errors import printable
+from sp.page.heat import Heated, Place, strip
+from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
+from sp.prompt.heat import LEVELS
+from sp.prompt.pieces import KINDS, edges, kinds, text_of
 from sp.session import Answer, Pipeline, RunOptions, RunResult
 from sp.trace import Trace, write_atomic
 
@@ -19,6 +24,13 @@ def stage_rows(answer: Answer) -> list[dict[str, Any]]:
     """Stages of one pass with their share of its total."""
     total = answer.trace.seconds or 1.0
     return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
+
+
+def passes(result: RunResult) -> list[tuple[str, Answer]]:
+    """The answer by name of its pass, and that of the full prefill where both were run."""
+    both = result.full is not None and result.full is not result.answer
+    named = [("compressed" if result.selection is not None else "full", result.answer)]
+    return [*named, ("full", result.full)] if both else named  # type: ignore[list-item]
 
 
 def mean_density(densities: tuple[float, ...]) -> float:
@@ -45,7 +57,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
     `window` says how a prompt that the target's window is too short for was read, and is None for all others.
     """
-    full = result.full
+    full, facts = result.full, result.answer.trace.facts
     return {
         "answer": result.answer.text,
         "reasoning": result.answer.reasoning,
@@ -71,17 +83,9 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "target_density": mean_density(result.answer.densities),
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
-        "drafter": result.answer.trace.facts.get("drafter", []),
-        "repacked": result.answer.trace.facts.get("repacked", []),
-        "math": result.answer.trace.facts.get("math", []),
-        "cards": result.answer.trace.facts.get("cards", []),
-        "positions": result.answer.trace.facts.get("positions", []),
-        "dropped": result.answer.trace.facts.get("dropped", []),
-        "retrieval": result.answer.trace.facts.get("retrieval", []),
-        "selection": result.answer.trace.facts.get("selection", []),
-        "experts": result.answer.trace.facts.get("experts", []),
-        "window": result.answer.trace.facts.get("window"),
-        "residency": result.answer.trace.facts.get("residency"),
+        **{name: facts.get(name, []) for name in NOTES},
+        "window": facts.get("window"),
+        "residency": facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
 
@@ -92,10 +96,7 @@ def stage_table(result: RunResult) -> Table:
     for name, justify in (("pass", "left"), ("stage", "left"), ("seconds", "right"), ("tokens", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("share", justify="right")
-    passes = [("compressed" if result.selection is not None else "full", result.answer)]
-    if result.full is not None and result.full is not result.answer:
-        passes.append(("full", result.full))
-    for label, answer in passes:
+    for label, answer in passes(result):
         for row in stage_rows(answer):
             table.add_row(
                 label, row["name"], f"{row['seconds']:.3f}", f"{row['tokens']:,}", f"{100 * row['share']:.1f} %"
@@ -115,42 +116,25 @@ def why(result: RunResult) -> str:
 
 def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
     """The trace to save: facts, spans and arrays of the run."""
+    found = result.answer.trace.facts
     trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
     trace.facts |= {
         "target": pipeline.target.describe(),
         "drafter": pipeline.drafter and pipeline.drafter.for_prompt(len(result.drafted or ())).describe(),
         "draft": pipeline.draft.describe() if pipeline.draft else None,
         "options": {
-            "keep_ratio": options.keep_ratio,
-            "scorer": repr(options.scorer),
-            "selector": repr(options.selector),
-            "compress": options.compress,
-            "threshold": options.threshold,
-            "positions": options.positions,
-            "mapping": options.mapping,
-            "mark_omitted": options.mark_omitted,
-            "kv": options.kv,
-            "rotate": options.rotated,
-            "state_gaps": options.state_gaps,
-            "target_sparse": None if options.target_sparse is None else repr(options.target_sparse),
-            "decode": repr(options.decode),
-            "max_new_tokens": options.max_new_tokens,
-            "seed": options.seed,
+            name: value if isinstance(value, str | int | float | None) else repr(value)
+            for name, value in (vars(options) | {"rotate": options.rotated}).items()
+            if name != "sparse"  # it stands in target_sparse and in the scorer
         },
         "spans": [
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
-        "window": result.answer.trace.facts.get("window"),
-        "residency": result.answer.trace.facts.get("residency"),
-        "math": result.answer.trace.facts.get("math", []),
-        "cards": result.answer.trace.facts.get("cards", []),
-        "positions": result.answer.trace.facts.get("positions", []),
-        "dropped": result.answer.trace.facts.get("dropped", []),
-        "retrieval": result.answer.trace.facts.get("retrieval", []),
-        "selection": result.answer.trace.facts.get("selection", []),
-        "experts": result.answer.trace.facts.get("experts", []),
-        "expert_choices": result.answer.trace.facts.get("expert_choices"),
+        "window": found.get("window"),
+        "residency": found.get("residency"),
+        **{name: found.get(name, []) for name in NOTES if name not in ("drafter", "repacked")},
+        "expert_choices": found.get("expert_choices"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -182,11 +166,8 @@ def write_files(
     expected: list[str] | None = None,
 ) -> dict[str, Path]:
     """Save the page, trace, arrays and, if compression was active, the picture; no file of an earlier run stays.
-
-    `expected` are values that a right answer holds, where they are known.
-    """
+    `expected` are values that a right answer holds, where they are known."""
     from sp.studies.figures import importance_figure, save_png
-    from sp.studies.pages.run_page import run_page
     from sp.studies.written import staged
 
     trace = run_trace(result, pipeline, options, facts)
@@ -213,10 +194,8 @@ def memory_lines(residency: dict[str, Any] | None) -> list[str]:
 
 
 def print_outcome(console: Console, report: dict[str, Any], result: RunResult, verbose: bool = False) -> None:
-    """What was kept and why, and the files; last the answers and what compression gained.
-
-    With `verbose` also what every stage took, what attention read, and memory.
-    """
+    """What was kept and why, and the files; last the answers and what compression gained. With `verbose` also what
+    every stage took, what attention read, and memory."""
     if verbose:
         console.print(stage_table(result))
         for line in _details(report):
@@ -242,7 +221,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
         console.print(f"[b]Thinking[/b]  [dim]{_shown(report['reasoning'])}[/dim]")
     if report["reasoning"] and not report["answer"]:
         console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
-    both = result.full is not None and result.full is not result.answer
+    both = len(passes(result)) > 1
     if both and result.full.reasoning:  # type: ignore[union-attr]
         console.print(f"[b]Full prefill thinks[/b]  [dim]{_shown(report['full_reasoning'])}[/dim]")
     if both:
@@ -273,7 +252,6 @@ NOTES = {
 
 
 def _details(report: dict[str, Any]) -> Iterator[str]:
-    """What attention read, and memory, a line each."""
     for who in ("drafter", "target"):
         density = report[f"{who}_density"]
         if density is not None:
@@ -281,3 +259,179 @@ def _details(report: dict[str, Any]) -> Iterator[str]:
             yield f"[b]Attention of the {who}[/b]  {how}"
     yield f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB"
     yield from memory_lines(report["residency"])
+
+
+LONGEST = 160
+"""Characters of a needle in the list of needles."""
+STRIP = "The whole prompt: importance above, share kept in the middle, needles and question below. Press to go there."
+STYLE = """
+.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem; }
+.answers section { border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
+.answers h2 { margin: 0; font-size: .95rem; } .answer { white-space: pre-wrap; font-size: 1.1rem; margin: .3rem 0; }
+.whole .kept { border: 0; }
+.took { width: 8rem; } .took svg { display: block; width: 100%; height: .8rem; } .took rect { fill: var(--mark); }
+"""
+
+
+def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, Any], why: str) -> str:
+    """The page; everything in it that anybody else wrote is escaped. `report` is what `sp run --json` says, `told` what
+    the trace does, `why` whether compression was active."""
+    kept = None if result.selection is None else result.selection.kept
+    heated = Heated.of(result.prompt, kept, result.scores)
+    return page(
+        f"sp run: {told.get('question') or 'a prompt'}"[:80],
+        tag("main",
+            tag("h1", told.get("question") or "A prompt"),
+            _answers(result, report),
+            tag("p", why, id="why"),
+            _figures(report),
+            tag("h2", "Tokens"), *_tokens(heated, result),
+            tag("h2", "Times"), _times(result),
+            tag("h2", "Settings"), _settings(told, report)),
+        styles=(asset("heat.css"), STYLE),
+        scripts=(asset("heat.js"), asset("sort.js")),
+    )  # fmt: skip
+
+
+def _answers(result: RunResult, report: Mapping[str, Any]) -> Html:
+    shown = [_answer("Full prefill" if result.selection is None else "Compressed", report, "")]
+    if result.full is not None and result.full is not result.answer:
+        shown.append(_answer("Full prefill", report, "full_"))
+    gain = report["speedup"] if len(shown) > 1 else None
+    faster = tag("p", tag("b", f"{gain:.1f}x"), " as fast to the first token as the full prefill") if gain else ""
+    return join([tag("div", *shown, class_="answers"), faster])
+
+
+def _answer(title: str, report: Mapping[str, Any], prefix: str) -> Html:
+    text, thought, correct = report[f"{prefix}answer"], report[f"{prefix}reasoning"], report["correct"]
+    verdict = ""
+    if correct is not None and not prefix:
+        verdict = tag("span", " right" if correct else " wrong", class_="good" if correct else "bad")
+    thinking = tag("details", tag("summary", "Thinking"), tag("pre", thought, class_="answer")) if thought else ""
+    seconds = f"first token after {report[f'{prefix}ttft_s']:.2f} s"
+    return tag("section", tag("h2", title, verdict), thinking,
+               tag("p", text or "(nothing)", class_="answer", dir="auto"), tag("small", seconds))  # fmt: skip
+
+
+def _figures(report: Mapping[str, Any]) -> Html:
+    share = f"{100 * report['keep_ratio']:.1f} %"
+    shown: list[tuple[str, object]] = [
+        ("Kept", f"{report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens, {share}"),
+        ("By constraint", f"{report['forced_tokens']:,} of them, whatever their scores"),
+    ]
+    if report["needle_recall"] is not None:
+        shown.append(("Needle kept", f"{100 * report['needle_recall']:.0f} % of its tokens"))
+    if report["acceptance_length"] is not None:
+        shown.append(("Decoding", f"{report['acceptance_length']:.2f} tokens a pass of the target"))
+    shown.append(("Peak memory", f"{report['peak_bytes'] / 2**20:,.0f} MiB"))
+    return facts(shown)
+
+
+def _tokens(heated: Heated, result: RunResult) -> Sequence[Html]:
+    places = heated.places()
+    parts = [_legend(result), tag("p", STRIP, class_="note"), strip(heated)]
+    parts += [_places(heated, places)] if places else []
+    parts += [_tools(result), tag("div", heated.markup(), class_="whole" if result.selection is None else None)]
+    return parts
+
+
+def _legend(result: RunResult) -> Html:
+    if result.selection is None:
+        return tag("p", "All of the prompt was read; nothing was scored.", class_="note")
+    levels = join(tag("i", f" {100 * share:g} % ", class_=f"h{level}") for level, share in enumerate(LEVELS, 1))
+    kinds = (("kept", "kept"), ("dropped", "left out"), ("question", "question, kept"), ("needle", "needle, kept"),
+             ("lost", "needle, left out"))  # fmt: skip
+    shown = join(tag("span", name, class_=kind) for kind, name in kinds)
+    return tag("p", "More important than ", levels, "of the tokens.", tag("br"), shown, class_="legend")
+
+
+def _places(heated: Heated, places: Sequence[Place]) -> Html:
+    rows = []
+    for place in places:
+        text = " ".join(heated.text(place.start, place.end)[: 2 * LONGEST].split())
+        text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+        name = tag("a", place.name.replace("-", " "), href=f"#{place.name}")
+        share = f"{100 * place.kept:.0f} %"
+        rows.append([Cell(name, place.start), Cell(text, text), Cell(f"{place.start:,}", place.start),
+                     Cell(share, place.kept)])  # fmt: skip
+    return sortable("Needles and question", ["where", "text", "token", "kept"], rows, ["text"])
+
+
+def _tools(result: RunResult) -> Html:
+    if result.selection is None:
+        return Html("")
+    return tag("div",
+        tag("button", "previous kept piece", type="button", data_step=-1),
+        tag("button", "next kept piece", type="button", data_step=1),
+        tag("label", tag("input", type="checkbox", id="only"), " only what was kept"),
+        tag("label", tag("input", type="checkbox", id="plain"), " without heat"),
+        class_="tools",
+    )  # fmt: skip
+
+
+def _times(result: RunResult) -> Html:
+    both = passes(result)
+    most = max((stage.seconds for _, answer in both for stage in answer.trace.stages), default=0) or 1.0
+    rows = []
+    for label, answer in both:
+        total = answer.trace.seconds or 1.0
+        for stage in answer.trace.stages:
+            bar = tag("svg", tag("rect", width=f"{100 * stage.seconds / most:.2f}", height=10),
+                      viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")  # fmt: skip
+            rows.append([
+                Cell(label, label), Cell(stage.name, stage.name), Cell(f"{stage.seconds:.3f}", stage.seconds),
+                Cell(tag("div", bar, class_="took"), stage.seconds), Cell(f"{stage.tokens:,}", stage.tokens),
+                Cell(f"{100 * stage.seconds / total:.1f} %", stage.seconds / total),
+            ])  # fmt: skip
+    return sortable("Stages", ["pass", "stage", "seconds", "on one scale", "tokens", "share"], rows, ["stage"])
+
+
+def _settings(told: Mapping[str, Any], report: Mapping[str, Any]) -> Html:
+    shown: list[tuple[str, object]] = [(name, _said(value)) for name, value in told.get("options", {}).items()]
+    for role in ("target", "drafter", "draft"):
+        described = told.get(role)
+        if described:
+            inside = facts([(name, _said(value)) for name, value in described.items()])
+            shown.append((role, tag("details", tag("summary", described.get("file") or role), inside)))
+    for name in ("window", *NOTES):
+        if value := report.get(name):
+            shown.append((name, value if isinstance(value, str) else "; ".join(map(str, value))))
+    return join([facts(shown), tag("p", f"Written by sp {told.get('sp', '')}", class_="note")])
+
+
+def _said(value: object) -> str:
+    return "none" if value is None else "yes" if value is True else "no" if value is False else str(value)
+
+
+STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle": "bold red"}
+
+
+def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
+    """Consecutive tokens of one kind as (kind, first token, end token)."""
+    found = kinds(result.prompt, None if result.selection is None else result.selection.kept)
+    for start, end in edges(found):
+        yield KINDS[found[start]], start, end
+
+
+def piece(result: RunResult, start: int, end: int) -> str:
+    """Text of tokens [start, end); bytes cut off from their character are shown as U+FFFD."""
+    return text_of(result.prompt.prompt.text.encode(), result.prompt.bytes, start, end)
+
+
+def as_text(result: RunResult, limit: int | None = 1600) -> Text:
+    """Kept text for a terminal, gaps replaced by their length; cut after `limit` characters around the needle. Pieces
+    next to the needle are always shown whole, so the excerpt shows what matters most."""
+    parts = list(runs(result))
+    shown = Text()
+    spent = 0
+    for at, (kind, start, end) in enumerate(parts):
+        near = any(other[0].endswith("needle") for other in parts[max(0, at - 1) : at + 2])
+        if kind == "dropped":
+            shown.append(f" […{end - start:,} tokens…] ", style="dim")
+        elif limit is None or spent < limit or near or kind == "question":
+            text = printable(piece(result, start, end))
+            spent += len(text)
+            shown.append(text, style=STYLES[kind])
+        else:
+            shown.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
+    return shown

@@ -1,19 +1,260 @@
-"""`report.html` of evaluations and sweeps: a forest plot for each keep ratio, all strategies in one, and every cell to
-sort."""
+"""Pages of evaluations: what a study of scorers found, with its tables and pictures, and summaries that are lines."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sp.page.forest import Kind, Line, Scale, forest, spread
-from sp.page.frame import asset, page
-from sp.page.markup import Html, join, tag
-from sp.page.tables import Cell, facts, sort_script, sortable
-from sp.studies.style import tokens_label
-from sp.studies.sweep.cells import FULL, Group, Table, is_control, is_oracle
-from sp.studies.sweep.store import Row
+from sp.evals.trained_for import note_of_records
+from sp.page.forest import Line, Scale, forest, spread
+from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
+from sp.studies.figures import save_png, tokens_label
+from sp.studies.plots.pareto import forest_figure, needle_figure, pareto_figure, stage_figure
+from sp.studies.sweep.cells import FULL, Group, Table, kind_of
+from sp.studies.sweep.store import Results, Row, session_facts
+from sp.studies.tables.report_tables import (
+    cells_csv,
+    decode_table,
+    grid_table,
+    kept_table,
+    oracle_points,
+    points,
+    share,
+    time_table,
+)
+from sp.trace import write_atomic
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a summary is drawn (columns of value and interval, times a factor) and listed (heads and columns); `name`
+    is what a line is called, `ends` are of the scale, whose middle is zero without."""
+
+    value: str
+    low: str
+    high: str
+    times: float
+    title: str
+    pattern: str
+    columns: Mapping[str, str]
+    name: Callable[[Summary], str]
+    ends: tuple[float, float] | None = None
+
+
+def _strategy(line: Summary) -> str:
+    return str(line["scorer"]) if line["scorer"] == line["selector"] else f"{line['scorer']} + {line['selector']}"
+
+
+PREDICTED = View(
+    "nll_change", "nll_change_low", "nll_change_high", 1, "nats a token more than in full (95 %)", "{:+.3f}",
+    {"task": "task", "tokens": "tokens_asked", "keep": "keep_ratio", "kept": "realised_keep", "n": "n",
+     "not run": "not_run", "perplexity": "perplexity", "nll": "nll", "KL": "kl", "same token": "agreement"},
+    _strategy,
+)  # fmt: skip
+TURNS = View(
+    "accuracy", "low", "high", 100, "right % (95 %)", "{:.0f}",
+    {"kind": "kind", "tokens": "tokens_asked", "keep": "keep_ratio", "n": "n", "not run": "not_run",
+     "right": "accuracy", "to full": "against_full", "evidence kept": "given_kept", "kept tokens": "kept_tokens",
+     "first token (s)": "ttft_s", "x": "speedup"},
+    lambda line: str(line["way"]) if line["scorer"] == "full" else f"{line['way']}: {_strategy(line)}", (0, 100),
+)  # fmt: skip
+NATURAL = View(
+    "whole", "low", "high", 100, "evidence kept whole, % (95 %)", "{:.0f}",
+    {"overlap": "overlap", "keep": "keep_ratio", "n": "n", "kept whole": "whole", "share of tokens": "recall",
+     "rank": "rank", "scoring (s)": "score_s", "right": "accuracy"},
+    _strategy, (0, 100),
+)  # fmt: skip
+LINE_WORDS = frozenset({"task", "kind", "overlap"})
+GROUP = ("task", "kind", "overlap", "tokens_asked", "keep_ratio")
+"""Lines that have these in common stand in one plot; the full prefill, which has no keep ratio, in each."""
+
+
+def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "") -> str:
+    """The page; all text of lines is escaped."""
+    ratios = sorted({line["keep_ratio"] for line in lines if line["cell"] >= 0 and line["keep_ratio"] is not None})
+    places = list(dict.fromkeys(tuple(line.get(name) for name in GROUP[:-1]) for line in lines))
+    plots = []
+    for place in places:
+        there = [line for line in lines if tuple(line.get(name) for name in GROUP[:-1]) == place]
+        for keep in ratios:
+            mine = [line for line in there if line["cell"] < 0 or line["keep_ratio"] == keep]
+            if any(line["cell"] >= 0 for line in mine):
+                said = " · ".join(f"{part:,} tokens" if isinstance(part, int) else str(part) for part in place if part)
+                plots.append(_plot(f"{said} · keep {keep:g}", mine, view))
+    note_below = [tag("p", note, class_="note")] if note else []
+    first, rest = plots[:4], plots[4:]
+    more = [tag("details", tag("summary", f"More ({len(rest)})"), *rest)] if rest else []
+    main = tag(
+        "main",
+        tag("h1", title),
+        *note_below,
+        tag("h2", "By strategy"),
+        *first,
+        *more,
+        tag("h2", "Every line"),
+        _table(lines, view),
+    )
+    return page(title, main, styles=(asset("forest.css"),), scripts=(asset("sort.js"),))
+
+
+def _plot(title: str, lines: Sequence[Summary], view: View) -> Html:
+    drawn = []
+    for line in lines:
+        value, low, high = (_times(line.get(one), view.times) for one in (view.value, view.low, view.high))
+        drawn.append(
+            Line(view.name(line), "full" if line["cell"] < 0 else kind_of(line["scorer"]), line["n"], value, low, high)
+        )
+    known = [value for one in drawn for value in (one.value, one.low, one.high) if value is not None]
+    low, high = view.ends or spread(known)
+    full = next((one.value for one in drawn if one.kind == "full"), None)
+    return forest(title, Scale(view.title, low, high, view.pattern, full), drawn)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def _table(lines: Sequence[Summary], view: View) -> Html:
+    rows = [
+        [Cell(view.name(line), view.name(line)), *(_cell(line.get(column)) for column in view.columns.values())]
+        for line in lines
+    ]
+    return sortable("Every line", ["strategy", *view.columns], rows, LINE_WORDS)
+
+
+def _cell(value: Any) -> Cell:
+    if value is None:
+        return Cell("", "")
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return Cell(shown, value)
+
+
+SHOWN_KEEP = (0.05, 0.1)
+"""Keep ratios of the detailed tables, if they were run; else the smallest one that was."""
+MAPS_A_PAGE = 6
+
+
+@dataclass
+class Comparable:
+    """Rows of which every strategy read the same examples, and what is known of the drafters that did, by SHA-256."""
+
+    rows: list[Row] = field(default_factory=list)
+    drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def comparable(results: Results) -> dict[str, Comparable]:
+    """Rows by the part of a sweep file they belong to, or else by their cells."""
+    groups: dict[str, Comparable] = {}
+    names: dict[str, str] = {}
+    for run in results.runs.values():
+        cells = json.dumps(run["config"]["cells"], sort_keys=True)
+        name = run.get("part") or names.setdefault(cells, f"Part {len(names) + 1}")
+        group = groups.setdefault(name, Comparable())
+        group.rows += results.rows[run["run"]]
+        group.drafters |= {each["sha256"]: each for role, each in run["models"].items() if role == "drafter"}
+    return groups
+
+
+def provenance(results: Results) -> list[tuple[str, str]]:
+    """Where the rows come from: machines, commits, models, as names and values."""
+    used = {run["session"] for run in results.runs.values()}
+    facts = session_facts([session for name, session in results.sessions.items() if name in used])
+    models = {
+        (role, " ".join([each["file"], *([each["rope"]] if "rope" in each else [])]), each["sha256"][:12])
+        for run in results.runs.values()
+        for role, each in run["models"].items()
+    }
+    listed = [f"{role} {file} (sha256 {digest})" for role, file, digest in sorted(models, reverse=True)]
+    rows = [*facts.items(), *([("model", ", ".join(listed))] if listed else [])]
+    rows.append(("runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"))
+    skipped = [row for row in results.all_rows() if row["status"] != "ok"]
+    if skipped:
+        reasons = {status: sum(row["status"] == status for row in skipped) for status in {r["status"] for r in skipped}}
+        rows.append(("rows not run", ", ".join(f"{count:,} {status}" for status, count in sorted(reasons.items()))))
+    return rows
+
+
+def quality(group: Comparable, out: Path, prefix: str, times: bool) -> list[str]:
+    """Sections on answers, selections and, if asked for, time, with their pictures; file names begin with `prefix`.
+    Under every table that ranks scorers stands what their drafter was trained for."""
+    table, note = Table.of(group.rows), note_of_records(group.drafters.values())
+    told = f"\n\n{note}" if note else ""
+    ratios = table.values("keep_ratio")
+    shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
+    parts = [
+        "Right answers in per cent, with Wilson 95 % intervals; differences to the full prefill of the same examples "
+        "in points, with paired bootstrap 95 % intervals. Scorers that read no model are controls and stand last, but "
+        "for oracles that read the target: those and `oracle` know its answer or the evidence: upper references. "
+        f"Every group of one task, length and keep ratio is in [{prefix}cells.csv]({prefix}cells.csv).",
+        "## Right answers by keep ratio\n\nAll tasks and lengths together.\n\n"
+        + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}")
+        + told,
+        "### Against the full prefill\n\n"
+        + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}")
+        + told,
+    ]
+    if table.oracles:
+        parts.append(
+            "### Distance to the oracle\n\nFrom the oracle that was right most often at the same task, length and keep "
+            "ratio, on the same examples.\n\n"
+            + grid_table(table, "keep_ratio", oracle_points, name=lambda r: f"keep {r:g}")
+            + told
+        )
+    if len(ratios) > 1:
+        save_png(pareto_figure(table, "kept_tokens"), out / f"{prefix}pareto_kept.png")
+        parts.append(f"![Right answers over kept tokens]({prefix}pareto_kept.png)")
+    else:
+        save_png(forest_figure(table, ratios[0]), out / f"{prefix}forest.png")
+        parts.append(f"![Right answers by strategy]({prefix}forest.png)")
+    if times:
+        save_png(pareto_figure(table, "ttft_s"), out / f"{prefix}pareto_ttft.png")
+        parts.append(f"![Right answers over time]({prefix}pareto_ttft.png)")
+    for keep in shown:
+        parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep) + told)
+        if table.oracles:
+            far = grid_table(table, "task", oracle_points, keep=keep)
+            parts.append(f"### Distance to the oracle, keep ratio {keep:g}\n\n{far}{told}")
+        by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
+        parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length + told)
+    parts.append("## What was kept\n\n" + kept_table(table, shown) + told)
+    if any(row.get("acceptance_length") is not None for row in table.rows):
+        parts.append("## Decoding\n\nMean tokens a pass, median seconds.\n\n" + decode_table(table, shown))
+    for keep in shown:
+        parts += needle_maps(table, keep, out, prefix)
+    if times:
+        longest = table.values("tokens_asked")[-1]
+        save_png(stage_figure(table, longest, shown[0]), out / f"{prefix}stages.png")
+        parts.append(
+            f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
+            + "Median seconds, and the full prefill's time over it.\n\n"
+            + time_table(table, shown[0])
+            + f"\n\n![Stages at {tokens_label(longest)} tokens]({prefix}stages.png)"
+        )
+    write_atomic(out / f"{prefix}cells.csv", cells_csv(table, times).encode())
+    return parts
+
+
+def needle_maps(table: Table, keep: float, out: Path, prefix: str) -> list[str]:
+    """Maps of every needle task of several lengths at one keep ratio, six strategies a picture."""
+    parts = []
+    rows = [row for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")]
+    lengths = {task: {row["tokens_asked"] for row in rows if row["task"] == task} for task in {r["task"] for r in rows}}
+    tasks = sorted(task for task, found in lengths.items() if len(found) > 1)
+    for task in tasks:
+        there = {row["strategy"] for row in table.rows if row["task"] == task}
+        names = [name for name in table.strategies() if name in there]
+        for at, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
+            slug = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in task)[:80]
+            file = f"{prefix}map_{slug}_{keep:g}_{at}.png"
+            save_png(needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE]), out / file)
+            parts.append(f"![{task}, depth over length, keep ratio {keep:g}]({file})")
+    return [f"## Needles by depth and length, keep ratio {keep:g}", *parts] if parts else []
+
 
 HEADS = (
     "strategy", "task", "tokens", "keep", "n", "right %", "95 %", "to full", "needle kept", "evidence kept",
@@ -33,10 +274,7 @@ HOW = (
 
 @dataclass(frozen=True)
 class Section:
-    """Rows of which every strategy read the same examples.
-
-    `note`: what the drafter was trained for, if it is known.
-    """
+    """Rows of which every strategy read the same examples. `note`: what the drafter was trained for, if it is known."""
 
     title: str
     rows: Sequence[Row] = field(repr=False)
@@ -46,17 +284,14 @@ class Section:
 def study_page(
     title: str, sections: Sequence[Section], told: Sequence[tuple[str, str]] = (), times: bool = True
 ) -> str:
-    """The page; all text of rows is escaped.
-
-    `told`, sequence of (name, value): where the rows come from; `times`: whether seconds are shown: those of runs side
-    by side on one device mean nothing.
-    """
+    """The page; all text of rows is escaped. `told`, sequence of (name, value): where the rows come from; `times`:
+    whether seconds are shown: those of runs side by side on one device mean nothing."""
     body = [tag("h1", title), facts(list(told)) if told else "", tag("p", HOW)]
     for section in sections:
         body.append(tag("h2", section.title if len(sections) > 1 else "Answers"))
         body += _section(section, times)
     main = tag("main", join(body, "\n"))
-    return page(title, main, styles=(asset("forest.css"),), scripts=(sort_script(),))
+    return page(title, main, styles=(asset("forest.css"),), scripts=(asset("sort.js"),))
 
 
 def _section(section: Section, times: bool) -> Iterator[Html]:
@@ -108,14 +343,7 @@ def _each(table: Table, keep: float, by: str, values: Sequence[Any], name: Calla
     return tag("details", tag("summary", f"{BY[by]} ({len(shown)}{rest})"), *shown)
 
 
-def _kind(strategy: str) -> Kind:
-    if strategy.startswith(FULL):
-        return "full"
-    return "oracle" if is_oracle(strategy) else "control" if is_control(strategy) else "scorer"
-
-
 def _answers(title: str, groups: dict[str, Group]) -> Html:
-    """Shares of right answers, every strategy on one scale."""
     full = [100 * group.accuracy for name, group in groups.items() if name.startswith(FULL)]
     scale = Scale("right % (95 %)", 0, 100, "{:.0f}", full[0] if len(full) == 1 else None)
     lines = [_line(name, groups, (group.accuracy, *group.interval)) for name, group in groups.items()]
@@ -123,9 +351,8 @@ def _answers(title: str, groups: dict[str, Group]) -> Html:
 
 
 def _line(name: str, groups: Mapping[str, Group], shares: tuple[float, float, float]) -> Line:
-    """A strategy's value and interval in per cent."""
     value, low, high = (100 * share for share in shares)
-    return Line(name, _kind(name), groups[name].n, value, low, high, _partly(groups[name], groups))
+    return Line(name, kind_of(name), groups[name].n, value, low, high, _partly(groups[name], groups))
 
 
 def _partly(group: Group, groups: Mapping[str, Group]) -> str:
@@ -150,11 +377,10 @@ def _differences(title: str, groups: dict[str, Group]) -> Html:
 
 
 def _cells(caption: str, cells: dict[tuple[Any, ...], Group], times: bool) -> Html:
-    """A row a cell."""
     rows = []
     for (strategy, task, tokens, keep), group in cells.items():
         low, high = group.interval
-        kind = _kind(strategy)
+        kind = kind_of(strategy)
         name = [strategy, tag("small", f" {kind}")] if kind in ("control", "oracle") else [strategy]
         one = [
             Cell(join(name), strategy),

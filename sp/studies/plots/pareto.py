@@ -1,18 +1,76 @@
-"""Quality against cost: accuracy over kept tokens and over time to first token, a panel for each prompt length."""
+"""Accuracy by keep ratio: forests of strategies, the front of accuracy and time, and needles by depth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from sp.studies.figures import INK
-from sp.studies.plots.forest_plot import sizes_told
-from sp.studies.style import Look, apart, looks, plain_log, tidy, tokens_label
+from sp.studies.figures import INK, NEEDLE_COLOURS, Look, apart, looks, plain_log, tidy, tokens_label
 from sp.studies.sweep.cells import FULL, Group, Table
+from sp.studies.sweep.store import Row
+
+
+def forest_figure(table: Table, keep: float) -> Figure:
+    """Right answers with Wilson 95 % intervals, a panel a length, pooled over tasks; the band is the full prefill's."""
+    lengths, names = table.values("tokens_asked"), table.strategies()
+    styles = looks(names)
+    columns = min(3, len(lengths))
+    rows = -(-len(lengths) // columns)
+    figure = Figure(figsize=(2.9 * columns + 1.6, rows * (0.21 * len(names) + 0.75) + 0.3), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    groups = table.groups("tokens_asked", keep=[keep])
+    for axes, tokens in zip(grid.flat, lengths, strict=False):
+        mine = {key[0]: group for key, group in groups.items() if key[1] == tokens}
+        for place, name in enumerate(names):
+            if name in mine:
+                _line(axes, place, mine[name], styles[name].colour, styles[name].marker, full=name.startswith(FULL))
+        sizes = [group.n for group in mine.values()]
+        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_told(sizes)}", fontsize=9)
+        axes.set_xlim(-3, 103)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        tidy(axes)
+    _label_lowest(grid, len(lengths), "right answers (%)")
+    grid[0, 0].set_ylim(len(names) - 0.5, -0.5)
+    figure.suptitle(f"Keep ratio {keep:g}; bars: Wilson 95 %", fontsize=10)
+    return figure
+
+
+def _label_lowest(grid: npt.NDArray[np.object_], panels: int, label: str) -> None:
+    """Of a grid of so many panels, those at the bottom; the places behind them stay empty."""
+    rows, columns = grid.shape
+    for axes in grid.flat[panels:]:
+        axes.set_visible(False)
+    for column in range(columns):
+        last = max(row for row in range(rows) if row * columns + column < panels)
+        grid[last, column].set_xlabel(label, fontsize=9)
+        grid[last, column].tick_params(labelbottom=True)
+
+
+def sizes_told(sizes: list[int]) -> str:
+    """How many examples a point rests on."""
+    if max(sizes) == 1:
+        return "n = 1: one example a point"
+    return f"n = {min(sizes)}" if min(sizes) == max(sizes) else f"n = {min(sizes)} to {max(sizes)}"
+
+
+def _line(axes: Axes, place: int, group: Group, colour: str, marker: str, *, full: bool) -> None:
+    """One strategy; of one example the point is hollow and has no interval."""
+    value, bounds = 100 * group.accuracy, 100 * np.array(group.interval)
+    if full:
+        axes.axvspan(*bounds, color=colour, alpha=0.08, linewidth=0)
+    if group.n > 1:
+        axes.plot(bounds, [place, place], color=colour, linewidth=1.6, alpha=0.6, zorder=2)
+    face = colour if group.n > 1 else "white"
+    axes.plot([value], [place], marker, color=colour, markerfacecolor=face, markersize=9 if full else 5, zorder=3)
+
 
 STAGES = {
     "tokenise": ("tokenise_s",),
@@ -57,10 +115,8 @@ LABELS = {"kept_tokens": "kept tokens (mean; drawn a little apart)", "ttft_s": "
 
 
 def pareto_figure(table: Table, cost: Cost) -> Figure:
-    """One line a strategy, one point a keep ratio, pooled over tasks; bars are Wilson 95 % intervals.
-
-    The full prefill is the star, and the band its interval.
-    """
+    """One line a strategy, one point a keep ratio, pooled over tasks; bars are Wilson 95 % intervals. The full prefill
+    is the star, and the band its interval."""
     lengths = table.values("tokens_asked")
     names = table.strategies()
     others = [name for name in names if not name.startswith(FULL)]
@@ -77,20 +133,16 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
             if mine:
                 full = name.startswith(FULL)
                 aside = 1.0 if full or cost != "kept_tokens" else apart(others.index(name), len(others))
-                _line(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, aside, full=full)
+                _curve(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, aside, full=full)
         sizes = [group.n for key, group in groups.items() if key[1] == tokens]
         axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_told(sizes)}", fontsize=9)
         axes.set_ylim(-3, 103)
         tidy(axes)
         low, high = axes.get_xlim()
         plain_log(axes, _ticks(max(low, 1e-6), high), tokens=cost == "kept_tokens")
-    for axes in grid.flat[len(lengths) :]:
-        axes.set_visible(False)
+    _label_lowest(grid, len(lengths), LABELS[cost])
     for axes in grid[:, 0]:
         axes.set_ylabel("right answers (%)", fontsize=9)
-    for column in range(columns):
-        last = max(row for row in range(rows) if row * columns + column < len(lengths))
-        grid[last, column].set_xlabel(LABELS[cost], fontsize=9)
     handles = [
         grid[0, 0].plot([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5, label=name)[0]
         for name, look in styles.items()
@@ -99,7 +151,7 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
     return figure
 
 
-def _line(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, aside: float, *, full: bool) -> None:
+def _curve(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, aside: float, *, full: bool) -> None:
     found = [group.mean(cost) if cost == "kept_tokens" else group.median(cost) for group in groups]
     x = aside * np.array([value or np.nan for value in found])
     y = 100 * np.array([group.accuracy for group in groups])
@@ -119,3 +171,95 @@ def _ticks(low: float, high: float) -> list[float]:
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     ticks = [m * 10.0**e for e in decades for m in (1, 2, 5) if low <= m * 10.0**e <= high]
     return ticks if len(ticks) <= 7 else [tick for tick in ticks if f"{tick:e}".startswith("1")]
+
+
+MEASURES = {
+    "correct": ("right answers", (0.0, 1.0)),
+    "needle_recall": ("needle kept by the selector", (0.0, 1.0)),
+    "needle_margin": ("margin of the needle's chunk", (-1.0, 1.0)),
+}
+BINS = 10
+SINGLE = "*"
+"""Behind the value of a cell of one example, where others have more."""
+
+Doubles = npt.NDArray[np.float64]
+
+
+def depth_rows(depths: Sequence[float]) -> tuple[list[str], Doubles]:
+    """Rows of the map: the depths of the examples if they are a grid of at most 21, else ten bins; names and edges."""
+    grid = sorted(set(depths))
+    if len(grid) <= 21 and len(depths) >= 2 * len(grid):
+        return [f"{100 * depth:.0f}" for depth in grid], np.array(grid) + 1e-9
+    edges = np.linspace(0, 1, BINS + 1)
+    names = [f"{100 * low:.0f} to {100 * high:.0f}" for low, high in pairwise(edges)]
+    edges[-1] += 1e-9
+    return names, edges[1:]
+
+
+def heat(rows: Sequence[Row], measure: str, lengths: Sequence[int], edges: Doubles) -> tuple[Doubles, Doubles]:
+    """Means (depths, lengths), NaN where there is no example, and how many examples each rests on."""
+    total, count = np.zeros((len(edges), len(lengths))), np.zeros((len(edges), len(lengths)))
+    column = {length: i for i, length in enumerate(lengths)}
+    for row in rows:
+        if row.get(measure) is not None:
+            at = int(np.searchsorted(edges, row["depth"])), column[row["tokens_asked"]]
+            total[at] += row[measure]
+            count[at] += 1
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
+
+
+def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str]) -> Figure:
+    """Three maps a strategy at one keep ratio, examples of one task; the full prefill has only its answers."""
+    there = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
+    rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in there]
+    lengths = sorted({row["tokens_asked"] for row in rows})
+    names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
+    width, height = 0.42 * len(lengths) + 1.1, 0.17 * len(names) + 0.55
+    figure = Figure(figsize=(3 * width + 1.2, height * len(strategies) + 1.0), layout="constrained")
+    grid = figure.subplots(len(strategies), len(MEASURES), squeeze=False)
+    for line, name in zip(grid, strategies, strict=True):
+        full = name.startswith(FULL)
+        mine = [row for row in rows if row["strategy"] == name and (full or row["keep_ratio"] == keep)]
+        for axes, (measure, (_, limits)) in zip(line, MEASURES.items(), strict=True):
+            if full and measure != "correct":
+                axes.axis("off")
+                continue
+            values, count = heat(mine, measure, lengths, edges)
+            draw_map(axes, values, limits, count)
+            axes.set_xticks(range(len(lengths)), [tokens_label(n) for n in lengths], rotation=45, fontsize=7)
+            axes.set_yticks(range(len(names)), names if axes is line[0] else [], fontsize=6)
+            axes.set_title(f"{name} ({span(count)})" if axes is line[0] else "", fontsize=8, loc="left")
+        line[0].set_ylabel("depth (%)", fontsize=8)
+    for column, (title, limits) in enumerate(MEASURES.values()):
+        scale = ScalarMappable(Normalize(*limits), NEEDLE_COLOURS)
+        bar = figure.colorbar(scale, ax=list(grid[:, column]), location="bottom", fraction=0.04, pad=0.02, aspect=30)
+        bar.set_ticks(np.linspace(*limits, 5).tolist())
+        bar.set_label(title, fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+    figure.suptitle(f"{task}: depth over prompt tokens, keep ratio {keep:g}", fontsize=10)
+    return figure
+
+
+def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float], count: Doubles) -> None:
+    """A heat map with its values written in; grey where nothing was measured, marked where one example was."""
+    mixed = count.max() > 1
+    axes.set_facecolor("#e9ecef")
+    axes.imshow(values, cmap=NEEDLE_COLOURS, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            text = f"{100 * value:.0f}" if limits[0] == 0 else f"{value:.1f}"
+            text += SINGLE if mixed and count[row, column] == 1 else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=6, color=INK)
+    axes.set_xticks(np.arange(values.shape[1]) - 0.5, minor=True)
+    axes.set_yticks(np.arange(values.shape[0]) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.tick_params(which="both", length=0)
+
+
+def span(count: Doubles) -> str:
+    """Smallest and largest number of examples of a cell, and what that says where it is one."""
+    low, high = int(count.min()), int(count.max())
+    if high == 1:
+        return "one example a cell" if low else "at most one example a cell"
+    told = f"n = {low} a cell" if low == high else f"n = {low} to {high} a cell"
+    return told + (f"; {SINGLE} one example" if (count == 1).any() else "")

@@ -1,8 +1,10 @@
-"""Pictures of times to first token: stages as stacked bars, and the memory of one request."""
+"""Times as pictures: stages and memory of a first token, and decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from sp.bench.simulate import SIMULATED
 from sp.errors import ConfigError
+from sp.kernels.machine import machine_slug
 from sp.scoring.reading import attending
 from sp.session.measured import maths_told, target_alone
-from sp.studies.figures import INK, save_png
+from sp.studies.figures import COLOURS, INK, MARKERS, apart, plain_log, save_png, tidy
+from sp.studies.tables.decode_table import SETTING, of_decoding
 from sp.studies.tables.lookup import GIB, Record
 
-COLOURS = {
+STAGE_COLOURS = {
     "tokenise": "#adb5bd",
     "tokenise for drafter": "#868e96",
     "score": "#1c7ed6",
@@ -34,16 +39,9 @@ LONG = 2.5
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:
-    """Draw `ttft` records as bars of stages: one panel a prompt length, a full prefill beside what was compressed.
-
-    All bars of a panel are on one scale, and none is cut; where the full prefill is far longer, a panel beside has the
-    others enlarged.
-
-    Raises
-    ------
-    ConfigError
-        When no record has a time.
-    """
+    """Draw `ttft` records as bars of stages: one panel a prompt length, a full prefill beside what was compressed, on
+    one scale; where the full prefill is far longer, a panel beside has the others enlarged. ConfigError when none has a
+    time."""
     timed = [record for record in records if record["metrics"].get("ttft_s")]
     if not timed:
         raise ConfigError("no time to first token to draw; measure some with sp bench ttft")
@@ -73,13 +71,8 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
 
 
 def draw_memory(records: Sequence[Record], path: Path) -> Path:
-    """Draw `ttft_memory` records: bytes in use while one request ran, its stages, and the limit it had.
-
-    Raises
-    ------
-    ConfigError
-        When there is no record with samples.
-    """
+    """Draw `ttft_memory` records: bytes in use while one request ran, its stages, and the limit it had. ConfigError
+    when there is no record with samples."""
     seen = [record for record in records if record["samples"]]
     if not seen:
         raise ConfigError("no memory timeline to draw; measure one with sp bench ttft --plots")
@@ -102,8 +95,8 @@ def stage_colours(records: Sequence[Record]) -> dict[str, str]:
         for name, seconds in record["metrics"]["stages"].items()
         if name != "decode" and seconds >= 1e-3 * record["metrics"]["ttft_s"]
     )
-    fresh = [name for name in names if name not in COLOURS]
-    found = {name: colour for name, colour in COLOURS.items() if name in names}
+    fresh = [name for name in names if name not in STAGE_COLOURS]
+    found = {name: colour for name, colour in STAGE_COLOURS.items() if name in names}
     return found | {name: SPARE[i % len(SPARE)] for i, name in enumerate(fresh)}
 
 
@@ -174,3 +167,94 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     title = f"{config['prompt_tokens']:,} tokens, {label_of(config)}: first token after"
     axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s", fontsize=9, loc="left", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
+
+
+def draw_decoding(records: Sequence[Record], folder: Path) -> Iterator[Path]:
+    """One picture a machine, pair, setting and kind of acceptance: ``decode-<target>[-simulated].png``, with what tells
+    them apart where several would have that name. Greedy decoding is a line across; simulated lines are dashed."""
+    groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in of_decoding(records):
+        config = record["config"]
+        if config["method"] != "greedy":
+            name = f"decode-{_slug(Path(config['model']).stem)}" + "-simulated" * (config["mode"] == SIMULATED)
+            groups[name, machine_slug(record), *(str(config[key]) for key in ("draft", *SETTING))].append(record)
+    folder.mkdir(parents=True, exist_ok=True)
+    for (name, *how), group in sorted(groups.items()):
+        alike = [key[1:] for key in groups if key[0] == name]
+        apart = [_slug(part) for i, part in enumerate(how) if len({other[i] for other in alike}) > 1]
+        yield save_png(figure_of(group), folder / f"{'-'.join([name, *apart])}.png")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())
+
+
+def figure_of(records: Sequence[Record]) -> Figure:
+    """Tokens a pass, tokens a second and, of real acceptance, tokens a pass by task."""
+    config = records[0]["config"]
+    simulated = config["mode"] == SIMULATED
+    tasks = [] if simulated else list(dict.fromkeys(t for r in records for t in r["metrics"]["by_task"]))
+    panels = 3 if tasks else 2
+    figure = Figure(figsize=(4.4 * panels, 4.2), layout="constrained")
+    axes = figure.subplots(1, panels)
+    lines: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        lines[record["config"]["method"], record["config"].get("acceptance", "")].append(record)
+    for number, ((method, told), line) in enumerate(lines.items()):
+        label = NAMES.get(method, method) + (f", {told}" if told else "")
+        look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": label}
+        look |= {"linestyle": "--", "markerfacecolor": "none"} if told else {}
+        aside = apart(number, len(lines))
+        _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
+        _line(axes[1], line, "tok_s", "tok_s_low", "tok_s_high", look, aside)
+    axes[0].axhline(1, color=INK, linewidth=0.9, linestyle=":")
+    greedy = records[0]["metrics"]["greedy_tok_s"]
+    axes[1].axhline(greedy, color=INK, linewidth=0.9, linestyle=":", label=f"greedy, {greedy:.0f} tok/s")
+    for number, task in enumerate(tasks):
+        line = [
+            {**r, "metrics": _tasks(r)[task]}
+            for r in records
+            if r["config"]["method"] == "ddtree" and task in _tasks(r)
+        ]
+        look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": task}
+        aside = apart(number, len(tasks))
+        _line(axes[2], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
+    titles = ["tokens a pass", "tokens a second", "tokens a pass by task, tree"]
+    for each, title in zip(axes, titles, strict=False):
+        each.set_title(f"{title} ({SIMULATED})" if simulated else title, fontsize=9, loc="left", color=INK)
+        each.set_xlabel("guesses a pass (budget; drawn a little apart)", fontsize=8)
+        each.set_ylim(bottom=0)
+        plain_log(each, sorted({r["config"]["budget"] for r in records}))
+        tidy(each)
+    if tasks:
+        axes[2].set_ylim(top=1.4 * axes[2].get_ylim()[1])
+        axes[2].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
+    handles, labels = axes[1].get_legend_handles_labels()
+    how = {"title": SIMULATED, "title_fontsize": 7.5} if simulated else {}
+    figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center", **how)
+    where = records[0].get("gpu") or records[0]["cpu"]
+    figure.suptitle(
+        f"{config['model']} with {config['draft']}, {config['context']:,} tokens read before, {where}"
+        "; bars: 95 % bootstrap", fontsize=9,
+    )  # fmt: skip
+    return figure
+
+
+def _tasks(record: Record) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = record["metrics"]["by_task"]
+    return found
+
+
+def _line(
+    axes: Axes, records: Sequence[Record], name: str, low: str, high: str, look: Mapping[str, Any], aside: float
+) -> None:
+    """One line with intervals, by budget, drawn aside so that equal ones are all seen."""
+    ordered = sorted(records, key=lambda r: r["config"]["budget"])
+    x = [aside * r["config"]["budget"] for r in ordered]
+    y = [r["metrics"][name] for r in ordered]
+    below = [max(0.0, r["metrics"][name] - r["metrics"][low]) for r in ordered]
+    above = [max(0.0, r["metrics"][high] - r["metrics"][name]) for r in ordered]
+    axes.errorbar(x, y, [below, above], linewidth=1.2, markersize=4, capsize=2, elinewidth=0.8, **look)

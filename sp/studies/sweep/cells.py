@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sp.evals.run import COLUMNS, scorer_class
-from sp.evals.statistics import paired_difference, wilson
-from sp.evals.summary import best_oracles, grouped
-from sp.models.cache.pages import rotates
+from sp.evals.summary import best_oracles, grouped, paired_difference, wilson
+from sp.models.cache.block_tables import rotates
+from sp.page.forest import Kind
 from sp.scoring.base import ModelFreeScorer
 from sp.session import RunOptions
 from sp.studies.sweep.store import Row
@@ -29,11 +29,8 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one strategy that are summarised together, each with the full prefill of the same example.
-
-    `baseline`: the full prefill's row of the same example, one for one; empty where none was run; `oracles`, sequence
-    of (Row, Row): rows that an oracle was run for, each with that of the best one; see `best_oracles`.
-    """
+    """Rows of one strategy that are summarised together. `baseline`: the full prefill's row of the same example, one
+    for one, or empty; `oracles`: rows that an oracle was run for, each with that of the best one."""
 
     rows: Sequence[Row]
     baseline: Sequence[Row]
@@ -93,11 +90,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows, with what tells strategies apart.
-
-    `rows`: `strategy` names the way the prompt was read: scorer, selector if more than one was tried, and options;
-    `full`: the full prefill's row by example; `oracles`: the best oracle's row by example and keep ratio.
-    """
+    """All rows; `strategy` of a row names the way it was read: scorer, selector if several were tried, options. `full`:
+    the full prefill's row by example; `oracles`: the best oracle's by example and keep ratio."""
 
     rows: Sequence[Row]
     full: Mapping[tuple[Any, ...], Row]
@@ -118,17 +112,19 @@ class Table:
         return cls(named, full, _oracles(listed))
 
     def groups(self, *by: str, keep: Iterable[float] | None = None) -> dict[tuple[Any, ...], Group]:
-        """Groups by strategy and the columns named; of rows at the keep ratios given, and the full prefill always.
-
-        Keys begin with the strategy; the full prefill has keep ratio 1.
-        """
+        """Groups by strategy and the columns named; of rows at the keep ratios given, and the full prefill always. Keys
+        begin with the strategy; the full prefill has keep ratio 1."""
         wanted = None if keep is None else {*keep, None}
         found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in self.rows:
             if wanted is None or row["cell"] < 0 or row["keep_ratio"] in wanted:
                 found[row["strategy"], *(row.get(name) for name in by)].append(row)
         groups = {}
-        for key in sorted(found, key=lambda key: (strategy_order(key[0]), *map(_sortable, key[1:]))):
+
+        def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+            return strategy_order(key[0]), *((each is not None, 0 if each is None else each) for each in key[1:])
+
+        for key in sorted(found, key=order):
             baseline = [self.full[example_key(row)] for row in found[key] if example_key(row) in self.full]
             oracles = [(row, self.oracles[place]) for row in found[key] if (place := oracle_key(row)) in self.oracles]
             groups[key] = Group(found[key], baseline if len(baseline) == len(found[key]) else [], oracles)
@@ -172,12 +168,9 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
 
 
 def pair_titles(pairs: Iterable[str]) -> dict[str, str]:
-    """What tells pairs of models apart: nothing where there is one, else names of files, or paths if names are alike.
+    """What tells pairs of models apart, paths with a plus between them: nothing where there is one, else names of
+    files, or paths if names are alike.
 
-    `pairs`: paths with a plus between them; empty for the embedded pair.
-
-    Examples
-    --------
     >>> pair_titles(["/m/a.gguf+/m/b.gguf"])
     {'/m/a.gguf+/m/b.gguf': ''}
     >>> pair_titles(["/m/a.gguf+/m/b.gguf", "/m/a.gguf+/m/c.gguf"])["/m/a.gguf+/m/c.gguf"]
@@ -207,19 +200,23 @@ def is_control(name: str) -> bool:
     return strategy_order(name)[0] == 2
 
 
-def is_oracle(name: str) -> bool:
-    """Whether a strategy's scorer knows the evidence or the answer, and so is only there to compare with."""
-    return not name.startswith(FULL) and scorer_class(name).oracle
+def kind_of(name: str) -> Kind:
+    """What a strategy, or a scorer, is: oracles know the evidence or the answer, or read with the target.
+
+    >>> [kind_of(name) for name in (FULL, "tail queries=24", "oracle", "target_attention", "bm25")]
+    ['full', 'scorer', 'oracle', 'oracle', 'control']
+    """
+    if name.startswith(FULL):
+        return "full"
+    kind = scorer_class(name)
+    return (
+        "oracle" if kind.oracle or kind.reads_target else "control" if issubclass(kind, ModelFreeScorer) else "scorer"
+    )
 
 
 def _oracles(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
-    """Rows of the best oracles of each pair; see `Table`."""
     pairs: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         pairs[row.get("pair")].append(row)
     best = [found for each in pairs.values() for found in best_oracles(grouped(each)).values()]
     return {oracle_key(row): row for found in best for row in found.values()}
-
-
-def _sortable(value: Any) -> tuple[bool, Any]:
-    return (value is not None, value if value is not None else 0)

@@ -9,25 +9,103 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sp.bench.record import commit
 from sp.cluster import join
 from sp.errors import ConfigError
-from sp.evals.natural.task import NaturalTask
+from sp.evals.natural.questions import NaturalTask
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
+from sp.models import ModelConfig
+from sp.models.network.cost import flops
 from sp.plugins import loaded_plugins
+from sp.scoring import SCORERS, Scorer
+from sp.scoring.base import ModelFreeScorer
+from sp.selection import token_budget
 from sp.session.load import Where
 from sp.session.measured import check_machine
-from sp.studies.sweep.actors import ActorPool
-from sp.studies.sweep.cards import CardPool
-from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
-from sp.studies.sweep.executor import Outcome, Pool, run_here, run_on
-from sp.studies.sweep.pairs import Pair
+from sp.studies.sweep.executor import ActorPool, CardPool, Outcome, Worker, run_here, run_on
 from sp.studies.sweep.provenance import PairFacts, outside_files, pair_facts, scorer_files
-from sp.studies.sweep.row_fields import check_cells
-from sp.studies.sweep.runs import Run, Sweep, config_hash
-from sp.studies.sweep.store import Results, Store, read_results, result_files, session_line
-from sp.studies.sweep.worker import Worker
+from sp.studies.sweep.store import Results, Store, check_cells, read_results, result_files, session_line
+from sp.studies.sweep.sweep import Pair, Run, Sweep, config_hash
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does: floating-point operations of all prefills, and answers, or rows where none are asked for."""
+
+    flop: float
+    answers: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of work: a rate for the prefills, and a cost of each answer (decoding, text, launches). `source`: what it
+    rests on, for the message."""
+
+    seconds_per_flop: float
+    seconds_per_answer: float
+    source: str
+
+    def seconds(self, work: Work) -> float:
+        """Predicted seconds."""
+        return self.seconds_per_flop * work.flop + self.seconds_per_answer * work.answers
+
+
+TYPICAL = {"cpu": Estimate(1e-11, 0.1, "a laptop"), "cuda": Estimate(2e-15, 0.03, "an H200")}
+"""To weigh runs against each other, small against large, before anything is measured; not to tell a time by."""
+
+
+def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig) -> Work:
+    """Work of a run from its stored configuration. Cells that share a scorer share one scoring: a pass of the drafter,
+    what the scorer says if the target reads, or nothing. Of task natural the target reads only where it answers."""
+    tokens, count = config["tokens"], config["count"]
+    scorers = {repr(cell["scorer"]): cell["scorer"] for cell in config["cells"]}
+    flop = sum(_scoring(each, target, drafter, tokens) for each in scorers.values())
+    task = config.get("task", {})
+    if task.get("name") != "natural" or task.get("answers"):
+        flop += flops(target, tokens) if config.get("full") else 0.0
+        flop += sum(flops(target, token_budget(cell["keep_ratio"], tokens)) for cell in config["cells"])
+    return Work(count * flop, count * (len(config["cells"]) + bool(config.get("full"))))
+
+
+def _scoring(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig, tokens: int) -> float:
+    """Operations of a scorer as it is stored; one from outside may not be imported."""
+    name = config["name"]
+    kind = SCORERS.class_of(name) if name in SCORERS else Scorer
+    if issubclass(kind, ModelFreeScorer):
+        return 0.0
+    if not kind.reads_target:
+        return flops(drafter, tokens)
+    options = {key: value for key, value in config.items() if key != "name"}
+    return SCORERS.build(name, options).flops(target, tokens)
+
+
+def fit(works: Sequence[Work], seconds: Sequence[float], source: str) -> Estimate:
+    """Least squares over measured runs; neither rate may be negative. Relative errors count, so that short runs speak
+    as loudly as long ones."""
+    measured = np.maximum(np.asarray(seconds, np.float64), 1e-9)
+    table = np.array([[work.flop, work.answers] for work in works], np.float64) / measured[:, None]
+    scale = np.maximum(np.abs(table).max(axis=0), 1e-30)
+    table /= scale
+    ones = np.ones(len(works))
+    rates = np.linalg.lstsq(table, ones, rcond=None)[0] if len(works) > 1 else np.full(2, -1.0)
+    if rates.min() < 0:  # one of the two alone, whichever fits better
+        single = [np.eye(2)[i] * (table[:, i] @ ones) / max(table[:, i] @ table[:, i], 1e-30) for i in (0, 1)]
+        rates = min(single, key=lambda each: float(np.square(table @ each - 1).sum()))
+    return Estimate(float(rates[0] / scale[0]), float(rates[1] / scale[1]), source)
+
+
+def deal(works: Sequence[float], shards: int) -> list[int]:
+    """Shard (0 to ``shards - 1``) of each run: the longest first, each to the shard with least to do."""
+    loads = np.zeros(shards)
+    dealt = [0] * len(works)
+    for index in sorted(range(len(works)), key=lambda i: (-works[i], i)):
+        dealt[index] = int(loads.argmin())
+        loads[dealt[index]] += works[index]
+    return dealt
+
 
 Shard = tuple[int, int]
 
@@ -38,6 +116,9 @@ class Ray:
 
     address: str | None = None
     actors: int | None = None
+
+
+Pool = CardPool | ActorPool
 
 
 @dataclass(frozen=True)
@@ -52,12 +133,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a start of a sweep will do.
-
-    `facts`: of each pair; `jobs`: runs of this start that `--only` and `--shard` leave; `done`: hashes of runs that
-    earlier starts finished; `earlier`: of earlier starts; `shard`: (i, n), counted from 1; `file`: rows go there, and
-    not into the folder of the sweep.
-    """
+    """What a start of a sweep will do: `jobs` that `--only` and `--shard` (i, n), from 1, leave, of which earlier
+    starts have `done` some, by hash. Rows go to `file`, if not into the folder of the sweep."""
 
     sweep: Sweep
     device: Where
@@ -89,17 +166,8 @@ class Plan:
 
 
 def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None, file: Path | None = None) -> Plan:
-    """Open what the sweep needs, without loading a model, and find out what is done.
-
-    `only`: pattern of the labels of runs; `shard`: (i, n), counted from 1; `file`: where rows are and go, in place of
-    the sweep's folder.
-
-    Raises
-    ------
-    SpError
-        A model or a file of a scorer is missing or damaged, a length does not fit its context, nothing matches `only`,
-        or the results there are of another schema.
-    """
+    """Open what the sweep needs, without loading a model, and find out what is done. SpError: a file is missing or
+    damaged, a length does not fit its context, nothing matches `only`, or results there are of another schema."""
     facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
     device = pick_device(sweep.device)
     by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
@@ -166,12 +234,7 @@ def calibrate(plan: Plan) -> Estimate:
 
 def open_pool(plan: Plan, cards: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
     """Workers for what is left: a process for each card that is named, or actors of Ray; None for this process.
-
-    Raises
-    ------
-    ConfigError
-        Ray is missing, or its cluster has no place.
-    """
+    ConfigError: Ray is missing, or its cluster has no place."""
     if not plan.left:
         return None
     make_worker = partial(Worker, plan.device, plugins=loaded_plugins())
@@ -190,20 +253,13 @@ def open_pool(plan: Plan, cards: Sequence[str] = (), ray: Ray | None = None) -> 
 def carry_out(
     plan: Plan, progress: Callable[[Run, int], None] | None = None, pool: Pool | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Do what is left; every run is on the disk when it is yielded.
-
-    `progress`: called with the run and 1 after every row, where runs are carried out in this process; `pool`: workers
-    from `open_pool`, closed at the end; this process if left out.
-
-    Raises
-    ------
-    ConfigError
-        Another process writes the same file.
-    """
+    """Do what is left, here or by a `pool`, closed at the end; every run is on the disk when it is yielded. `progress`
+    is called with the run and 1 after every row done here. ConfigError: another process writes the same file."""
     left = plan.left
     by_run = {id(job.run): job for job in left}
     with Store(plan.path, session_line(plan.sweep.name, commit(), plan.device)) as store:
-        for run, outcome in outcomes(plan, [job.run for job in left], progress, pool):
+        runs = [job.run for job in left]
+        for run, outcome in run_on(pool, runs) if pool else run_here(Worker(plan.device, progress), runs):
             job = by_run[id(run)]
             if outcome.error is None:
                 store.add(
@@ -217,12 +273,3 @@ def carry_out(
             else:
                 store.fail(job.hash, run.label, outcome.error)
             yield job, outcome
-
-
-def outcomes(
-    plan: Plan, runs: Sequence[Run], progress: Callable[[Run, int], None] | None, pool: Pool | None
-) -> Iterator[tuple[Run, Outcome]]:
-    """Runs as they finish: here, or by the workers of a pool."""
-    if not runs:
-        return iter(())
-    return run_here(Worker(plan.device, progress), runs) if pool is None else run_on(pool, runs)

@@ -1,16 +1,26 @@
-"""YAML whose every value knows its line, so that a wrong one can be pointed at."""
+"""YAML whose every value knows its line, and sections of a sweep file in it expanded to combinations.
+
+A section is one part or a list of parts. A part has fixed keys and up to three combinators, which multiply:
+
+    grid: {keep_ratio: [0.05, 0.1], scorer: [tail, random]}     # every value with every other
+    zip: {positions: [original, contiguous], seed: [0, 1]}      # first with first, second with second
+    list: [{kv: f16}, {kv: q4_0, rotate: true}]                 # these settings, one after the other
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from sp.config import check_type
-from sp.errors import ConfigError, short
+from sp.errors import ConfigError, short, unknown_name
+from sp.evals.base import TASK_SLOT
 from sp.plain_yaml import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
 
 T = TypeVar("T")
@@ -18,11 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Located:
-    """A value and where it was written.
-
-    `value`: A scalar, a list of Located, or a mapping from strings to Located; `where`: for messages:
-    ``"quickstart.yaml, line 4"`` or ``"--set full"``.
-    """
+    """A value and where it was written. `value`: A scalar, a list of Located, or a mapping from strings to Located;
+    `where`: for messages: ``"quickstart.yaml, line 4"`` or ``"--set full"``."""
 
     value: Any
     where: str
@@ -57,8 +64,6 @@ class Located:
 def read_yaml(path: Path) -> Located:
     """Parse a YAML file; ConfigError, one line, if it is missing, no YAML, empty, or has a key twice.
 
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "x.yaml"
@@ -79,10 +84,8 @@ def read_yaml(path: Path) -> Located:
 
 
 def parse_yaml(text: str, name: str, numbered: bool = True) -> Located:
-    """Parse YAML text; places are called ``name, line N``, or only ``name`` unless `numbered`.
-
-    What aliases stand for counts as often as it is named, so that a few lines cannot say millions of values.
-    """
+    """Parse YAML text; places are called ``name, line N``, or only ``name`` unless `numbered`. What aliases stand for
+    counts as often as it is named, so that a few lines cannot say millions of values."""
     left = MOST_VALUES
 
     def place(node: yaml.Node) -> str:
@@ -133,3 +136,146 @@ def check_located(value: Located, expected: Any, name: str) -> Any:
         return check_type(value.plain(), expected, name)
     except ConfigError as error:
         raise value.error(error) from None
+
+
+COMBINATORS = ("grid", "zip", "list")
+MOST = 2_000
+"""Combinations of a section."""
+
+Combination = dict[str, Located]
+
+
+def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination]:
+    """All combinations of a section, a part or a list of parts, in the order they are written. Of `keys` one that ends
+    in a dot allows every name that begins with it. ConfigError for more than `MOST` combinations, before any is made;
+    an unknown key, one set twice in a part, lists of unequal length under `zip`, or nothing at all."""
+    parts = section.items() if isinstance(section.value, list) else [section]
+    listed = [_choices(part, what) for part in parts]
+    left = MOST
+    for part, choices in zip(parts, listed, strict=True):
+        left -= prod(count for count, _ in choices)
+        if left < 0:
+            raise part.error(f"these are more than {MOST:,} {what}s, the most of one section; take some away")
+    return [each for choices in listed for each in _combine([each for _, each in choices], [*keys], what)]
+
+
+def _choices(part: Located, what: str) -> list[tuple[int, Iterable[Combination]]]:
+    """What a part has to choose from, and how many of each, before any is made."""
+    entries = part.mapping()
+    if not entries:
+        raise part.error(f"no {what} is set here, so there is nothing to run")
+    found: list[tuple[int, Iterable[Combination]]] = [
+        (1, [{key: value for key, value in entries.items() if key not in COMBINATORS}])
+    ]
+    if "grid" in entries:
+        axes = _axes(entries["grid"])
+        made = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
+        found.append((prod(map(len, axes.values())), made))
+    if "zip" in entries:
+        rows = _axes(entries["zip"])
+        if len({len(values) for values in rows.values()}) > 1:
+            shown = ", ".join(f"{key} has {len(values)}" for key, values in rows.items())
+            raise entries["zip"].error(f"lists under zip must be of one length, but {shown}")
+        pairs = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        found.append((len(pairs), pairs))
+    if "list" in entries:
+        items = [item.mapping() for item in entries["list"].items()]
+        found.append((len(items), items))
+    return found
+
+
+def _combine(choices: Sequence[Iterable[Combination]], known: list[str], what: str) -> Iterator[Combination]:
+    groups = [list(group) for group in choices]
+    for each in chain(*groups):
+        _check_keys(each, known, what)
+    for combination in product(*groups):
+        merged: Combination = {}
+        for each in combination:
+            for key, value in each.items():
+                if key in merged:
+                    raise value.error(f"{key} is set twice for one {what}; keep one of the two")
+                merged[key] = value
+        yield merged
+
+
+def _axes(section: Located) -> dict[str, list[Located]]:
+    """Lists of a grid or zip by key; none may be empty."""
+    axes = {key: values.items() for key, values in section.mapping().items()}
+    if not axes:
+        raise section.error("this grid is empty, so there is nothing to run")
+    return axes
+
+
+def _check_keys(each: Combination, known: list[str], what: str) -> None:
+    for key, value in each.items():
+        if key not in known and not any(name.endswith(".") and key.startswith(name) and key != name for name in known):
+            plain = [name + "OPTION" if name.endswith(".") else name for name in known]
+            raise value.error(unknown_name(f"key of a {what}", key, [*plain, *COMBINATORS]))
+
+
+def for_task(combination: Combination, task: str) -> Combination:
+    """The combination with the name of a task wherever a text says ``{task}``.
+
+    >>> written = parse_yaml("scorer: {name: probe, weights: 'probe-without-{task}.safetensors'}", "x.yaml")
+    >>> for_task(written.mapping(), "vt")["scorer"].plain()
+    {'name': 'probe', 'weights': 'probe-without-vt.safetensors'}
+    """
+    return {key: _for_task(value, task) for key, value in combination.items()}
+
+
+def _for_task(given: Located, task: str) -> Located:
+    value = given.value
+    if isinstance(value, dict):
+        return Located(for_task(value, task), given.where)
+    if isinstance(value, list):
+        return Located([_for_task(item, task) for item in value], given.where)
+    return Located(value.replace(TASK_SLOT, task), given.where) if isinstance(value, str) else given
+
+
+def override(root: Located, setting: str, sections: Iterable[str]) -> Located:
+    """Apply one ``--set KEY=VALUE`` to a sweep file. ``SECTION.KEY=VALUE`` sets the key in every part of the section,
+    in place of whatever set it; a list becomes an axis of the grid. Any other key is set at the top."""
+    key, equals, text = setting.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"--set takes KEY=VALUE, e.g. cells.keep_ratio=[0.1], not {setting!r}")
+    value = parse_yaml(text or "null", f"--set {key}", numbered=False)
+    entries = dict(root.mapping())
+    section, dot, name = key.partition(".")
+    if not dot:
+        if section in sections:
+            raise ConfigError(f"--set {key}: name what to set in it, e.g. {section}.KEY=VALUE")
+        entries[key] = value
+        return Located(entries, root.where)
+    if section not in sections:
+        raise ConfigError(f"--set {key}: {unknown_name('section', section, sections)}")
+    old = entries.get(section, Located({}, value.where))
+    if isinstance(old.value, list):
+        entries[section] = Located([_set(part, name, value) for part in old.value], old.where)
+    else:
+        entries[section] = _set(old, name, value)
+    return Located(entries, root.where)
+
+
+def _set(part: Located, name: str, value: Located) -> Located:
+    """The part with `name` set to `value` and to nothing else."""
+    entries = {key: item for key, item in part.mapping().items() if key != name}
+    for combinator in ("grid", "zip"):
+        if combinator in entries:
+            section = entries.pop(combinator)
+            left = {key: item for key, item in section.mapping().items() if key != name}
+            if left:
+                entries[combinator] = Located(left, section.where)
+    if "list" in entries:
+        section = entries.pop("list")
+        left_items = [
+            Located({key: each for key, each in item.mapping().items() if key != name}, item.where)
+            for item in section.items()
+        ]
+        if any(item.value for item in left_items):
+            entries["list"] = Located(left_items, section.where)
+    if isinstance(value.value, list):
+        grid = entries.get("grid", Located({}, value.where))
+        entries["grid"] = Located(dict(chain(grid.mapping().items(), [(name, value)])), grid.where)
+    else:
+        entries[name] = value
+    return Located(entries, part.where)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.evals.natural.task import NaturalTask
+from sp.evals.natural.questions import NaturalTask
 from sp.evals.trained_for import note_of_metadata
 from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
@@ -21,8 +21,7 @@ from sp.models import ModelConfig, read_config
 from sp.plugins import file_of
 from sp.session.load import embedded
 from sp.session.pair import default_drafter
-from sp.studies.sweep.pairs import Pair
-from sp.studies.sweep.runs import Run
+from sp.studies.sweep.sweep import Pair, Run
 from sp.trace import write_atomic
 
 EMBEDDED_SCORER = Path(str(files("sp") / "assets" / "scorer.safetensors"))
@@ -31,11 +30,8 @@ EMBEDDED_WEIGHTS = "embedded"
 
 @dataclass(frozen=True)
 class PairFacts:
-    """Configurations of a pair's models, and what records say of them.
-
-    `models`: by role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), `rope` where a
-    scaling of RoPE was asked for, `math` where it is not bf16, and `trained_for` where the drafter's file tells it.
-    """
+    """Configurations of a pair's models, and what records say of them by role: `file`, `sha256`, `template_sha256`
+    (None without one), `rope` and `math` where asked for, and `trained_for` where the drafter's file tells it."""
 
     target: ModelConfig
     drafter: ModelConfig
@@ -57,13 +53,7 @@ def pair_paths(pair: Pair) -> dict[str, Path]:
 
 
 def pair_facts(pair: Pair) -> PairFacts:
-    """Open the files far enough to describe them.
-
-    Raises
-    ------
-    SpError
-        A file is missing, damaged or no model.
-    """
+    """Open the files far enough to describe them. SpError: a file is missing, damaged or no model."""
     configs: dict[str, ModelConfig] = {}
     models: dict[str, dict[str, Any]] = {}
     paths = pair_paths(pair)
@@ -88,18 +78,9 @@ def pair_facts(pair: Pair) -> PairFacts:
 
 
 def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
-    """SHA-256 by path of every file that a scorer of a run names in its options: weights, a map of heads.
-
-    Weights that are not named are the embedded ones, which another version of the package may have trained anew; they
-    stand under `EMBEDDED_WEIGHTS`.
-
-    `config`: of the run; `label`: the run's, for the message.
-
-    Raises
-    ------
-    ConfigError
-        A file is missing.
-    """
+    """SHA-256 by path of every file that a scorer of a run names in its options: weights, a map of heads. Embedded
+    weights, which another version of the package may have trained anew, stand under `EMBEDDED_WEIGHTS`. ConfigError:
+    one is missing."""
     found: dict[str, str] = {}
     for cell in config["cells"]:
         for option, value in cell["scorer"].items():
@@ -118,9 +99,7 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
 
 def outside_files(run: Run) -> dict[str, str]:
     """SHA-256 by name of what is outside: files that define a run's task and strategies, and the questions it asks.
-
-    What such files import is left aside.
-    """
+    What such files import is left aside."""
     cells = (cell.options for cell in run.cells)
     used = [run.spec.task, *(one for cell in cells for one in (cell.scorer, cell.selector, cell.decode))]
     found: dict[str, set[Path]] = {}

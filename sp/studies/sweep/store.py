@@ -40,11 +40,111 @@ from uuid import uuid4
 import numpy as np
 
 from sp import __version__
-from sp.checked import LIST, check
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError, short
+from sp.evals.run import COLUMNS, RESULTS
+from sp.evals.run import Row as Row
 from sp.json_lines import LONGEST, parse_object
 from sp.kernels.machine import machine_facts
-from sp.studies.sweep.row_fields import FAILED, SESSION, check_row, check_run
+from sp.values import whole as whole_of
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is a whole number of 64 bits, as seeds are."""
+    return (found := whole_of(value)) is not None and abs(found) < 1 << 63
+
+
+ROW: Mapping[str, Wanted] = {
+    "task": TEXT,
+    "example": TEXT,
+    "tokens_asked": whole(),
+    "cell": whole(-1),
+    "scorer": TEXT,
+    "selector": TEXT,
+    "status": TEXT,
+    "keep_ratio": number(0, 1),
+}
+OPTIONAL: Mapping[str, Wanted] = {
+    **dict.fromkeys((*COLUMNS, "options", "thinking", "reasoning_effort", "decode"), ATOM.optional),
+    **{name: number().optional for name in (*RESULTS, "prompt_tokens") if name not in ("answer", "correct")},
+    **{name: number(0, 1).optional for name in ("depth", "asked_depth", "needle_recall", "realised_keep")},
+    "keep_ratio": number(0, 1),
+    "seed": Wanted("a whole number", is_int, required=False),
+    "decode": TEXT.optional,
+    "pair": Wanted(TEXT.words, lambda value: isinstance(value, str), required=False),
+    "given_kept": Wanted("true or false", lambda value: value in (True, False), required=False),
+    "ttft_s": number(0).optional,
+    "models": OBJECT.optional,
+}
+READ: Mapping[str, Wanted] = {"correct": Wanted("0 or 1", lambda value: type(value) in (int, bool) and value in (0, 1))}
+"""Of rows whose prompt was read."""
+MODEL: Mapping[str, Wanted] = {"file": TEXT, "sha256": TEXT, "rope": TEXT.optional}
+SESSION: Mapping[str, Wanted] = {
+    "session": TEXT,
+    "sweep": TEXT,
+    "date": TEXT,
+    **dict.fromkeys(("commit", "gpu", "cpu", "driver"), TEXT.optional),
+    "cores": ATOM.optional,
+}
+RUN: Mapping[str, Wanted] = {
+    "run": TEXT,
+    "session": TEXT,
+    "config": OBJECT,
+    "models": OBJECT,
+    "part": TEXT.optional,
+    "seconds": number(0),
+}
+CONFIG: Mapping[str, Wanted] = {"tokens": whole(1), "count": whole(1), "cells": LIST}
+FAILED: Mapping[str, Wanted] = {"run": TEXT}
+
+
+def check_row(row: Row, where: str) -> Row:
+    """The row; ConfigError for the first field by which no report could be made.
+
+    >>> check_row({"task": "needle", "example": 3}, "rows.jsonl, line 4")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: rows.jsonl, line 4: example must be a text of at most 1000 characters, not a number
+    """
+    check(row, ROW, where)
+    check(row, OPTIONAL, where)
+    if row["status"] == "ok":
+        if "whole" in row and row.get("correct") is None:
+            raise ConfigError(
+                f"{where}: nothing was answered here, and a report is of answers; sweep natural with answers"
+            )
+        check(row, READ, where)
+    if row["cell"] < 0 and row["keep_ratio"] != 1:
+        raise ConfigError(f"{where}: keep_ratio of a full prefill, which cell -1 is, must be 1")
+    check_models(row.get("models") or {}, f"{where}: models")
+    return row
+
+
+def check_cells(config: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a stored configuration tells what work its run was."""
+    check(config, CONFIG, where)
+    for cell in config["cells"]:
+        check({"cell": cell}, {"cell": OBJECT}, where)
+        check(cell, {"scorer": OBJECT, "keep_ratio": number(0, 1)}, f"{where}: cell")
+        check(cell["scorer"], {"name": TEXT}, f"{where}: cell: scorer")
+
+
+def check_run(line: Mapping[str, Any], sessions: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a line closes a run of a known session."""
+    check(line, RUN, where)
+    if line["session"] not in sessions:
+        raise ConfigError(f"{where}: a run of a session that no line before it tells of")
+    files = line["config"].get("files", {})
+    check({"files": files}, {"files": OBJECT}, f"{where}: config")
+    check_each(files, TEXT, f"{where}: config: files")
+    check_models(line["models"], f"{where}: models")
+
+
+def check_models(models: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless an object says of each model which file it is."""
+    check_each(models, OBJECT, where)
+    for role, facts in models.items():
+        check(facts, MODEL, f"{where}: {role}")
+
 
 SCHEMA = 1
 KINDS = ("session", "row", "run", "failed")
@@ -52,17 +152,11 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 MOST_UNPACKED = 200
 """Times its size that a packed file may hold; rows have some twenty times."""
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Results:
-    """What a set of result files holds.
-
-    `sessions`: session lines by id; `runs`: closing lines of finished runs by hash; of a run that was done twice, the
-    later in reading order; `rows`: rows of those runs by hash; `failed`: failure lines of runs that have not finished
-    since; `places`: file and line of each row of a run and of its closing line, by hash.
-    """
+    """What a set of result files holds, by hash of a run: closing lines, the later of one done twice, rows, failures of
+    runs that have not finished since, and file and line of each row and closing line; session lines by id."""
 
     sessions: dict[str, Row] = field(default_factory=dict)
     runs: dict[str, Row] = field(default_factory=dict)
@@ -82,6 +176,18 @@ class Results:
         """Rows of every finished run."""
         for rows in self.rows.values():
             yield from rows
+
+
+def session_facts(sessions: Sequence[Row]) -> dict[str, str]:
+    """Where rows are from, as far as their sessions tell."""
+    facts = {
+        "sweep": {str(line["sweep"]) for line in sessions},
+        "machine": {str(line.get("gpu") or f"{line.get('cpu')}, {line.get('cores')} cores") for line in sessions},
+        "driver": {str(line["driver"]) for line in sessions if line.get("driver")},
+        "commit": {str(line.get("commit")) for line in sessions},
+        "date": {str(line["date"])[:10] for line in sessions},
+    }
+    return {name: ", ".join(sorted(values)) for name, values in facts.items() if values}
 
 
 def session_line(sweep: str, commit: str | None, device: str) -> Row:
@@ -118,17 +224,8 @@ def dump_line(value: Mapping[str, Any]) -> bytes:
 
 
 class Store:
-    """A result file open for appending, by one process at a time.
-
-    Opening repairs the file: whatever a killed process left after the last finished run is cut off.
-
-    `path`: made with its folder if missing; `session`: what `session_line` returned.
-
-    Raises
-    ------
-    ConfigError
-        Another process has the file open, or it holds something else than results.
-    """
+    """A result file open for appending, by one process at a time. Opening cuts off whatever a killed process left after
+    the last finished run. ConfigError: another has it open, or it holds something else than results."""
 
     def __init__(self, path: Path, session: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,9 +292,9 @@ def finished_bytes(path: Path) -> int:
     """Length of the part of a file that holds whole runs."""
     good = at = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+        for line_number, raw in enumerate(file, 1):
             at += len(raw)
-            if raw.endswith(b"\n") and parse_line(raw, path, number)["kind"] != "row":
+            if raw.endswith(b"\n") and parse_line(raw, path, line_number)["kind"] != "row":
                 good = at
     return good
 
@@ -225,21 +322,16 @@ def result_files(folder: Path) -> list[Path]:
 
 
 def read_results(paths: Iterable[Path]) -> Results:
-    """Read result files, gzipped ones too; later files win where a run was done twice.
-
-    Raises
-    ------
-    ConfigError
-        A file cannot be read, holds something else, or is of another schema.
-    """
+    """Read result files, gzipped ones too; later files win where a run was done twice. ConfigError: a file cannot be
+    read, holds something else, or is of another schema."""
     results = Results()
     for path in paths:
         pending: list[tuple[str, Row]] = []
-        for number, raw in enumerate(raw_lines(path), 1):
+        for line_number, raw in enumerate(raw_lines(path), 1):
             if not raw.endswith(b"\n"):
                 break  # torn: its run did not finish
-            line = parse_line(raw, path, number)
-            kind, where = line["kind"], f"{path}, line {number}"
+            line = parse_line(raw, path, line_number)
+            kind, where = line["kind"], f"{path}, line {line_number}"
             if kind == "row":
                 pending.append((where, line))
             elif kind == "session":
@@ -263,8 +355,8 @@ def read_results(paths: Iterable[Path]) -> Results:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Rows that `sp eval` wrote, packed or not, fit for a report; ConfigError for the first line that is none."""
-    for number, raw in enumerate(raw_lines(path), 1):
-        where = f"{path}, line {number}"
+    for line_number, raw in enumerate(raw_lines(path), 1):
+        where = f"{path}, line {line_number}"
         if raw.strip():
             yield check_row(parse_object(raw, where), where)
 

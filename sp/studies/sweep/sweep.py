@@ -9,28 +9,232 @@ In `cells`, ``{task}`` stands for the registered name of the task that is run: w
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from sp.chat import Thinking
-from sp.config import Registry, from_mapping
+from sp.config import Option, Registry, Tokens, from_mapping
 from sp.decode import Greedy, Speculative
-from sp.errors import ConfigError, unknown_name
-from sp.evals import TASKS
-from sp.evals.natural.task import NaturalTask
+from sp.errors import ConfigError, GGUFError, unknown_name
+from sp.evals import TASKS, Task
+from sp.evals.base import WITHOUT
+from sp.evals.natural.questions import NaturalTask
 from sp.evals.run import label as strategy_label
+from sp.evals.run import thinking_facts
+from sp.hub import model_path
 from sp.options import REQUIRED, fields_of
 from sp.plugins import find_plugin
+from sp.scoring import Scorer
 from sp.scoring.reading import ReadingScorer
 from sp.session import RunOptions
-from sp.session.options import BY_NAME
-from sp.studies.sweep.combine import Combination, expand, for_task, override
-from sp.studies.sweep.keys import TaskKeys, TopKeys
-from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
-from sp.studies.sweep.pairs import OF_PAIRS, Pair, make_pair, with_draft, with_drafter
-from sp.studies.sweep.runs import Cell, Run, Sweep, TaskSpec, config_hash
+from sp.session.load import embedded
+from sp.session.options import BY_NAME, ModelOptions
+from sp.session.pair import default_drafter
+from sp.studies.sweep.located import (
+    Combination,
+    Located,
+    build_located,
+    check_located,
+    expand,
+    for_task,
+    override,
+    read_yaml,
+)
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class TopKeys:
+    """At the top of a file.
+
+    Parameters
+    ----------
+    name : str
+        What the sweep is called; the name of the file without its ending if left out.
+    out : str
+        Folder of rows and report; sp-sweep/NAME if left out.
+    device : {"auto", "cpu", "cuda"}
+        Where models run; `auto` is the GPU where there is one.
+    full : bool
+        Also read every prompt whole.
+    report : bool
+        Write tables and pictures once all runs are done.
+    plugins : str or list of str
+        Python files or modules with strategies and tasks of your own; a file is looked for where the sweep is started,
+        then beside the sweep file.
+    """
+
+    name: str = ""
+    out: str = ""
+    device: Device = "auto"
+    full: bool = True
+    report: bool = False
+    plugins: str | tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskKeys:
+    """In `tasks`: what is asked.
+
+    Parameters
+    ----------
+    task : str
+        Registered name.
+    tokens : int
+        Length of the prompts, such as 8k; not of task natural, whose documents are as long as they are.
+    examples : int
+        How many; of task natural all questions if left out.
+    first : int
+        Number of the first one.
+    per_run : int
+        Most examples of one run, which is the least that is done again after an interruption.
+    thinking : {"off", "on", "auto"}
+        What the target is asked of thinking.
+    reasoning_effort : str
+        How much, where the chat template takes it.
+    """
+
+    task: str
+    tokens: Annotated[Tokens, Option(least=1, most=1 << 24)]
+    examples: Annotated[int, Option(least=1, most=1_000_000)]
+    first: Annotated[int, Option(least=0, most=1_000_000_000)] = 0
+    per_run: Annotated[int, Option(least=1, most=1_000_000)] = 10
+    thinking: Literal["off", "on", "auto"] = "off"
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair(ModelOptions):
+    """Files of the models, and what is asked of them.
+
+    Parameters
+    ----------
+    draft : Path, optional
+        DFlash draft of the target, where cells guess ahead; the embedded target has its own.
+    """
+
+    draft: Path | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is asked of RoPE and arithmetic, where it is not what both are without, as `Pipeline.open` takes it."""
+        names = ("target_rope", "drafter_rope", "math", "drafter_math")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Pair, name)}
+
+
+OF_PAIRS = {one.name: one for one in fields_of(Pair)}
+
+
+def make_pair(each: Combination) -> Pair:
+    """The model files of a combination, which must exist, and what is asked of them."""
+    found: dict[str, Any] = {}
+    for name, value in each.items():
+        a_file = OF_PAIRS[name].hint == Path | None
+        found[name] = located_model(value, name) if a_file else check_located(value, OF_PAIRS[name].hint, name)
+    return Pair(**found)
+
+
+def located_model(value: Located, role: str) -> Path:
+    """The path of a model's file, which must exist, or the name of a known model that was fetched."""
+    path = Path(check_located(value, str, role))
+    try:
+        there = model_path(path).is_file()
+    except GGUFError as error:
+        raise value.error(error) from None
+    if not there:
+        raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
+    return path
+
+
+def with_drafter(pair: Pair, scorers: Iterable[type[Scorer]]) -> Pair:
+    """The pair, where no drafter of another target than the embedded one is named, with that of `default_drafter`."""
+    if pair.target is None or pair.drafter is not None:
+        return pair
+    return replace(pair, drafter=default_drafter(pair.target, scorers))
+
+
+def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:
+    """The pair with a draft if cells guess ahead, the embedded one for the embedded target, and else without."""
+    if guesses and pair.draft is None and pair.target is not None:
+        raise cells.error(f"cells that guess ahead need a draft of {pair.target.name}; name it in pairs: draft: FILE")
+    return replace(pair, draft=(pair.draft or embedded("draft")) if guesses else None)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to read a prompt. `config`: every option in force, plain, as it enters the hash of a run."""
+
+    options: RunOptions
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task with options, by name and those that differ from its defaults, e.g. ``"needle depth=0.5"``; `config` has
+    all, plain. What the target is asked of thinking is part of both where it is not off."""
+
+    task: Task
+    name: str
+    config: Mapping[str, Any]
+    thinking: Thinking = WITHOUT
+
+
+@dataclass(frozen=True)
+class Run:
+    """Examples ``first`` to ``first + count - 1`` of one task and length, in every cell. `part` names the part of the
+    file it belongs to; it decides nothing."""
+
+    pair: Pair
+    spec: TaskSpec
+    tokens: int
+    first: int
+    count: int
+    cells: tuple[Cell, ...]
+    full: bool
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        """What `--only` matches: ``task/tokens/first``, after the target's name if it is not the embedded one."""
+        pair = f"{self.pair.target.stem}/" if self.pair.target else ""
+        return f"{pair}{self.spec.name}/{self.tokens}/{self.first}"
+
+    def config(self, models: Mapping[str, Any], files: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Everything that decides what this run finds, the models by content. `models`: role to the SHA-256 of its
+        file; `files`: SHA-256 of the files that scorers name."""
+        return {
+            "models": dict(models),
+            "task": self.spec.config,
+            "tokens": self.tokens,
+            "first": self.first,
+            "count": self.count,
+            "full": self.full,
+            "cells": [cell.config for cell in self.cells],
+            **({"files": dict(files)} if files else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep: its runs in the order written, where rows go, and whether a report follows."""
+
+    name: str
+    runs: tuple[Run, ...]
+    out: Path
+    device: Device
+    report: bool
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of canonical JSON."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
 
 SECTIONS = ("pairs", "tasks", "cells")
 TOP, OF_TASKS = ({one.name: one for one in fields_of(keys)} for keys in (TopKeys, TaskKeys))
@@ -47,19 +251,20 @@ NUMBERS = {name: one for name, one in OF_TASKS.items() if name in ("tokens", "ex
 
 
 def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None) -> Sweep:
-    """Read a sweep file with ``--set`` overrides, and perhaps another folder for what it finds.
-
-    Raises
-    ------
-    ConfigError
-        For whatever is wrong, with the file's line.
-    """
+    """Read a sweep file with ``--set`` overrides, and perhaps another folder for what it finds. ConfigError for
+    whatever is wrong, with the file's line."""
     root = read_yaml(path)
     for setting in settings:
         root = apply_setting(root, setting)
     entries = root.mapping()
     if "plugins" in entries:  # first, as all else may name what they register
-        load_plugins(entries["plugins"], path.parent)
+        listed = entries["plugins"]
+        for each in listed.value if isinstance(listed.value, list) else [listed]:
+            named = check_located(each, str, "plugins")
+            try:
+                find_plugin(named, path.parent).load()
+            except ConfigError as error:
+                raise each.error(error) from None
     for key, value in entries.items():
         if key not in TOP and key not in (*SECTIONS, "parts"):
             raise value.error(unknown_name("key of a sweep", key, [*TOP, *SECTIONS, "parts"]))
@@ -72,16 +277,6 @@ def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None
     name = given.get("name") or path.stem
     where = Path(out or given.get("out") or f"sp-sweep/{name}")
     return Sweep(name, runs, where, given.get("device", "auto"), given.get("report", False))
-
-
-def load_plugins(listed: Located, beside: Path) -> None:
-    """Load the plugins of a sweep file, from where it is started or from beside it; an error has the file's line."""
-    for each in listed.value if isinstance(listed.value, list) else [listed]:
-        named = check_located(each, str, "plugins")
-        try:
-            find_plugin(named, beside).load()
-        except ConfigError as error:
-            raise each.error(error) from None
 
 
 def bounded(runs: Iterable[Run], file: str) -> tuple[Run, ...]:
@@ -128,7 +323,8 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
 
     @cache
     def cells_of(task: str) -> tuple[Cell, ...]:
-        return unique_cells(make_cell(for_task(each, task), part["cells"]) for each in written)
+        cells = (make_cell(for_task(each, task), part["cells"]) for each in written)
+        return tuple({config_hash(cell.config): cell for cell in cells}.values())  # `--set` can bring about repetitions
 
     for pair in pairs:
         for each in _combinations(part, "tasks"):
@@ -145,12 +341,7 @@ def _combinations(entries: Mapping[str, Located], section: str) -> list[Combinat
 
 def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, dict[str, Any]]:
     """A scorer, selector, decoder or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
-
-    Returns
-    -------
-    tuple
-        The built strategy, and its registered name and every option, plain.
-    """
+    Returns the built strategy, and its registered name and every option, plain."""
     given = each.get(kind, Located(default, "default"))
     options: dict[str, Located] = {}
     if isinstance(given.value, dict):
@@ -194,19 +385,13 @@ def make_cell(each: Combination, section: Located) -> Cell:
     return Cell(options, config)
 
 
-def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """The cells without repetitions, which `--set` can bring about."""
-    return tuple({config_hash(cell.config): cell for cell in cells}.values())
-
-
 def make_thinking(each: Combination) -> tuple[Thinking, dict[str, str]]:
     """What a task asks of thinking, and the keys that say so where it is not what they are without: off."""
     named = {"mode": "thinking", "effort": "reasoning_effort"}
     given = {name: each[key] for name, key in named.items() if key in each}
     where = next(iter(given.values()), Located(None, "default"))
     thinking = build_located(lambda values: from_mapping(Thinking, {"mode": "off", **values}, "thinking"), given, where)
-    asked = {} if thinking.mode == "off" else {"thinking": thinking.mode}
-    return thinking, asked | ({} if thinking.effort is None else {"reasoning_effort": thinking.effort})
+    return thinking, thinking_facts(thinking)
 
 
 def make_runs(

@@ -35,10 +35,8 @@ def of_decoding(records: Sequence[Record]) -> list[Record]:
 
 
 def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = None) -> Iterator[TableParts]:
-    """The tables that the records fill, pair by pair; real and simulated acceptance never share one.
-
-    `records`: others than `decode` and `verify` are passed over; `budgets`: rows to show; all if left out.
-    """
+    """The tables that the records fill, pair by pair; real and simulated acceptance never share one. `records`: others
+    than `decode` and `verify` are passed over; `budgets`: rows to show; all if left out."""
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in [*of_decoding(records), *(r for r in records if r.get("bench") == "verify")]:
         config = record["config"]
@@ -58,13 +56,7 @@ def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = Non
 
 
 def decoding(records: Sequence[Record]) -> str:
-    """The tables in Markdown, for a page.
-
-    Examples
-    --------
-    >>> decoding([]) == NOTHING
-    True
-    """
+    """The tables in Markdown, for a page."""
     parts = []
     for title, heads, cells, left in decode_tables(records, SHOWN):
         parts.append(f"{title}\n\n{markdown(heads, cells, left)}")
@@ -110,7 +102,6 @@ def _speed(record: Record, simulated: bool) -> list[str]:
 
 
 def _by_task(records: Sequence[Record]) -> TableParts:
-    """Acceptance of every task."""
     tasks = {task: m["answers"] for r in records for task, m in r["metrics"]["by_task"].items()}
     cells = []
     for record in records:
@@ -141,11 +132,5 @@ def _rounds(records: Sequence[Record]) -> TableParts:
 
 
 def spread(metrics: Mapping[str, Any], name: str, low: str, high: str, form: str) -> str:
-    """A number with its interval.
-
-    Examples
-    --------
-    >>> spread({"x": 2.0, "l": 1.5, "h": 2.5}, "x", "l", "h", ".1f")
-    '2.0 (1.5 to 2.5)'
-    """
+    """A number with its interval."""
     return f"{metrics[name]:{form}} ({metrics[low]:{form}} to {metrics[high]:{form}})"

@@ -29,18 +29,9 @@ NOTHING = "No times to first token are recorded yet; `sp bench ttft --record res
 
 
 def headline(records: Iterable[Record]) -> str:
-    """Markdown of the newest `ttft` records on one card of every machine and target, for prompts of 32K and more.
-
-    Rows are full prefills (ours, and llama.cpp's at its best recorded setting), the compressed prefill at keep ratio
-    0.05 with every density and within every memory limit, its first request beside the others, and controls. Below
-    stand the break-evens by records of all lengths, and what `sp serve` added on the same machine by `serve_load`
-    records.
-
-    Examples
-    --------
-    >>> headline([]) == NOTHING
-    True
-    """
+    """Markdown of the newest `ttft` records on one card of every machine and target, for prompts of 32K and more: full
+    prefills, ours and llama.cpp's best, the compressed ones at keep ratio 0.05 by density and memory limit, and
+    controls. Below stand break-evens of all lengths, and what `sp serve` added by `serve_load` records."""
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     served: dict[str, dict[str, Record]] = defaultdict(dict)
     peers: dict[str, dict[str, Record]] = defaultdict(dict)
@@ -151,7 +142,6 @@ def show_seconds(value: float | None) -> str:
 
 
 def _notes(records: Sequence[Record]) -> str:
-    """What the figures are of."""
     first = records[0]
     drafters = sorted({r["config"]["drafter"] for r in records if r["config"]["drafter"]})
     runs = sorted(len(r["samples"]) for r in records if r["config"]["keep_ratio"] < 1)
@@ -195,10 +185,7 @@ def _processes(records: Sequence[Record]) -> str:
 
 def _break_evens(records: Sequence[Record]) -> str:
     """From which length on compression paid, by keep ratio, without a limit of memory and in BF16; empty where nobody
-    looked.
-
-    Of several ways to draft, the one that most lengths were measured with.
-    """
+    looked. Of several ways to draft, the one that most lengths were measured with."""
     widest: dict[tuple[float, str], BreakEven] = {}
     for even in measured_break_evens(records):
         if even.vram is None and even.maths == PLAIN_MATHS and not is_control(_scorer(even)):
@@ -235,3 +222,37 @@ def _server(records: Sequence[Record]) -> str:
 
 def _range(counts: Sequence[int]) -> str:
     return "no" if not counts else str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+
+
+def first_result(records: Iterable[Record]) -> str:
+    """Markdown of a few of the newest `ttft` records on one card: rows for the full prefill and each way to draft. Of
+    several machines and targets those with the most records, and of these the longest prompt."""
+    groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    for record in records:
+        alone = record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1
+        if alone and record["metrics"].get("ttft_s"):
+            key = json.dumps(record["config"], sort_keys=True)
+            groups[machine_slug(record), record["config"]["target"]][key] = record
+    if not groups:
+        return NOTHING
+    (_, target), group = max(groups.items(), key=lambda one: (len(one[1]), one[0]))
+    plain = [r for r in group.values() if r["config"]["vram"] is None and r["config"]["keep_ratio"] in (KEEP, 1.0)]
+    plain = [r for r in plain if r["config"]["keep_ratio"] == 1 or not is_control(str(r["config"]["scorer"]))]
+    if not plain:
+        return NOTHING
+    longest = max(r["config"]["prompt_tokens"] for r in plain)
+    shown = sorted((r for r in plain if r["config"]["prompt_tokens"] == longest), key=row_order)
+    fulls = full_by_math(shown)
+    heads = [f"{longest:,} tokens", "first token after (s)", "against our full prefill", "peak memory (GiB)"]
+    cells = []
+    for r in shown:
+        seconds, peak = r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")
+        full = fulls.get(maths_of(r["config"])[0])
+        gain = f"{full / seconds:.1f}x" if full else ""
+        cells.append(
+            [describe(r["config"]), f"{show_seconds(seconds)}{age(r)}", gain, f"{peak / GIB:.1f}" if peak else ""]
+        )
+    drafters = sorted({r["config"]["drafter"] for r in shown if r["config"]["drafter"]})
+    where, runs = shown[0].get("gpu") or shown[0]["cpu"], _range(sorted(len(r["samples"]) for r in shown))
+    note = f"{where}, target {target}, drafter {', '.join(drafters) or 'none'}; medians of {runs} runs."
+    return f"{markdown(heads, cells)}\n\n{note}"

@@ -17,17 +17,9 @@ OLD = "older_kernels"
 
 
 def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:
-    """The record of a benchmark whose configuration has these values; None if there is none.
+    """The record of a benchmark whose configuration has these values, None also standing for a key that is not there;
+    None if there is none. ConfigError: there are several.
 
-    A value of None also stands for a key that is not there, so that special forms are asked for or left out by name.
-
-    Raises
-    ------
-    ConfigError
-        There are several: more keys must be named.
-
-    Examples
-    --------
     >>> made = [{"bench": "load", "config": {"file_bytes": n}} for n in (1, 2)]
     >>> find(made, "load", file_bytes=2, mode=None)["config"], find(made, "load", file_bytes=3)
     ({'file_bytes': 2}, None)
@@ -43,21 +35,13 @@ def find(records: Sequence[Record], bench: str, /, **config: object) -> Record |
 
 
 def metric(record: Record | None, name: str, form: str) -> str:
-    """A metric as it stands in a table, with its age; nothing where there is no record.
-
-    Examples
-    --------
-    >>> metric({"metrics": {"ms": 1.25}}, "ms", ".1f"), metric(None, "ms", ".1f")
-    ('1.2', '')
-    """
+    """A metric as it stands in a table, with its age; nothing where there is no record."""
     return "" if record is None else f"{record['metrics'][name]:{form}}{age(record)}"
 
 
 def age(record: Record) -> str:
     """What stands behind a figure whose kernels have changed since: date and commit, which `with_note` makes a mark.
 
-    Examples
-    --------
     >>> age({OLD: True, "date": "2026-11-20T19:16:16+00:00", "commit": "abc1234def"}), age({})
     (' †[2026-11-20 abc1234]', '')
     """
@@ -67,21 +51,13 @@ def age(record: Record) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for people.
-
-    Examples
-    --------
-    >>> percent(0.0344)
-    '3.4 %'
-    """
+    """A share for people."""
     return f"{100 * share:.1f} %"
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A Markdown table, its first `left` columns text and the others numbers.
 
-    Examples
-    --------
     >>> print(markdown(["a", "b"], [["x", "1"]]))
     | a | b |
     |---|---:|

@@ -9,12 +9,17 @@ from typing import Any, NamedTuple
 from sp.bench.record import is_current
 from sp.errors import ConfigError
 from sp.studies.tables.decode_table import decoding
-from sp.studies.tables.first_result import first_result
-from sp.studies.tables.headline import headline
+from sp.studies.tables.headline import first_result, headline
 from sp.studies.tables.lookup import LIBRARIES, MARK, OLD, Record
-from sp.studies.tables.mixture_table import experts, mixture_result, mixtures
-from sp.studies.tables.sparse_table import drafters, sparse_layers
-from sp.studies.tables.speed_table import kernels, whole_models
+from sp.studies.tables.speed_table import (
+    drafters,
+    experts,
+    kernels,
+    mixture_result,
+    mixtures,
+    sparse_layers,
+    whole_models,
+)
 from sp.studies.tables.turn_page import turn_rows
 
 TOLD = re.compile(rf" {MARK}\[(?P<date>\S*) (?P<commit>\S*)\]")
@@ -27,8 +32,6 @@ def with_age(records: Sequence[Record]) -> list[Record]:
 
     Records without kernels of ours, as another engine's or a library's, have no age.
 
-    Examples
-    --------
     >>> old = {"config": {}, "kernels": ["gone.cu"], "kernel_hash": "0"}
     >>> [OLD in record for record in with_age([old, {"config": {}}])]
     [True, False]
@@ -49,8 +52,6 @@ def with_age(records: Sequence[Record]) -> list[Record]:
 def with_note(text: str) -> str:
     """Marks made short, and below the text what they mean: when, and at which commits, those figures were measured.
 
-    Examples
-    --------
     >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1].partition("since ")[2]
     '(measured 2026-11-20, commit abc1234).'
     """
@@ -71,47 +72,39 @@ def with_note(text: str) -> str:
 
 
 class Part(NamedTuple):
-    """One part: the marks it stands between, and what makes it from records."""
+    """One part: the marks it stands between, and what makes it from records.
+
+    >>> {part.make([]).partition(" ")[0] for part in PARTS}
+    {'No'}
+    """
 
     begin: str
     end: str
     make: Callable[[Sequence[Any]], str]
 
 
-def _part(name: str, make: Callable[[Sequence[Any]], str]) -> Part:
-    return Part(f"<!-- {name}: made by `sp report`, not by hand -->", f"<!-- end of {name} -->", make)
-
-
-PARTS = (
-    _part("result", first_result),
-    _part("mixture result", mixture_result),
-    _part("mixtures", mixtures),
-    _part("experts", experts),
-    _part("speed", whole_models),
-    _part("kernels", kernels),
-    _part("sparse layers", sparse_layers),
-    _part("drafter", drafters),
-    _part("headline", headline),
-    _part("decoding", decoding),
-    _part("turns", turn_rows),
+MADE: dict[str, Callable[[Sequence[Any]], str]] = {
+    "result": first_result,
+    "mixture result": mixture_result,
+    "mixtures": mixtures,
+    "experts": experts,
+    "speed": whole_models,
+    "kernels": kernels,
+    "sparse layers": sparse_layers,
+    "drafter": drafters,
+    "headline": headline,
+    "decoding": decoding,
+    "turns": turn_rows,
+}
+PARTS = tuple(
+    Part(f"<!-- {name}: made by `sp report`, not by hand -->", f"<!-- end of {name} -->", make)
+    for name, make in MADE.items()
 )
 
 
 def fill(page: str, records: Sequence[Any]) -> str:
     """The page with every part that it has marks for made anew; figures of older kernels are marked and explained.
-
-    Raises
-    ------
-    ConfigError
-        It has marks for none, or see `insert_between`.
-
-    Examples
-    --------
-    >>> from sp.studies.tables.first_result import NOTHING
-    >>> part = PARTS[0]
-    >>> NOTHING in fill(f"{part.begin}\\nold\\n{part.end}", [])
-    True
-    """
+    ConfigError: it has marks for none, or see `insert_between`."""
     wanted = marked(page)
     if not wanted:
         raise ConfigError(f"the page has no marks of a part made from records, such as {PARTS[0].begin}")
@@ -122,29 +115,12 @@ def fill(page: str, records: Sequence[Any]) -> str:
 
 
 def marked(page: str) -> list[Part]:
-    """The parts that a page has a mark of.
-
-    Examples
-    --------
-    >>> [part.begin for part in marked(f"text {PARTS[-1].begin}")] == [PARTS[-1].begin]
-    True
-    """
+    """The parts that a page has a mark of."""
     return [part for part in PARTS if part.begin in page or part.end in page]
 
 
 def insert_between(text: str, first: str, last: str, table: str) -> str:
-    """`text` with `table` between two lines of it.
-
-    Raises
-    ------
-    ConfigError
-        The lines are not there, once each and in order.
-
-    Examples
-    --------
-    >>> insert_between("a [ old ] z", "[", "]", "new")
-    'a [\\nnew\\n] z'
-    """
+    """`text` with `table` between two lines of it; ConfigError unless they are there, once each and in order."""
     head, begin, rest = text.partition(first)
     _, end, tail = rest.partition(last)
     if not begin or not end or first in rest or last in tail or last in head:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import Any
 
-from sp.studies.style import tokens_label
+from sp.studies.figures import tokens_label
 from sp.studies.sweep.cells import FULL, Group, Table
 from sp.studies.tables.lookup import markdown, number
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sp.bench.llama_cpp import ENGINE, best_peer
-from sp.studies.tables.lookup import LIBRARIES, Record, find, markdown, metric
+from sp.studies.tables.headline import first_result
+from sp.studies.tables.lookup import LIBRARIES, Record, age, find, markdown, metric, percent
 
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
@@ -26,13 +28,7 @@ ATTENTION = {path: LIBRARIES[path] for path in ("cudnn", "flash-attention-2")}
 
 
 def whole_models(records: Sequence[Record]) -> str:
-    """Prefill, decoding and loading of the 27B shapes and `OTHERS`; llama.cpp at its best recorded setting.
-
-    Examples
-    --------
-    >>> whole_models([]) == NO_SPEED
-    True
-    """
+    """Prefill, decoding and loading of the 27B shapes and `OTHERS`; llama.cpp at its best recorded setting."""
     peers = peers_of(records, MODEL)
     rows = []
     for tokens in PROMPTS:
@@ -63,13 +59,7 @@ def whole_models(records: Sequence[Record]) -> str:
 
 
 def kernels(records: Sequence[Record]) -> str:
-    """The widest product in every mode, and dense attention, each beside the libraries that ran in the same process.
-
-    Examples
-    --------
-    >>> kernels([]) == NO_KERNELS
-    True
-    """
+    """The widest product in every mode, and dense attention, each beside the libraries that ran in the same process."""
     rows = []
     for mode, words in MODES.items():
         keys = {"type": "Q4_K", **PRODUCT, "mode": mode, "math": "bf16", "epilogue": None}
@@ -119,3 +109,152 @@ def _spread(record: Record) -> str:
         f"A prefill of {PROMPTS[0]} tokens is as fast as the host launches kernels, which varies: its {len(rates)} "
         f"samples are {rates[0]:,.0f} to {rates[-1]:,.0f} tok/s."
     )
+
+
+SHAPE, FILE = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b (synthetic)"
+NAME = "35B-A3B"
+TARGET = f"{SHAPE}-q4_k_m.synthetic"
+OTHER_MIXTURES = {
+    "35B-A3B in the UD-Q4_K_XL mix": {"shape": SHAPE, "type": "ud-q4_k_xl"},
+    "Qwen3-30B-A3B": {"shape": "qwen3-30b-a3b", "type": "q4_k_m"},
+}
+"""Further models, of which one prefill and decoding are shown."""
+KERNEL_TOKENS = 8192
+NO_MIXTURES = (
+    "No record of a mixture's speed; `sp bench model --synthetic qwen3.6-35b-a3b --record results` makes some."
+)
+NO_EXPERTS = "No record of products of experts; `sp kernels bench --family experts --record results` makes some."
+
+
+def mixtures(records: Sequence[Record]) -> str:
+    """Prefill and decoding of the 35B-A3B shapes and `OTHER_MIXTURES`; llama.cpp at its best recorded setting."""
+    ours = OURS | {"shape": SHAPE}
+    random, from_file = ours | {"model": f"{SHAPE} q4_k_m (random)"}, ours | {"model": FILE}
+    peers = peers_of(records, MODEL | {"shape": SHAPE})
+    rows = []
+
+    def add(what: str, mine: Record | None, form: str, peer: Record | None = None, file: Record | None = None) -> None:
+        imbalance = None if mine is None else mine["metrics"].get("imbalance")
+        loads = "" if imbalance is None else f"{imbalance:.1f}"
+        rows.append([what, metric(mine, "tok_s", form), loads, metric(file, "tok_s", form), *of_peer(peer, form)])
+
+    for tokens in PROMPTS:
+        asked = {"prompt_tokens": tokens, "path": "sm_90a"}
+        mine = find(records, "prefill", **random | asked)
+        file = find(records, "prefill", **from_file | asked)
+        add(f"{NAME}: prefill {tokens:,} tokens (tok/s)", mine, ",.0f", best_peer(peers, tokens), file)
+    mine = find(records, "prefill", **random, prompt_tokens=PORTABLE, path="portable")
+    add(f"{NAME}: prefill {PORTABLE:,} tokens, portable path forced (tok/s)", mine, ",.0f")
+    empty = {"context": 0, "path": "sm_90a"}
+    file = find(records, "decode", **from_file | empty)
+    mine, what = find(records, "decode", **random | empty), f"{NAME}: decode, 64 tokens at empty context (tok/s)"
+    add(what, mine, ".1f", best_decoding(peers), file)
+    for name, which in OTHER_MIXTURES.items():
+        asked = {"prompt_tokens": PORTABLE, "path": "sm_90a"}
+        add(f"{name}: prefill {PORTABLE:,} tokens (tok/s)", find(records, "prefill", **OURS | which | asked), ",.0f")
+        add(f"{name}: decode (tok/s)", find(records, "decode", **OURS | which | empty), ".1f")
+    rows = [row for row in rows if row[1]]
+    heads = ["work", "sp", "imbalance", "sp, the file", "llama.cpp, the file", "its best setting"]
+    return markdown(heads, rows) if rows else NO_MIXTURES
+
+
+def mixture_result(records: Iterable[Record]) -> str:
+    """As `first_result`, of the mixture alone."""
+    return first_result(r for r in records if r.get("bench") == "ttft" and r["config"]["target"] == TARGET)
+
+
+def experts(records: Sequence[Record]) -> str:
+    """Products of experts of 8K tokens beside dense ones of as many weights, at the rows an expert has on average."""
+    rows = []
+    for part, dense_n in (("gated", 131072), ("down", 524288)):
+        for path in ("sm_90a", "portable"):
+            mine = find(records, "experts", part=part, tokens=KERNEL_TOKENS, path=path)
+            dense = find(records, "experts", part="dense", n=dense_n, path=path)
+            if mine is None or dense is None:
+                continue
+            config, rates = mine["config"], [r["metrics"]["tflops"] for r in (mine, dense)]
+            rows.append(
+                [
+                    f"{'gate and up' if part == 'gated' else part}, {path}",
+                    f"{config['imbalance']:.1f}",
+                    metric(mine, "ms", ".2f"),
+                    f"{rates[0]:.0f}",
+                    f"{rates[1]:.0f}{age(dense)}",
+                    percent(rates[0] / rates[1]),
+                ]
+            )
+    heads = ["product", "imbalance", "ms", "TFLOP/s", "dense TFLOP/s", "share"]
+    return markdown(heads, rows) if rows else NO_EXPERTS
+
+
+TOKENS = 131072
+PATHS = ("sm_90a", "portable")
+FIRST = {"variant": "FlashPrefill", "share": "head", "mean_correction": False}
+SECOND = {"variant": "FlashPrefill", "share": "group", "alpha": 0.1}
+LAYERS: Mapping[str, Mapping[str, Any]] = {
+    "alpha 0.1": FIRST | {"alpha": 0.1, "head_dim": 128},
+    "alpha 0.85": FIRST | {"alpha": 0.85, "head_dim": 128},
+    "alpha 0.1, version 2 without its correction": SECOND | {"mean_correction": False, "head_dim": 128},
+    "alpha 0.1, version 2": SECOND | {"mean_correction": True, "head_dim": 128},
+    "strongest 5 %": {"variant": "TopDensity", "density": 0.05, "head_dim": 128},
+    "alpha 0.1, d 256, 24/4 heads": FIRST | {"alpha": 0.1, "head_dim": 256},
+}
+SPARSE_PROMPTS = (8192, 32768, 65536, 131072, 262144)
+DRAFTER = {"model": "qwen3-0.6b bf16 (random)", "path": "sm_90a", "density": 0.05, "tokens": "random", "math": "bf16"}
+TARGET_TOKENS = 32768
+NO_LAYERS = "No record of a sparse layer; `tests/benchmarks/test_bench_flashprefill.py` makes such records."
+NO_DRAFTERS = "No record of a drafter's speed; `sp bench drafter --record results` makes such records."
+
+
+def sparse_layers(records: Sequence[Record]) -> str:
+    """One layer of 128K tokens, choice and attention together; below it the libraries' dense attention of that size."""
+    rows = []
+    for text, config in LAYERS.items():
+        found = [find(records, "flashprefill_layer", **config, tokens=TOKENS, path=path) for path in PATHS]
+        if found[0] is None:
+            continue
+        density, rates = percent(found[0]["metrics"]["density"]), [metric(r, "tflops_live", ".0f") for r in found]
+        rows.append([text, density, *(metric(r, "ms", ".1f") for r in found), " / ".join(r for r in rates if r)])
+    if not rows:
+        return NO_LAYERS
+    heads = ["one layer, 128K tokens", "blocks read", "sm_90a (ms)", "portable (ms)", "TFLOP/s on blocks read"]
+    return "\n\n".join([markdown(heads, rows), *_dense(records)])
+
+
+def drafters(records: Sequence[Record]) -> str:
+    """Scoring a prompt with random weights, and below it the target reading few blocks."""
+    rows = []
+    for tokens in SPARSE_PROMPTS:
+        record = find(records, "drafter", **DRAFTER, prompt_tokens=tokens)
+        if record is None:
+            continue
+        times = [metric(record, "score_s", ".3f"), f"{record['metrics']['limit_s']:.3f}"]
+        read, peak = percent(record["metrics"]["density"]), f"{record['metrics']['peak_bytes'] / 1e9:.2f}"
+        rows.append([f"score {tokens:,} tokens", read, *times, peak])
+    if not rows:
+        return NO_DRAFTERS
+    heads = ["work", "blocks read", "seconds", "limit (s)", "peak memory (GB)"]
+    return "\n\n".join([markdown(heads, rows), *_target(records)])
+
+
+def _dense(records: Sequence[Record]) -> list[str]:
+    said = []
+    for head_dim in (128, 256):
+        keys = {"head_dim": head_dim, "tokens": TOKENS}
+        found = {name: find(records, "attention", **keys, path=path) for path, name in ATTENTION.items()}
+        rates = [f"{metric(record, 'tflops', '.0f')} in {name}" for name, record in found.items() if record]
+        said += [f"d {head_dim} {' and '.join(rates)}"] if rates else []
+    return [f"Dense attention of 128K tokens reaches, in TFLOP/s: {'; '.join(said)}."] if said else []
+
+
+def _target(records: Sequence[Record]) -> list[str]:
+    keys = OURS | {"prompt_tokens": TARGET_TOKENS, "path": "sm_90a"}
+    sparse, dense = (find(records, "prefill", **keys | {"asked_density": share}) for share in (0.05, None))
+    if sparse is None or dense is None:
+        return []
+    few, all_of_them = (f"{record['metrics']['tok_s']:,.0f} tok/s" for record in (sparse, dense))
+    return [
+        f"The 27B target (Q4_K_M mix, random weights) reads 32K tokens at {few} with "
+        f"{percent(sparse['metrics']['density'])} of the blocks{age(sparse)}, and at {all_of_them} with all of them"
+        f"{age(dense)}; its attention is a small part of that work."
+    ]

@@ -36,10 +36,8 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], int]:
-    """Heads, cells and the number of text columns of a table for people.
-
-    A failed cell says why in place of its time.
-    """
+    """Heads, cells and the number of text columns of a table for people. A failed cell says why in place of its
+    time."""
     heads = ["target reads", "scorer", "within", "tokens", "kept", "density", "first token (s)", "against full"]
     heads += [f"{name} (ms)" for name in (*GROUPS, "other")] + ["cold (s)", "peak (GiB)", "decode (tok/s)", "runs"]
     return heads, [_cells(row) for row in rows], 3

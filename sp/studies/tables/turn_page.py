@@ -86,13 +86,7 @@ POLICIES = {"conversation": "conversation", "cold": "nothing, compressed anew", 
 
 
 def turn_rows(records: Iterable[Record]) -> str:
-    """Markdown of the newest `turn` records: a table for each machine, pair and length, and what it is of.
-
-    Examples
-    --------
-    >>> turn_rows([]) == NOTHING
-    True
-    """
+    """Markdown of the newest `turn` records: a table for each machine, pair and length, and what it is of."""
     newest: dict[str, Record] = {}
     for record in records:
         if record.get("bench") == "turn":

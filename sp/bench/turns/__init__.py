@@ -1,1 +1,0 @@
-"""What a turn of a long chat costs, by policy."""
