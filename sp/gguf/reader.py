@@ -17,8 +17,7 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import GGUFError
-from sp.gguf.header import Header, TensorInfo, parse_header
-from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
+from sp.gguf.header import MAX_SHARDS, MAX_TENSORS, Header, TensorInfo, Value, parse_header
 from sp.hub import model_path
 from sp.quant import FORMATS, Weight
 from sp.values import text, whole

@@ -15,11 +15,11 @@ import numpy as np
 
 from sp.arrays import Bools, Bytes, Ints
 from sp.errors import GGUFError, PromptError
+from sp.gguf.header import Value
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.text import SpecialTokens, Written, end_ids
-from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 
 

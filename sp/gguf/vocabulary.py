@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError, plain
+from sp.gguf.header import Array, Value
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.value_types import Array, Value
 from sp.values import is_number, listed, shown, whole
 
 SENTENCEPIECE = "llama"

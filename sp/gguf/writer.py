@@ -19,8 +19,8 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import GGUFError
-from sp.gguf import value_types as k
-from sp.gguf.value_types import Value, ValueType
+from sp.gguf import header as k
+from sp.gguf.header import Value, ValueType
 from sp.quant import BlockFormat
 
 _BY_DTYPE: Mapping[Any, ValueType] = {dtype: ValueType(kind) for kind, dtype in k.DTYPES.items()}

@@ -27,8 +27,7 @@ from sp.bench.record import file_facts
 from sp.errors import SpError
 from sp.evals.trained_for import LONGEST, note_of_file
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template, render_chat
-from sp.gguf.header import Metadata
-from sp.gguf.value_types import STRUCTS
+from sp.gguf.header import STRUCTS, Metadata
 from sp.gguf.writer import encode_key_value
 from sp.models import Model, load_model
 from sp.models.drafts.dflash import load_draft
