@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--compare", nargs=2, type=Path, metavar="JSONL", help="print what differs in two runs")
     parser.add_argument("--files", type=Path, help="folder of the random models, made where they are missing")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--whole", action="store_true", help="only whole models and requests, no single ops")
     parser.add_argument("--twice", action="store_true", help="run every case again, which must give the same")
     parser.add_argument("--dry", type=Path, metavar="FOLDER", help="without a GPU, with the dry_device.py there")
     parser.add_argument("--compile-ahead", action="store_true", help="only fill the cache of kernels, on all cores")
@@ -55,13 +56,14 @@ def main() -> int:
 
 def families() -> Iterator[tuple[bool, Iterable[Case]]]:
     """Cases, and whether they are single ops: what these allocate is poisoned."""
-    from fingerprint import attention, layers, matmul, models, requests
+    from fingerprint import attention, cards, layers, matmul, models, requests
 
     for cases in (matmul.packing, matmul.kernels, matmul.layers, attention.kernels, attention.around,
                   attention.sampling, layers.sparse_cases, layers.delta_cases):  # fmt: skip
         yield True, cases()
     yield False, models.model_cases()
     yield False, requests.request_cases()
+    yield False, cards.card_cases()
 
 
 def run(given: argparse.Namespace) -> int:
@@ -71,7 +73,8 @@ def run(given: argparse.Namespace) -> int:
     from fingerprint.models import Files
 
     start, failed, lines = time.perf_counter(), 0, []
-    work = [(ops, [c for c in cases if given.only in c[0]]) for ops, cases in families()]
+    chosen = [(ops, cases) for ops, cases in families() if not (ops and given.whole)]
+    work = [(ops, [c for c in cases if given.only in c[0]]) for ops, cases in chosen]
     if given.compile_ahead:
         count = compile_ahead([one for _, cases in work for _, one in cases])
         print(f"{count} variants of kernels compiled ahead in {time.perf_counter() - start:.1f} s", file=sys.stderr)
@@ -92,10 +95,11 @@ def run(given: argparse.Namespace) -> int:
                     traceback.print_exc()
             failed += "error" in line
             lines.append(line)
+            if given.out is not None:  # at once: a run may be cut off
+                with given.out.open("a" if len(lines) > 1 else "w", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
             if "error" in line or not given.quiet:
                 print(f"{name}  {line.get('error') or line['sha']}")
-    if given.out is not None:
-        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     print(f"{len(lines)} cases, {failed} failed, {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return int(failed > 0)
 

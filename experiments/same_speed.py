@@ -140,9 +140,11 @@ def drafter(repeats: int) -> Iterator[tuple[str, list[float]]]:
 
 def requests(repeats: int) -> Iterator[tuple[str, list[float]]]:
     """From text to the first token, compressed, and its decoding."""
-    from fingerprint.finding import find
+    from fingerprint.finding import defined, find
 
     from sp.scoring import SCORERS
+
+    measure = find("measure", "ttft" if "sp.bench.ttft" in defined()["measure"] else "request")
 
     synthetic, pipeline = find("synthetic", "load"), find("Pipeline")
     pair = pipeline.assemble(
@@ -159,7 +161,7 @@ def requests(repeats: int) -> Iterator[tuple[str, list[float]]]:
     for tokens in (8192, LONG):
         taken = []
         for number in range(repeats + 2):
-            request = find("measure", "request")(pair, made.make(tokens, number), options)
+            request = measure(pair, made.make(tokens, number), options)
             taken.append(1e3 * request.ttft_s)
         yield f"first token of {tokens}", taken[2:]
 

@@ -84,7 +84,9 @@ for scorer, colour in SCORERS.items():
         if r["scorer"] == scorer and r["keep_ratio"] == 0.1
     ]
     axis.step(100 * np.sort(found), 100 * (np.arange(len(found)) + 1) / len(found), color=colour, label=scorer)
-axis.set(xscale="log", xlim=(0.05, 100), ylim=(0, 101), xlabel="rank of the evidence (% of chunks)", ylabel="questions (%)")
+axis.set(
+    xscale="log", xlim=(0.05, 100), ylim=(0, 101), xlabel="rank of the evidence (% of chunks)", ylabel="questions (%)"
+)
 axis.legend(frameon=False, fontsize=8)
 
 # %% [markdown]
@@ -94,7 +96,10 @@ axis.legend(frameon=False, fontsize=8)
 for name in ("needles-6k", "needles-28k", "needles-60k", "needles-120k"):
     planted = [row for row in rows(name) if row["keep_ratio"] == 0.05]
     shares = {s: [r["whole"] for r in planted if r["scorer"] == s] for s in SCORERS}
-    print(f"{name:13}", "  ".join(f"{s} {100 * np.mean(some):.0f} (n = {len(some)})" for s, some in shares.items() if some))
+    print(
+        f"{name:13}",
+        "  ".join(f"{s} {100 * np.mean(some):.0f} (n = {len(some)})" for s, some in shares.items() if some),
+    )
 
 # %% [markdown]
 # ## Rank of the evidence by layer and head
@@ -107,7 +112,7 @@ for name in ("needles-6k", "needles-28k", "needles-60k", "needles-120k"):
 from matplotlib.colors import LogNorm
 
 from sp.bench.record import newest
-from sp.scoring.calibration.known import shipped
+from sp.scoring.calibration.record import shipped
 
 RANKS = ROWS.parents[1] / "intel-r-xeon-r-processor-2core" / "evidence_ranks.jsonl"
 records = newest(RANKS)

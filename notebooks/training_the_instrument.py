@@ -31,16 +31,18 @@ from sp.evals import TASKS
 from sp.evals.heads import measure_heads
 from sp.evals.matches import score_answer
 from sp.ops.attention.attention_rows import attention_rows
-from sp.session.load import embedded, load
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
+from sp.studies.figures import tidy
+from sp.session.loaded import embedded, load
 from sp.studies.figures import tidy
 
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "experiments").is_dir())
 instrument = root / "experiments" / "instrument"
 sys.path.append(str(instrument))
 from fit_curves import figure_of
-from parts import LAST, TASKS as READ, by_stage, by_task, share, stages
+from parts import LAST, by_stage, by_task, share, stages
+from parts import TASKS as READ
 
 logs = root / "results" / "nvidia-h200" / "instrument"
 parts = [logs / f"fit_{part}.jsonl" for part in ("drafter_1", "target_hybrid", "drafter_2", "target_2", "drafter_3")]
@@ -145,7 +147,9 @@ for head, axes in enumerate(figure.subplots(heads, 1, sharex=True)):
     axes.vlines(np.arange(len(prompt)), 0, weights[head].max(0), color="#1c7ed6", linewidth=0.9)
     on = weights[head][:, needle].sum(-1)
     axes.set(ylim=(0, 1), xlim=(0, len(prompt)), ylabel=f"{layer}.{head}")
-    axes.set_title(f"on the evidence: {on.max():.0%} of the attention at most, {on[0]:.0%} for the first token", fontsize=8)
+    axes.set_title(
+        f"on the evidence: {on.max():.0%} of the attention at most, {on[0]:.0%} for the first token", fontsize=8
+    )
     tidy(axes)
 axes.set_xlabel("token of the prompt (evidence in green); the largest weight that any token of the answer gave it")
 figure
@@ -160,10 +164,14 @@ figure
 
 # %%
 task = TASKS.build("fact", {})
-measured = measure_heads(drafter.model, drafter.tokenizer, drafter.template, [task.example(i, 600, count) for i in range(12)])
+measured = measure_heads(
+    drafter.model, drafter.tokenizer, drafter.template, [task.example(i, 600, count) for i in range(12)]
+)
 scores = np.array([measured.scores[each] for each in sorted(measured.scores)])
 made = measured.made
-print(f"{made['right']} of {made['prompts']} prompts answered right, {made['prompt_tokens'][0]} to {made['prompt_tokens'][1]} tokens")
+print(
+    f"{made['right']} of {made['prompts']} prompts answered right, {made['prompt_tokens'][0]} to {made['prompt_tokens'][1]} tokens"
+)
 figure = Figure(figsize=(4.6, 3.2), layout="constrained")
 axes = figure.subplots()
 image = axes.imshow(scores, cmap="magma", vmin=0, vmax=1)

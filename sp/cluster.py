@@ -34,20 +34,11 @@ Processes that Ray starts read it; in this one Ray did so when it was first impo
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connection to Ray.
-
-    Parameters
-    ----------
-    ray : module
-    alone : bool
-        Whether the cluster is this machine, which nobody else can reach.
-    opened : bool
-        Whether `close` ends the connection; one that was found open stays so.
-    """
+    """A connection to Ray."""
 
     ray: Any
-    alone: bool
-    opened: bool
+    alone: bool  # whether the cluster is this machine, which nobody else can reach
+    opened: bool  # whether `close` ends the connection; one that was found open stays so
 
     def free(self, kind: str, wanted: int = 1) -> int:
         """How many whole ``"GPU"`` or ``"CPU"`` nobody holds; what has just ended gives back its own a little later."""
@@ -70,21 +61,10 @@ class Cluster:
 
 
 def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
-    """Connect to the cluster at an address, else at ``RAY_ADDRESS``; else start one on this machine.
-
-    Parameters
-    ----------
-    asked : str
-        The option that wants Ray, for the message where it is missing.
-    address : str, optional
-        ``HOST:PORT`` of the head, or ``auto`` for a cluster that runs on this machine.
-    workers : int
-        CPUs that a cluster of our own counts at least: more workers than cores share them.
-
-    Raises
-    ------
-    ConfigError
-        Ray is not installed, or nothing answers at the address.
+    """Connect to the cluster at an address, else at ``RAY_ADDRESS``; else start one on this machine. `asked`: the
+    option that wants Ray, for the message where it is missing; `address`: ``HOST:PORT`` of the head, or ``auto`` for a
+    cluster that runs on this machine; `workers`: CPUs that a cluster of our own counts at least: more workers than
+    cores share them; ConfigError: Ray is not installed, or nothing answers at the address.
     """
     given = address or os.environ.get(ADDRESS)
     if given is not None and given != "auto":

@@ -1,18 +1,25 @@
-"""Strict construction of options from YAML or the command line, and the registries strategies live in."""
+"""Options as dataclasses: checked, built from mappings, read from text and shown; and registries of strategies.
+
+The command line, the keys of sweeps, the fields of requests and the pages are all made from this.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import MISSING
 from decimal import Decimal
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
-from types import ModuleType
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sp.errors import ConfigError, known_names, short, unknown_name
 from sp.values import whole
@@ -31,31 +38,17 @@ UNITS = {"k": 1 << 10, "m": 1 << 20}
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the annotation of an option says besides its type, wherever it is given.
-
-    Parameters
-    ----------
-    help : str
-        Of a parameter of a command; a field of a dataclass has it in the docstring of its class.
-    flags : tuple of str
-        On the command line, where ``--name`` is not what it is called.
-    least, most : float, optional
-        Bounds of a number.
-    argument : bool
-        On the command line by its place, not by a flag.
-    fixed : bool
-        Of a server it is as it was started: a request cannot change it.
-    written : bool
-        Text can say it; False for what only Python can.
+    """What the annotation of an option says besides its type, wherever it is given. `least`, `most`: bounds of a
+    number.
     """
 
-    help: str = ""
-    flags: tuple[str, ...] = ()
+    help: str = ""  # of a parameter of a command; a field of a dataclass has it in the docstring of its class
+    flags: tuple[str, ...] = ()  # on the command line, where `--name` is not what it is called
     least: float | None = None
     most: float | None = None
-    argument: bool = False
-    fixed: bool = False
-    written: bool = True
+    argument: bool = False  # on the command line by its place, not by a flag
+    fixed: bool = False  # of a server it is as it was started: a request cannot change it
+    written: bool = True  # text can say it; False for what only Python can
 
     def check(self, value: object, where: str) -> None:
         """ConfigError for a number that is out of bounds."""
@@ -83,21 +76,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_
 
 
 def token_count(text: str, where: str) -> int:
-    """A number of tokens as people write it: ``k`` stands for 1,024 and ``m`` for 1,048,576.
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-
-    Examples
-    --------
-    >>> [token_count(text, "-p") for text in ("512", "8k", "1.5K", "1m")]
-    [512, 8192, 1536, 1048576]
-    >>> token_count("8 kB", "-p")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: -p is a number of tokens such as 512, 8k or 1m, not '8 kB'
-    """
+    """A number of tokens as people write it: ``k`` stands for 1,024, ``m`` for 1,048,576; ConfigError for none."""
     found = COUNT.fullmatch(text.strip())
     count = Decimal(found[1] or found[2]) * UNITS.get((found[3] or "").lower(), 1) if found else Decimal("0.5")
     if count != int(count):
@@ -124,8 +103,10 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         choices = [str(choice) for choice in get_args(expected)]
         raise ConfigError(f"{where} is {short(repr(value))}{known_names(str(value), choices)}")
     if origin in (typing.Union, types.UnionType):
+        if type(value) in get_args(expected):
+            return value
         choices = [each for each in get_args(expected) if each is not type(None)]
-        if len(choices) == 1 and value is not None:
+        if len(choices) == 1:
             return check_type(value, choices[0], where)
         for choice in get_args(expected):
             try:
@@ -149,33 +130,14 @@ def check_type(value: object, expected: Any, where: str) -> Any:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
-    """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors.
-
-    Parameters
-    ----------
-    cls : type
-        A dataclass. Its `__post_init__` may check ranges and raise ConfigError.
-    values : mapping
-        Field names to values, as read from YAML.
-    where : str
-        What the mapping configures, for messages (``"scorer tail"``).
-
-    Raises
-    ------
-    ConfigError
-        For an unknown key (nearest names offered), a wrong type or a missing required field.
-
-    Examples
-    --------
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Pool:
-    ...     width: int = 13
-    >>> from_mapping(Pool, {"width": 5}, "pool")
-    Pool(width=5)
+    """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors. `cls`: A dataclass. Its
+    `__post_init__` may check ranges and raise ConfigError; `values`: field names to values, as read from YAML; `where`:
+    what the mapping configures, for messages (``"scorer tail"``); ConfigError for an unknown key (nearest names
+    offered), a wrong type or a missing required field.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints, checked = _hints(cls), {}
-    values = getattr(cls, "renamed", dict)(values)  # old words, see `sp.scoring.reading`
+    values = getattr(cls, "renamed", dict)(values)  # old words, see `sp.scoring.base`
     for key, value in values.items():
         if key not in fields:
             raise unknown_name(f"option of {where}", key, fields)
@@ -192,8 +154,6 @@ def check_fields(instance: object, where: str) -> None:
 
     A number of tokens that is written as a text becomes that number.
 
-    Examples
-    --------
     >>> @dataclasses.dataclass(frozen=True)
     ... class Pool:
     ...     mode: typing.Literal["max", "mean"] = "max"
@@ -213,21 +173,8 @@ def check_fields(instance: object, where: str) -> None:
 
 def import_modules(package: str) -> tuple[ModuleType, ...]:
     """Import every module of a package and of the packages inside it, so that what they register is registered.
-
-    Parameters
-    ----------
-    package : str
-        Dotted name; of a package that is being imported, its own ``__name__``.
-
-    Returns
-    -------
-    tuple of module
-        Sorted by name; packages are not among them.
-
-    Examples
-    --------
-    >>> "sp.selection.top_chunks" in [module.__name__ for module in import_modules("sp.selection")]
-    True
+    `package`: dotted name; of a package that is being imported, its own ``__name__``; Returns tuple of module: sorted
+    by name; packages are not among them.
     """
     found = walk_packages(import_module(package).__path__, f"{package}.")
     return tuple(import_module(name) for name in sorted(each.name for each in found if not each.ispkg))
@@ -238,27 +185,26 @@ def _place(cls: type) -> tuple[str, str]:
 
 
 class Registry(Generic[T]):
-    """Names of strategies, each bound to a class that is built fresh for every run.
-
-    Examples
-    --------
-    >>> shapes: Registry[object] = Registry("shape")
-    >>> @shapes.register("dot")
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Dot:
-    ...     size: int = 1
-    >>> shapes.build("dot", {"size": 3})
-    Dot(size=3)
+    """Names of strategies, each bound to a class that is built fresh for every run. The modules of the package `home`,
+    which register what they define, are imported when a name is first asked for, or when somebody else registers one.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, home: str = "") -> None:
+        self.kind, self._home = kind, home
         self._classes: dict[str, type[T]] = {}
+
+    def _known(self) -> dict[str, type[T]]:
+        if self._home:
+            import_modules(self._home)
+            self._home = ""  # only now: another thread that asks meanwhile waits for the same imports
+        return self._classes
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Class decorator that files a dataclass under `name`."""
 
         def add(cls: type[T]) -> type[T]:
+            if not cls.__module__.startswith(f"{self._home}."):
+                self._known()
             known = self._classes.get(name, cls)
             if known is not cls and _place(known) == _place(cls):  # a cell of a notebook, or a file mended, run anew
                 del self._classes[name]
@@ -276,7 +222,7 @@ class Registry(Generic[T]):
 
     def class_of(self, name: str) -> type[T]:
         """The class filed under `name`; ConfigError if there is none."""
-        if name not in self._classes:
+        if name not in self._known():
             raise unknown_name(self.kind, name, self._classes)
         return self._classes[name]
 
@@ -286,4 +232,140 @@ class Registry(Generic[T]):
         return next((name for name, known in self._classes.items() if known is kind), kind.__name__)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._classes))
+        return iter(sorted(self._known()))
+
+
+REQUIRED: Any = ...
+"""In place of a default."""
+HEADING = re.compile(r"^(\w[\w ]*)\n-+$", re.M)
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true | false", Path: "file", NoneType: "null"}
+ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One option. `option`: what else its annotation says."""
+
+    name: str
+    type: str
+    default: str | None  # as it is written in YAML; None for an option that must be given
+    told: str  # what the docstring says; empty where it says nothing
+    hint: Any = None  # what it must be
+    option: Option = Option()
+    value: Any = REQUIRED  # the default itself; `REQUIRED` if it must be given
+
+    @property
+    def shown(self) -> str:
+        """Name and default, as in brackets behind the name of a strategy."""
+        return f"{self.name}={'...' if self.default is None else self.default}"
+
+
+def fields_of(cls: type) -> list[Field]:
+    """The options of a dataclass, in the order of its class."""
+    told, hints, found = _told(cls), get_type_hints(cls, include_extras=True), []
+    for field in dataclasses.fields(cls):
+        if field.init:
+            hint, option = option_of(hints[field.name])
+            value = field.default if field.default_factory is MISSING else field.default_factory()
+            value = REQUIRED if value is MISSING else value
+            default = None if value is REQUIRED else as_yaml(value)
+            said = told.get(field.name, "")
+            found.append(Field(field.name, type_shown(hint), default, said, hint, option, value))
+    return found
+
+
+def type_shown(hint: Any) -> str:
+    """A type in words of the command line.
+
+    >>> type_shown(Literal["max", "mean"] | None), type_shown(tuple[int, ...]), type_shown(bool)
+    ('max | mean | null', 'list of whole number', 'true | false')
+    """
+    origin = get_origin(hint)
+    if hint == Tokens:
+        return "tokens"
+    if origin is Annotated:
+        return type_shown(option_of(hint)[0])
+    if origin is Literal:
+        return " | ".join(map(str, get_args(hint)))
+    if origin in (Union, UnionType):
+        return " | ".join(map(type_shown, get_args(hint)))
+    if origin is tuple:
+        return f"list of {type_shown(get_args(hint)[0])}"
+    return "text" if hasattr(hint, "parse") else WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def summary_of(cls: Any) -> str:
+    """The first sentence of a docstring."""
+    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+
+
+def as_yaml(value: object) -> str:
+    """A default as people write it.
+
+    >>> as_yaml(None), as_yaml(True), as_yaml("max"), as_yaml((1, 2)), as_yaml("")
+    ('null', 'true', 'max', '[1, 2]', "''")
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    text = str(value)
+    return f"'{text}'" if text.lower() in ("", "on", "off", "yes", "no", "true", "false", "null") else text
+
+
+def from_text(text: str, hint: Any, where: str) -> Any:
+    """What a text says where a value of a type is wanted; strategies and others that are read later stay text.
+    ConfigError: it says no such value; `where` it stands is told.
+    """
+    kind, option = option_of(hint)
+    if get_origin(kind) in (Union, UnionType):
+        *others, last = (one for one in get_args(kind) if one is not NoneType)
+        for one in others:
+            with suppress(ConfigError):
+                return from_text(text, one, where)
+        return from_text(text, last, where)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        try:
+            value: Any = tuple(from_text(part.strip(), item, where) for part in text.split(",") if part.strip())
+        except ConfigError as error:
+            if item not in (int, float, Tokens):
+                raise
+            kinds = "numbers" if item is float else "whole numbers"
+            example = "0.05,0.1" if item is float else "512,8k"
+            told = f"{where} takes {kinds} with commas between them, such as {example}, not {short(repr(text))}"
+            raise ConfigError(told if " must be at " not in str(error) else str(error)) from None
+    elif kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ConfigError(f"{where} must be a {WORDS[kind]}, not {short(repr(text))}") from None
+    elif kind in (str, Tokens) or get_origin(kind) is Literal or hasattr(kind, "parse"):
+        value = check_type(text, kind, where)
+    else:
+        value = Path(text) if kind is Path else text
+    option.check(value, where)
+    return value
+
+
+def _told(cls: type) -> dict[str, str]:
+    """Descriptions under `Parameters` of the docstrings of a class and of those it inherits from, its own first."""
+    found: dict[str, str] = {}
+    for each in cls.__mro__:
+        parts = HEADING.split(inspect.cleandoc(each.__doc__ or ""))
+        for title, body in zip(parts[1::2], parts[2::2], strict=True):
+            for name, told in _entries(body).items() if title == "Parameters" else ():
+                found.setdefault(name, told)
+    return found
+
+
+def _entries(body: str) -> dict[str, str]:
+    """Descriptions by name, of a section in which several names may share one."""
+    names: list[str] = []
+    lines: dict[str, list[str]] = {}
+    for line in body.splitlines():
+        if (entry := ENTRY.match(line)) is not None:
+            names = [name.strip() for name in entry[1].split(",")]
+        for name in names if line.startswith(" ") else ():
+            lines.setdefault(name, []).append(line.strip())
+    return {name: " ".join(told) for name, told in lines.items()}

@@ -54,17 +54,8 @@ class DeviceError(SpError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """Build the error for a name that is not registered, with the nearest names offered.
 
-    Parameters
-    ----------
-    kind : str
-        What the name stands for, e.g. ``"scorer"``.
-    name : str
-        The name that was given.
-    known : iterable of str
-        The names that exist.
+    `kind`: what the name stands for, e.g. ``"scorer"``.
 
-    Examples
-    --------
     >>> print(unknown_name("scorer", "tial", ["tail", "lookahead"]))
     unknown scorer 'tial'; did you mean 'tail'? Known: lookahead, tail
     """
@@ -74,8 +65,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 def known_names(name: str, known: Iterable[str]) -> str:
     """The end of a message about a wrong name: the nearest ones, and all of them if they are few.
 
-    Examples
-    --------
     >>> known_names("men", ["max", "mean"])
     "; did you mean 'mean'? Known: max, mean"
     >>> known_names("men", [])
@@ -90,13 +79,7 @@ def known_names(name: str, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str], most: int = LISTED // 2) -> str:
-    """Names with commas between them, as many as `most` characters hold; of more than that how many there are.
-
-    Examples
-    --------
-    >>> listed(["max", "mean"]), listed(["max", "mean", "median"], 9)
-    ('max, mean', 'max, mean, ... (3 in all)')
-    """
+    """Names with commas between them, as many as `most` characters hold; of more than that how many there are."""
     names = [short(name) for name in names]
     told = names[:]
     while len(told) > 1 and len(", ".join(told)) > most:
@@ -117,24 +100,11 @@ def plain(text: str, limit: int = 200) -> str:
 
 def printable(text: str) -> str:
     r"""`text` of a document or a model for a terminal: what would steer that is spelled out, lines and tabs stay.
-
     Spelled out are the other control characters of ASCII, escape among them, and those from U+007F to U+009F.
-
-    Examples
-    --------
-    >>> print(printable("red: \x1b[31m\x9b0m, yes\r\nno"))
-    red: \x1b[31m\x9b0m, yes
-    no
     """
     return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def short(text: object, most: int = SHOWN) -> str:
-    """A stranger's text for a message: `plain` of its beginning, so that its length costs nothing.
-
-    Examples
-    --------
-    >>> short("two\\nlines, " + "9" * 6000, 20)
-    'two lines, 99999999…'
-    """
+    """A stranger's text for a message: `plain` of its beginning, so that its length costs nothing."""
     return plain(str(text)[: 4 * most], most)

@@ -1,4 +1,6 @@
-"""JSON that nobody vouches for: one value, or one object a line, each error with file and line.
+"""JSON of files and fields that nobody vouches for: read within limits, and checked field by field.
+
+Errors name the place and the field, and say what the value is, never the value itself, which may be long.
 
 What Python's own reader lets through and later code would trip over is refused here: half surrogate pairs, numbers of
 hundreds of digits, nesting without end. NaN and the infinities, which are no JSON, are read as null.
@@ -9,16 +11,105 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sp.errors import ConfigError
+from sp import values
+from sp.errors import ConfigError, short
 
-LONGEST = 1 << 27
+LONGEST = 1000
+"""Characters of a text that goes into a table."""
+BIGGEST = 1e15
+"""Of a number that is calculated with."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a field must be. `words`: for messages, e.g. ``"a number"``."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    required: bool = True  # whether it must be there; if not, null will do as well
+
+    @property
+    def optional(self) -> Wanted:
+        """The same of a field that may be missing, or null."""
+        return Wanted(self.words, self.fits, required=False)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number of use; true and false are none."""
+    return (found := values.whole(value)) is not None and abs(found) <= BIGGEST
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number of use."""
+    return (found := values.real(value)) is not None and abs(found) <= BIGGEST
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a text that is not too long for a table; what shows it must still escape it."""
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+def number(low: float = -BIGGEST, high: float = BIGGEST) -> Wanted:
+    """A number in a range, ends included."""
+    bounds = "" if low == -BIGGEST else f" of at least {low:g}" if high == BIGGEST else f" from {low:g} to {high:g}"
+    return Wanted(f"a number{bounds}", lambda value: is_number(value) and low <= value <= high)
+
+
+def whole(low: int = 0) -> Wanted:
+    """A whole number of at least so much."""
+    return Wanted(f"a whole number of at least {low}", lambda value: is_whole(value) and value >= low)
+
+
+TEXT = Wanted(f"a text of at most {LONGEST} characters", is_text)
+LIST = Wanted("a list", lambda value: isinstance(value, list))
+OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
+ATOM = Wanted(
+    "a text, a number, true or false", lambda value: isinstance(value, bool) or is_number(value) or is_text(value)
+)
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for an error; the value itself is for `sp.values.shown`."""
+    kinds = {bool: "true or false", list: "a list", dict: "an object", type(None): "missing"}
+    if isinstance(value, str):
+        return "another text" if value.strip() else "an empty one"
+    return kinds.get(type(value), "a number")
+
+
+def check(given: Mapping[str, Any], wanted: Mapping[str, Wanted], where: str) -> None:
+    """ConfigError for the first field that is not what it must be; other fields are passed over."""
+    for name, want in wanted.items():
+        value = given.get(name)
+        if value is None and not want.required:
+            continue
+        if not want.fits(value):
+            kind = kind_of(value)
+            told = "another number" if kind == "a number" and "number" in want.words else kind
+            raise ConfigError(f"{where}: {short(name)} must be {want.words}, not {told}")
+
+
+def check_each(given: Mapping[str, Any], want: Wanted, where: str) -> None:
+    """The same of every field of an object.
+
+    >>> check_each({"a": 1, "b": None}, number(), "x.jsonl, line 2: stages")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: x.jsonl, line 2: stages: b must be a number, not missing
+    """
+    for name in given:
+        if not is_text(name):
+            raise ConfigError(f"{where}: a name must be {TEXT.words}")
+        check(given, {name: want}, where)
+
+
+LONGEST_LINE = 1 << 27
 """Bytes of a line; the longest prompts of MRCR v2, of 8M tokens, have some 40 MB."""
 DEEPEST = 64
-BIGGEST = 1 << 63
+BIGGEST_WHOLE = 1 << 63
 """Of a whole number."""
 
 LONG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
@@ -35,16 +126,7 @@ def decoded(raw: bytes, where: str) -> str:
 
 
 def parse_json(raw: bytes, where: str) -> Any:
-    """The JSON value of some bytes; ConfigError for anything else. Texts may have half surrogate pairs.
-
-    Examples
-    --------
-    >>> parse_json(b'[1, NaN]', "x.jsonl, line 1")
-    [1, None]
-    >>> parse_json(b'{"a": 1' + b'0' * 20 + b'}', "x.jsonl, line 1")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: x.jsonl, line 1: not a JSON object that can be read (a number is too long)
-    """
+    """The JSON value of some bytes; ConfigError for anything else. Texts may have half surrogate pairs."""
     text = decoded(raw, where)
     try:
         if LONG_NUMBER.search(raw):
@@ -73,24 +155,13 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """The one JSON object of a file.
-
-    Parameters
-    ----------
-    path : Path
-    what : str
-        What to name instead of a file that cannot be read (``"a map of heads"``).
-    """
+    """The one JSON object of a file; `what` to name instead of a file that cannot be read (``"a map of heads"``)."""
     return parse_object(b"".join(_raw_lines(path, what)), str(path))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON-lines file, first line first.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or a line is no JSON object.
+    """Objects of a JSON-lines file, first line first. ConfigError: the file cannot be read, or a line is no JSON
+    object.
     """
     for number, raw in enumerate(_raw_lines(path, "a file of records"), 1):
         yield parse_object(raw, f"{path}, line {number}")
@@ -103,9 +174,9 @@ def _raw_lines(path: Path, what: str) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             blank = 0
-            while raw := file.readline(LONGEST + 1):
-                if len(raw) > LONGEST:
-                    raise ConfigError(f"{path}: a line is longer than {LONGEST >> 20} MiB; name {what}")
+            while raw := file.readline(LONGEST_LINE + 1):
+                if len(raw) > LONGEST_LINE:
+                    raise ConfigError(f"{path}: a line is longer than {LONGEST_LINE >> 20} MiB; name {what}")
                 if raw == b"\n":
                     blank += 1
                     continue
@@ -121,7 +192,7 @@ def _unknown(name: str) -> None:
 
 
 def _whole(text: str) -> int:
-    if len(text) > 20 or abs(value := int(text)) > BIGGEST:
+    if len(text) > 20 or abs(value := int(text)) > BIGGEST_WHOLE:
         raise ValueError
     return value
 

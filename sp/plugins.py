@@ -34,29 +34,15 @@ HOME = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that was found, loaded or not.
+    """A plugin that was found, loaded or not."""
 
-    Parameters
-    ----------
-    module : str
-        Name of its module.
-    file : str, optional
-        Absolute path of its file; None for a module that is imported by its name.
-    named : str
-        What to call it in messages.
-    """
-
-    module: str
-    file: str | None
-    named: str
+    module: str  # name of its module
+    file: str | None  # absolute path of its file; None for a module that is imported by its name
+    named: str  # what to call it in messages
 
     def load(self) -> ModuleType:
-        """Run it, unless that was done; whoever asks twice gets the same module.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be found, or ends in an error; one line says where.
+        """Run it, unless that was done; whoever asks twice gets the same module. ConfigError: it cannot be found, or
+        ends in an error; one line says where.
         """
         module = sys.modules.get(self.module)
         if module is None:
@@ -82,26 +68,8 @@ class Plugin:
 
 
 def find_plugin(text: str, beside: Path | None = None) -> Plugin:
-    """The plugin that a text names: a path that ends in ``.py``, or a module.
-
-    Parameters
-    ----------
-    text : str
-    beside : Path, optional
-        Folder that is searched for a file that is not where the text says.
-
-    Raises
-    ------
-    ConfigError
-        There is no such file, or it is no name of a module.
-
-    Examples
-    --------
-    >>> find_plugin("json.tool")
-    Plugin(module='json.tool', file=None, named='json.tool')
-    >>> find_plugin("absent.py")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: plugin absent.py: there is no such file
+    """The plugin that a text names: a path that ends in ``.py``, or a module. `beside`: folder that is searched for a
+    file that is not where the text says; ConfigError: there is no such file, or it is no name of a module.
     """
     if not text.endswith(".py"):
         if not MODULE.fullmatch(text):
@@ -127,13 +95,7 @@ def find_plugin(text: str, beside: Path | None = None) -> Plugin:
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
-    """Plugins of this process, for workers in others to load.
-
-    Examples
-    --------
-    >>> loaded_plugins()
-    ()
-    """
+    """Plugins of this process, for workers in others to load."""
     found = []
     for name, module in list(sys.modules.items()):
         if isinstance(named := getattr(module, "__dict__", {}).get(MARK), str):
@@ -159,13 +121,7 @@ def load_plugin(text: str | Path) -> ModuleType:
 
 
 def source_of(cls: Any) -> str:
-    """Where a class or function was defined: `BUILT_IN`, or the file or module of its plugin.
-
-    Examples
-    --------
-    >>> source_of(Plugin)
-    'built in'
-    """
+    """Where a class or function was defined: `BUILT_IN`, or the file or module of its plugin."""
     if cls.__module__.partition(".")[0] == "sp":
         return BUILT_IN
     module = sys.modules.get(cls.__module__)

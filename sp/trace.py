@@ -7,8 +7,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ SHOWN = 6
 
 @dataclass
 class Stage:
-    """One stage of a run; `tokens` may be filled in while it runs.
-
-    `beside` are seconds of it that went by while other stages ran, and are theirs.
+    """One stage of a run; `tokens` may be filled in while it runs. `beside` are seconds of it that went by while other
+    stages ran, and are theirs.
     """
 
     name: str
@@ -38,16 +37,7 @@ class Stage:
 
 @dataclass
 class Trace:
-    """Record of one run, filled by the stages as they go.
-
-    Examples
-    --------
-    >>> trace = Trace()
-    >>> with trace.stage("score", tokens=128):
-    ...     pass
-    >>> [stage.name for stage in trace.stages]
-    ['score']
-    """
+    """Record of one run, filled by the stages as they go."""
 
     stages: list[Stage] = field(default_factory=list)
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -111,12 +101,20 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process so far.
-
-    On Linux its own mark: `ru_maxrss` there counts what the process held that started this one.
+    """Largest resident memory of this process so far. On Linux its own mark: `ru_maxrss` there counts what the process
+    held that started this one.
     """
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
+"""Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
+
+
+def silent(what: str, total: int) -> AbstractContextManager[None]:
+    """A reporter that shows nothing."""
+    return nullcontext()

@@ -2,8 +2,8 @@
 
 A key of a GGUF file or of a JSON object holds what its writer liked: a number, a text, a bool, a list of a million of
 them. Whoever reads one says here which kind is meant and gets that kind or None, never something that compares or
-counts otherwise (an array in a condition, a whole number that no float can hold). `sp.models.metadata_keys.Keys`, for
-metadata, and `sp.checked`, for fields of JSON, word the refusals and set limits.
+counts otherwise (an array in a condition, a whole number that no float can hold). `sp.models.file.metadata_keys.Keys`,
+for metadata, and `sp.json_lines`, for fields of JSON, word the refusals and set limits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 
 
 def shown(value: object, limit: int = 60) -> str:
-    r"""A stranger's value for a message: printable, at most `limit` characters, at a cost that its size does not tell.
-
-    Examples
-    --------
-    >>> shown("yarn"), shown(np.arange(3)), shown(["a"] * 100_000, 24), shown(10**5000)
-    ("'yarn'", '[0, 1, 2]', "['a', 'a', 'a', 'a', ...", 'a whole number of some 5000 digits')
-    >>> shown({"a": [[[[1]]]], "b\n": None})
-    "{'a': [[[...]]], 'b\\n': None}"
-    """
+    r"""A stranger's value for a message: printable, at most `limit` characters, at a cost its size does not tell."""
     text = _written(value, limit, 3)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -52,24 +44,12 @@ def _written(value: object, limit: int, depth: int) -> str:
 
 
 def whole(value: object) -> int | None:
-    """A whole number of a file's metadata, which is no bool; None for anything else.
-
-    Examples
-    --------
-    >>> whole(np.uint32(7)), whole(True), whole(np.arange(2)), whole("7")
-    (7, None, None, None)
-    """
+    """A whole number of a file's metadata, which is no bool; None for anything else."""
     return int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else None
 
 
 def real(value: object) -> float | None:
-    """A finite number of a file's metadata; None for anything else, and for one that no float can hold.
-
-    Examples
-    --------
-    >>> real(np.float32(0.5)), real(3), real(10**400), real(float("nan")), real([0.5])
-    (0.5, 3.0, None, None, None)
-    """
+    """A finite number of a file's metadata; None for anything else, and for one that no float can hold."""
     if not is_number(value):
         return None
     try:
@@ -85,13 +65,7 @@ def is_number(value: object) -> bool:
 
 
 def flag(value: object) -> bool | None:
-    """A bool of a file's metadata, which may be written as 0 or 1; None for anything else.
-
-    Examples
-    --------
-    >>> flag(True), flag(np.uint8(1)), flag(0), flag(2), flag("yes"), flag(np.ones(2, bool))
-    (True, True, False, None, None, None)
-    """
+    """A bool of a file's metadata, which may be written as 0 or 1; None for anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     return bool(value) if whole(value) in (0, 1) else None
@@ -100,8 +74,6 @@ def flag(value: object) -> bool | None:
 def text(value: object) -> str | None:
     """A text of a file's metadata; None for anything else, and for an empty one.
 
-    Examples
-    --------
     >>> text("qwen3"), text(""), text(["qwen3"])
     ('qwen3', None, None)
     """
@@ -109,11 +81,5 @@ def text(value: object) -> str | None:
 
 
 def listed(value: object) -> list[Any] | tuple[Any, ...] | NDArray[Any] | None:
-    """A list of a file's metadata, as it is; None for anything else.
-
-    Examples
-    --------
-    >>> listed([1, 2]), listed(np.arange(2)), listed("ab")
-    ([1, 2], array([0, 1]), None)
-    """
+    """A list of a file's metadata, as it is; None for anything else."""
     return value if isinstance(value, list | tuple | np.ndarray) else None

@@ -23,7 +23,7 @@ from sp.session import (
     load,
     synthetic,
 )
-from sp.session.decide import fixed
+from sp.session.decision import fixed
 from sp.session.request import selection_request
 from sp.studies.sample import sample
 

@@ -19,7 +19,7 @@ from models_page import table
 from times_page import PAIR
 
 from sp.bench.record import newest
-from sp.models.arithmetic import AUTO
+from sp.models.network.arithmetic import AUTO
 from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.planning.cards import find_card

@@ -48,7 +48,8 @@ def serve() -> None:
     import dry_nccl  # noqa: F401
     import pytest  # noqa: F401
 
-    import sp.models  # noqa: F401
+    import sp.models
+    import sp.session  # noqa: F401  each fork would take a third of a second to import it
 
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ import numpy as np
 from models_page import table, write
 
 from sp.bench.record import newest
-from sp.models.arithmetic import FIRST_LAYERS, kept_rounded
+from sp.models.network.arithmetic import FIRST_LAYERS, kept_rounded
 from sp.models.synthetic.shapes import find_shape
 from sp.session.measured import maths_of
 

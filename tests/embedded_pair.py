@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sp.evals import TASKS, Task
 from sp.gguf import GGUFFile
-from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
+from sp.scoring.attention.heads import EMBEDDED_MAP, HeadMap
 from sp.session import embedded
 
 ROOT = Path(__file__).parents[1]

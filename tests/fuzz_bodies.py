@@ -15,12 +15,11 @@ from outcomes import Outcomes, SlowError
 
 import sp
 from sp.errors import SpError
-from sp.serve.choices.format import Grammars
-from sp.serve.fields import as_request_error
-from sp.serve.lanes import lane_of
+from sp.serve.fields import Grammars, as_request_error
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import Kind, parse_json, parse_request
+from sp.serve.worker import lane_of
 from sp.session import Pipeline
 
 FILL = "The grass is green. " * 150

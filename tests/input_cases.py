@@ -16,8 +16,8 @@ from sp.evals.formats.records import FORMATS, recognise
 from sp.evals.turns.ways import KEY, known_rows
 from sp.named import read_strategies
 from sp.scoring import SCORERS
-from sp.scoring.attention import head_map
-from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
+from sp.scoring.attention import heads
+from sp.scoring.attention.heads import EMBEDDED_MAP, HeadMap
 from sp.session.measured import read_break_evens
 from sp.studies.board.entries import read_board
 from sp.studies.board.html import as_html, as_markdown
@@ -85,12 +85,12 @@ def _task(path: Path) -> None:
 
 def _heads(path: Path) -> None:
     model: Any = SimpleNamespace(config=SimpleNamespace(heads=4, layers=5))
-    found, key = HeadMap.load(path), head_map.model_key
-    head_map.model_key = lambda model: MADE.model
+    found, key = HeadMap.load(path), heads.model_key
+    heads.model_key = lambda model: MADE.model
     try:
         found.chosen(model, 0.1)
     finally:
-        head_map.model_key = key
+        heads.model_key = key
 
 
 MADE = HeadMap.load(EMBEDDED_MAP)

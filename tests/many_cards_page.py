@@ -15,13 +15,13 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.models.layers.share import Share
-from sp.models.recording import Tensor
+from sp.models.file.weights import Tensor
+from sp.models.layer.share import Share
+from sp.models.network.trunk import trunk_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import trunk_tensors
 from sp.planning.cards import find_card
 from sp.planning.roofline import Roofline, TimedModel
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "many-cards.md"

@@ -35,7 +35,7 @@ def constants(path: Path) -> dict[str, object]:
 
 def gpu_cases() -> set[tuple[str, str]]:
     """Shape and file type of every whole model whose logits GPU tests compare."""
-    from sp.models.file_type import FILE_TYPES
+    from sp.models.file.file_type import FILE_TYPES
 
     named = constants(TESTS / "gpu" / "device_models.py")
     cases = {tuple(name.split(":")) for group in ("RANDOM", "FAMILIES", "EXPERTS") for name in named[group]}  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def formats_of(cases: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
 def embedded_formats() -> set[tuple[str, str]]:
     """The same of the two models that come with the package."""
     from sp.gguf import GGUFFile
-    from sp.session.load import embedded
+    from sp.session.loaded import embedded
 
     found = set()
     for role in ("target", "drafter"):

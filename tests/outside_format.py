@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.quant import FORMATS, BlockFormat
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending" / "format.md"
 

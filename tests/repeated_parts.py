@@ -1,4 +1,4 @@
-"""How many parts of layers `sp.models.passes.repeated_layers.RepeatedLayers` repeats, reckoned apart from it."""
+"""How many parts of layers `sp.models.run.replay.RepeatedLayers` repeats, reckoned apart from it."""
 
 from __future__ import annotations
 

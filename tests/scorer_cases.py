@@ -12,12 +12,11 @@ from retriever_files import token_task
 
 from sp.models import Model, ModelConfig
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.attention.heads import HeadMap, model_key
 from sp.scoring.trained.attention_features import OVER_HEADS
-from sp.scoring.trained.base import TrainedScorer
-from sp.scoring.trained.cross_head import start_params
-from sp.scoring.trained.scoring_head import ScoringHead
-from sp.scoring.trained.weights_file import ScorerFile
+from sp.scoring.trained.base import ScorerFile, TrainedScorer
+from sp.scoring.trained.cross_attention import start_params
+from sp.scoring.trained.late_interaction import ScoringHead
 
 KEY, VALUE = 5, 4
 NEEDLE = KEY + VALUE  # tokens

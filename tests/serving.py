@@ -14,10 +14,8 @@ from typing import Any, Literal
 import sp
 from sp.evals.text.filler import filler
 from sp.serve.app import Service
-from sp.serve.http.access import Limits
-from sp.serve.metrics import Metrics
+from sp.serve.http import Limits, Metrics, Server, listen
 from sp.serve.options import Defaults
-from sp.serve.server import Server, listen
 from sp.serve.worker import Worker
 from sp.session import Conversations, Pipeline, RunOptions
 

@@ -9,7 +9,7 @@ import pytest
 import sp
 from sp.chat import Turn
 from sp.errors import ConfigError, PromptError
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Pipeline, embedded
 
 TEXT = "The sky is blue. The grass is green.\n\nWhat is green?"

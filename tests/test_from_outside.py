@@ -72,7 +72,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     (tmp_path / "strategies_from_outside.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
     for registry in (SCORERS, SELECTORS, TASKS):
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+        monkeypatch.setattr(registry, "_classes", dict(registry._known()))
     yield import_module("strategies_from_outside")
     del sys.modules["strategies_from_outside"]
 

@@ -18,8 +18,8 @@ from sp import cli
 from sp.errors import ConfigError
 from sp.evals.formats.records import FORMATS, recognise
 from sp.json_lines import parse_json, parse_object, read_jsonl
-from sp.plain_yaml import MOST_BYTES, read_value
-from sp.scoring.attention.head_map import HeadMap
+from sp.named import MOST_BYTES, read_value
+from sp.scoring.attention.heads import HeadMap
 from sp.session.measured import read_break_evens
 from sp.studies.board.entries import read_board
 from sp.studies.pages.report import write_report

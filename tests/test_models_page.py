@@ -20,8 +20,8 @@ sys.path.insert(0, sys.argv[1])
 import models_page
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES
-from sp.models.drafts.dflash_refusals import LATER
-from sp.models.refusals import NEUTRAL
+from sp.models.drafts.dflash import LATER
+from sp.models.file.refusals import NEUTRAL
 from sp.models.synthetic.shapes import list_shapes
 keys = [key for keys, _ in LATER.values() for key in keys]
 print(json.dumps({"tables": models_page.tables(), "tokenizers": list(PRE_TOKENIZERS), "neutral": list(NEUTRAL),

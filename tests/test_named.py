@@ -8,11 +8,11 @@ import pytest
 
 from sp.commands.asked import read_settings
 from sp.decode import DECODERS
-from sp.decode.ddtree import DDTree
+from sp.decode.dflash import DDTree
 from sp.errors import ConfigError
 from sp.named import read_strategies, read_strategy
 from sp.scoring import SCORERS
-from sp.scoring.attention.tail import TailScorer
+from sp.scoring.attention.attention import TailScorer
 from sp.selection import SELECTORS
 from sp.session import RunOptions
 

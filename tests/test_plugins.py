@@ -40,7 +40,7 @@ class Outside(ModelFreeScorer):
 def _registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registries, modules and paths are as before afterwards."""
     for registry in (SCORERS, SELECTORS, TASKS):
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+        monkeypatch.setattr(registry, "_classes", dict(registry._known()))
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield

@@ -14,7 +14,7 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.commands.plan import expected
 from sp.errors import ConfigError
-from sp.models.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
+from sp.models.network.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
 from sp.planning.cards import KNOWN, Card, find_card
 from sp.planning.plan import make_plan
 from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel, predicted_times

@@ -12,9 +12,9 @@ from times_page import PAIR
 
 from sp.models import SparseAttention
 from sp.models.cache.striped import Stripes
-from sp.models.layers.share import Share
-from sp.models.passes.last_stripe import pages_less
-from sp.models.recording import layer_of
+from sp.models.file.weights import layer_of
+from sp.models.layer.share import Share
+from sp.models.run.context_parallel import pages_less
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.studies.figures import INK, save_png

@@ -16,7 +16,7 @@ from pathlib import Path
 from sp.errors import SpError, unknown_name
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.quant import F16, F32, Q4_0, Q4_K, Q8_0, BlockFormat
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 TYPES: dict[str, tuple[BlockFormat, int]] = {"f16": (F16, 1), "q8_0": (Q8_0, 7), "q4_k": (Q4_K, 14), "q4_0": (Q4_0, 2)}
 """Format, and the number of the file type in ``general.file_type``."""

@@ -23,7 +23,7 @@ def compile_ahead(work: Sequence[Callable[[], Any]]) -> int:
 
 def needed(work: Sequence[Callable[[], Any]]) -> set[tuple[str, tuple[str, ...]]]:
     """Sources and options of the variants that some work launches, without launching them."""
-    kernel = find("Kernel")
+    kernel = find("KernelSpec")
     plain, found = kernel.launch, {}
 
     def note(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None) -> None:

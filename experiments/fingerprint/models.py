@@ -107,7 +107,7 @@ def branched(path: str, name: str, kv: str, nodes: int) -> Any:
         at = int(parents[at])
     with find("forced_path")(path):
         store = model.new_cache(start + nodes + 8, kv, rotate=kv == "q4_0")
-        found = [find("prefill", "forward")(model, ids[:start], np.arange(start), store)]
+        found = [find("prefill", "models")(model, ids[:start], np.arange(start), store)]
         reader = find("TreeReader")(model, store, (0, model.config.layers - 1))
         seen = reader.read_tree(ids[start : start + nodes], parents, start + depths)
         found += [seen.logits.copy(), seen.choices.copy(), seen.features.copy()]
@@ -121,7 +121,7 @@ def answered(path: str, name: str, kv: str, eager: bool) -> Any:
     model, start = model_of(name), 120
     with find("forced_path")(path):
         store = model.new_cache(start + NEW + 1, kv, rotate=kv == "q4_0")
-        logits = find("prefill", "forward")(model, ids_of(name)[:start], np.arange(start), store)
+        logits = find("prefill", "models")(model, ids_of(name)[:start], np.arange(start), store)
         tokens = list(find("GraphDecoder")(model, store, NEW, eager=eager).tokens(logits, start, NEW))
         return [tokens, find("decode_step")(model, tokens[-1], start + NEW - 1, store)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fingerprint.finding import find
+from fingerprint.finding import find, known
 from fingerprint.models import BLOCK, NEW, PATHS, Files, ids_of, model_of, path_of
 from sp.scoring import SCORERS
 
@@ -81,7 +81,8 @@ def speculated(path: str, name: str, kv: str, decoder: str) -> Any:
 
         after = find("LayerFeatures")(session.layers, take)
         ids = ids_of(name)[:start]
-        logits = find("prefill", "forward")(model, ids, np.arange(start), store, chunk=100, after=after, rows=start)
+        seen = {"hooks": find("Hooks")(after_layer=after)} if known("Hooks") else {"after": after}
+        logits = find("prefill", "models")(model, ids, np.arange(start), store, chunk=100, rows=start, **seen)
         guess = session.guess(5, start, draft.block_size - 1).copy()
         passes: list[int] = []
         how = model, session, made, logits, start, store

@@ -16,7 +16,7 @@ from weights import load_weights
 
 from sp.evals.trained_for import KEY
 from sp.gguf.writer import GGUFWriter
-from sp.models.file_type import tensor_format
+from sp.models.file.file_type import tensor_format
 
 TRAINED_FOR = (
     "no head of it was supervised. It was trained with next-token loss alone, on stories of the kinds that the story "

@@ -28,7 +28,7 @@ from shapes import Reader, build
 from tokenizer import Encoder
 from weights import load_quantised
 
-from sp.scoring.attention.head_map import HeadMap
+from sp.scoring.attention.heads import HeadMap
 
 
 def best_heads(found: HeadMap, most: int = 2) -> tuple[int, tuple[int, ...]]:

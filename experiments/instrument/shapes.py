@@ -10,7 +10,7 @@ from layers import EPS, GGUFModule, attend, attend_rows, matrix, rope, row_logit
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
-from sp.models.file_type import tensor_format
+from sp.models.file.file_type import tensor_format
 from sp.quant import BlockFormat
 
 

@@ -24,7 +24,7 @@ from sp.evals.natural.questions import Question, known_questions
 from sp.evals.natural.rows import judge, masks
 from sp.evals.run import cell_columns, counter
 from sp.prompt import TokenisedPrompt
-from sp.scoring.calibration.known import file_sha256
+from sp.scoring.calibration.record import file_sha256
 from sp.selection import Selection, token_budget
 from sp.session import Pipeline, RunOptions
 from sp.studies.tables.page import insert_between

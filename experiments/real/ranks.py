@@ -21,10 +21,8 @@ import numpy as np
 from sp.bench.record import append, make_record
 from sp.evals.natural.questions import Question, own_questions
 from sp.scoring.base import HEATMAP_CHUNK
-from sp.scoring.calibration.known import file_sha256
-from sp.scoring.calibration.phrasings import Phrasing
-from sp.scoring.calibration.reading import ROTATIONS, Sample, read_text
-from sp.scoring.calibration.texts import Text
+from sp.scoring.calibration.reading import ROTATIONS, Phrasing, Sample, Text, read_text
+from sp.scoring.calibration.record import file_sha256
 from sp.session import Loaded, load
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sp.scoring.trained.scoring_head import ScoringHead
+from sp.scoring.trained.late_interaction import ScoringHead
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from wordnet import WordNet
 
 from sp.prompt import Prompt
-from sp.session.load import load
+from sp.session.loaded import load
 
 SENTENCE = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z\"'(`])|\n\s*\n|\n(?=\s*[-*•\d])")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_'-]*")

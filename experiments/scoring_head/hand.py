@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sp.prompt import Prompt
-from sp.session.load import load
+from sp.session.loaded import load
 
 
 def main() -> None:

@@ -16,18 +16,18 @@ from sp.arrays import Ints
 from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way, deepest
 from sp.bench.timing import spread
 from sp.decode import DECODERS, DDTree, Decoder, DFlash, Speculative
-from sp.decode.graph_cycle import new_cycle
+from sp.decode.speculate import new_cycle
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import prefill
+from sp.models import Hooks, prefill
 from sp.models.drafts.dflash import Draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 from sp.session import Loaded, RunOptions
 from sp.session.answer import begin
-from sp.session.cache_pool import CachePool
 from sp.session.compress import Compressed
+from sp.session.residency import CachePool
 
 RESAMPLES = 2000
 
@@ -297,7 +297,9 @@ def time_round(
 
     ids = rng.integers(0, model.config.vocab, context)
     rows = context if model.config.layers - 1 in draft.layers else 1
-    prefill(model, ids, np.arange(context), cache, after=LayerFeatures(draft.layers, take), rows=rows)
+    prefill(
+        model, ids, np.arange(context), cache, hooks=Hooks(after_layer=LayerFeatures(draft.layers, take)), rows=rows
+    )
     cycle = new_cycle(model, session, cache, nodes)
     mark, ended = _marks(model.device)
     marks: list[list[Any]] = []

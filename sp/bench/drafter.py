@@ -17,7 +17,7 @@ from sp.bench.timing import HostTime, enough, free_pool, kernel_times, pool_byte
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
-from sp.scoring.reading import attending, recorded
+from sp.scoring.base import attending, recorded
 
 STAGES = {
     "block_means": "mean",

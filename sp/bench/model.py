@@ -15,14 +15,13 @@ import numpy as np
 from sp.arrays import Ints
 from sp.bench.record import running
 from sp.bench.timing import HostTime, free_pool, pool_bytes
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
-from sp.models.imbalance import imbalance
-from sp.models.passes.prefill_graphs import MOST, PrefillGraphs, longest
-from sp.scoring.reading import Sparse
+from sp.models.run.graph import MOST, PrefillGraphs, longest
+from sp.models.run.imbalance import imbalance
+from sp.scoring.base import Sparse
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
@@ -66,7 +65,7 @@ class Timing:
     peak_bytes: int  # most device memory held during the test, weights included; 0 on the CPU
     sources: tuple[str, ...] = ()  # kernels it launched, for `make_record`
     densities: tuple[float, ...] = ()  # share of the causal blocks that each layer of a sparse prefill read
-    imbalance: float | None = None  # of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`
+    imbalance: float | None = None  # of experts, in a prefill by one card; see `sp.models.run.imbalance`
     read: Mapping[str, int] = field(default_factory=dict)
     cards: int = 1  # how many share the model; memory is that of the one that held most
     refused: str | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Loaded
 from sp.session.tokenise import PromptTokens
 

@@ -25,9 +25,9 @@ from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
 from sp.models import ModelConfig
-from sp.models.architectures.base import read_config
-from sp.models.arithmetic import AUTO, Arithmetic
-from sp.models.file_type import FILE_TYPES
+from sp.models.families.base import read_config
+from sp.models.file.file_type import FILE_TYPES
+from sp.models.network.arithmetic import AUTO, Arithmetic
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.quant import Math
 from sp.trace import write_atomic

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, is_whole, whole
-from sp.decode.base import Speculative, Tree
+from sp.decode.speculate import Speculative, Tree
 from sp.errors import ConfigError
-from sp.json_lines import read_object
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, is_whole, read_object, whole
 from sp.trace import write_atomic
 
 SIMULATED = "simulated acceptance"

@@ -21,10 +21,10 @@ from sp.errors import SpError
 from sp.folders import cache_folder
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models.cache.pages import cache_name
-from sp.models.shards.shared_model import SharedModel
+from sp.models.cache.block_tables import cache_name
+from sp.models.shards.shards import SharedModel
 from sp.prompt import Prompt
-from sp.scoring.reading import DRAFTING, recorded
+from sp.scoring.base import DRAFTING, recorded
 from sp.selection import SELECTORS
 from sp.session import Loaded, Pipeline, RunOptions
 from sp.session.device_memory import format_bytes

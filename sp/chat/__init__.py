@@ -1,14 +1,19 @@
 """How a chat template renders a conversation: where messages lie in its text, how thinking is asked for and marked."""
 
-from sp.chat.located import Copy, HiddenMessageError, Located, render_located, spells_markup
-from sp.chat.marks import MARKS, Marks, marks_of
-from sp.chat.reasoning import Split, Splitter, Thinks, split_reply
-from sp.chat.segments import Segment, SegmentKind, segments_of, without
-from sp.chat.thinking import Thinking
+from sp.chat.located import (
+    Copy,
+    HiddenMessageError,
+    Located,
+    Segment,
+    SegmentKind,
+    render_located,
+    segments_of,
+    spells_markup,
+)
+from sp.chat.reasoning import MARKS, Marks, Split, Splitter, Thinking, Thinks, marks_of, split_reply
 from sp.chat.turn import Call, Turn
 
 __all__ = [
     "MARKS", "Call", "Copy", "HiddenMessageError", "Located", "Marks", "Segment", "SegmentKind", "Split", "Splitter",
     "Thinking", "Thinks", "Turn", "marks_of", "render_located", "segments_of", "spells_markup", "split_reply",
-    "without",
 ]  # fmt: skip

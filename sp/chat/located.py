@@ -1,4 +1,4 @@
-"""A conversation rendered as it is, and where in the text each message lies.
+"""A conversation rendered as it is, where in the text each message lies, and what of it each says.
 
 A template may look into messages: it splits off old thinking, strips, escapes. So it is given what was really said,
 and once more with one private character in place of every run of text; where that character comes out, the run went.
@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, get_args
 
-from sp.chat.marks import Marks, marks_of
+from sp.chat.reasoning import Marks, marks_of
 from sp.chat.turn import FORMS, Call, Form, Turn, changed, message_of
 from sp.errors import GGUFError, PromptError, SpError
 from sp.gguf.template import ChatTemplate, render_chat
@@ -33,14 +33,9 @@ def tool_places(
     `text`: rendered with the tools; `said`, sequence of (int, int): characters of it that messages say, ascending;
     `messages`: as the template took them; `variables`: what else it was told; the schemas under `tools`.
 
-    Returns
-    -------
-    tuple of (int, int)
-        Characters, ascending, and none of a message among them; empty if the template shows no tool, or refuses to
-        render without.
+    Returns tuple of (int, int): characters, ascending, and none of a message among them; empty if the template shows no
+    tool, or refuses to render without.
 
-    Examples
-    --------
     >>> template = ChatTemplate("[{% for t in tools %}{{ t | tojson }}{% endfor %}][{{ messages[0].content }}]")
     >>> told, messages = {"tools": [{"name": "grep"}]}, [{"role": "user", "content": "hi"}]
     >>> text = render_chat(template, messages, **told)
@@ -318,9 +313,8 @@ def _render_located(
 def _keeps(
     template: ChatTemplate, turns: Sequence[Turn], marks: Marks | None, is_markup: Callable[[str], bool]
 ) -> Iterator[tuple[Keep, bool, bool]]:
-    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted.
-
-    And each again with the arguments of calls as they are, if none spells markup.
+    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted. And
+    each again with the arguments of calls as they are, if none spells markup.
     """
     ways = list(_ways(template, turns, marks, is_markup))
     yield from ((*way, False) for way in ways)
@@ -354,9 +348,8 @@ def _any(words: Sequence[str]) -> re.Pattern[str]:
 
 
 def _joined(found: Located, turns: Sequence[Turn], marks: Marks | None) -> Iterator[Copy]:
-    """Copies with what lies between their runs and at the ends of the text, where it stands there too.
-
-    Not the marks of an assistant's thinking, which are markup wherever they stand.
+    """Copies with what lies between their runs and at the ends of the text, where it stands there too. Not the marks of
+    an assistant's thinking, which are markup wherever they stand.
     """
     copies: list[Copy] = []
     for copy in found.copies:
@@ -398,3 +391,52 @@ def _first_hidden(text: str, turns: Sequence[Turn]) -> HiddenMessageError:
     if hidden is None and calling is not None:
         return HiddenMessageError(calling, calls=True)
     return HiddenMessageError(hidden or 0)
+
+
+SegmentKind = Literal["system", "tools", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Bytes `[start, end)` of a prompt that one message says, or one part of it.
+
+    `kind`, one of "system", "tools", "user", "assistant", "tool": `tools` are the schemas of tools; a role that is no
+    kind counts as `system`, which is kept whole; `index`: the message; -1 for `tools`; `quoted`: the template wrote the
+    message as the inside of a JSON string.
+    """
+
+    kind: SegmentKind
+    start: int
+    end: int
+    index: int = -1
+    quoted: bool = False
+
+
+def segments_of(found: Located, turns: Sequence[Turn]) -> tuple[Segment, ...]:
+    """What messages say of a rendered text, in its order; see `Located.regions` for where one ends.
+
+    `turns`: the messages it was rendered from.
+
+    Examples
+    --------
+    >>> from sp.gguf.template import ChatTemplate
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}\\n{% endfor %}")
+    >>> turns = [Turn("user", "Où?"), Turn("tool", '{"a": 1}')]
+    >>> for segment in segments_of(render_located(template, turns, {}), turns):
+    ...     print(segment)
+    Segment(kind='user', start=6, end=10, index=0, quoted=False)
+    Segment(kind='tool', start=17, end=25, index=1, quoted=False)
+    """
+    quoted = {copy.index for copy in found.copies if copy.end - copy.start != copy.stop - copy.at}
+    places: list[tuple[int, int, SegmentKind, int]] = [(start, end, "tools", -1) for start, end in found.tools]
+    for index, start, end in found.regions(turns):
+        role = turns[index].role
+        kind: SegmentKind = role if role in get_args(SegmentKind) else "system"  # type: ignore[assignment]
+        places.append((start, end, kind, index))
+    segments, at, size = [], 0, 0
+    for start, end, kind, index in sorted(places):
+        first = size + len(found.text[at:start].encode())
+        at, size = end, first + len(found.text[start:end].encode())
+        if start < end:
+            segments.append(Segment(kind, first, size, index, kind == "tool" and index in quoted))
+    return tuple(segments)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sp.chat.marks import Marks
+from sp.chat.reasoning import Marks
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,7 @@ FORMS = (Form(), Form(as_text=True, none=True))
 
 
 def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[str, Any]:
-    """A turn as the template takes it.
-
-    `marks`: how the template marks thinking; `form`: how it takes calls.
-
-    Examples
-    --------
-    >>> message_of(Turn("tool", "4", call_id="c1", name="add"), None)
-    {'role': 'tool', 'content': '4', 'tool_call_id': 'c1', 'name': 'add'}
-    """
+    """A turn as the template takes it. `marks`: how the template marks thinking; `form`: how it takes calls."""
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.calls:
         message["content"] = None if form.none and not turn.content else turn.content
@@ -94,13 +86,7 @@ def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[s
 
 
 def strings(value: Any) -> Iterator[str]:
-    """The strings among the values of plain data, in the order they stand; not the keys.
-
-    Examples
-    --------
-    >>> list(strings({"a": "x", "b": [1, {"c": "y"}]}))
-    ['x', 'y']
-    """
+    """The strings among the values of plain data, in the order they stand; not the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -16,35 +16,26 @@ from sp.commands.line import opt
 from sp.commands.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
-from sp.named import read_name, read_strategy
-from sp.plain_yaml import read_value
-from sp.session.load import Where
-from sp.session.options import Positions, RunOptions
+from sp.named import read_name, read_strategy, read_value
+from sp.session.options import ModelOptions, PlaceOptions, Positions, RunOptions, Where
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
     from sp.scoring import Scorer
     from sp.session import Pipeline, RunOptions
-    from sp.session.load import Loaded
-    from sp.session.options import ModelOptions, PlaceOptions
+    from sp.session.loaded import Loaded
 
 GROUPS = ("scorer", "selector", "target", "decode")
 
 
 def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
     """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
-
     A scorer's attention is left to device and prompt length unless it was set.
-
-    Examples
-    --------
-    >>> read_settings("recency", "top_chunks[tail=2]", "greedy", ["selector.sink=4"])["selector"].sink
-    4
     """
     from sp.decode import DECODERS
     from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
-    from sp.scoring.reading import by_length
+    from sp.scoring.base import by_length
     from sp.selection import SELECTORS
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
@@ -60,13 +51,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
-    """Options of `group` among `group.name=value` settings; values are read as YAML.
-
-    Examples
-    --------
-    >>> overrides(["decode.budget=4", "scorer.queries=16"], "decode")
-    {'budget': 4}
-    """
+    """Options of `group` among `group.name=value` settings; values are read as YAML."""
     options = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -86,8 +71,6 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
 def read_shares(text: str, option: str) -> list[float]:
     """Numbers from 0 to 1: a list ``0,0.5,1``, or ``0..1/11`` for so many from one to the other.
 
-    Examples
-    --------
     >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
     """
@@ -247,12 +230,6 @@ def tell_thinking(thinking: Thinking, target: Loaded) -> None:
         print(f"sp: {target.path.name}: {note}", file=sys.stderr)
 
 
-def tell_drafter(pair: Pipeline) -> None:
-    """Say, in a line, which drafter a target has where none was named."""
-    if pair.drafter is not None and pair.drafter.chosen:
-        print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
-
-
 def scorers_of(options: RunOptions) -> list[Scorer]:
     """The scorers that runs with these options use, as `Pipeline.open` takes them."""
     return [] if options.compress == "off" else [options.scorer]
@@ -268,9 +245,10 @@ def open_pair(
     where = pick_device(place.device)
     if where == "cuda":
         compile_kernels()
-    on: dict[str, Any] = {"device": where, "vram": place.vram, "cards": place.cards, "target_cards": place.target_cards}
-    pair = Pipeline.open(**vars(models), **on, scorers=scorers, reporter=once).with_break_evens(place.break_even)
-    tell_drafter(pair)
+    pair = Pipeline.open(**vars(models), **vars(place) | {"device": where}, scorers=scorers, reporter=once)
+    pair = pair if place.break_even else pair.with_break_evens()
+    if pair.drafter is not None and pair.drafter.chosen:  # as none was named
+        print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
     return settled(pair if draft is None else pair.with_draft(draft))
 
 

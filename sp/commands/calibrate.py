@@ -37,9 +37,9 @@ def calibrate(
       sp run --drafter SmolLM2-135M-Instruct.Q4_1.gguf --scorer calibrated ...
     """
     from sp.kernels.device import pick_device
-    from sp.scoring.calibration.known import folder, keep_calibration
-    from sp.scoring.calibration.use import measured
-    from sp.session.load import embedded, load
+    from sp.scoring.calibration.measure import measured
+    from sp.scoring.calibration.record import folder, keep_calibration
+    from sp.session.loaded import embedded, load
 
     check_file(out, "--out")
     check_folder(folder() if out is None else None, "SP_CACHE_DIR")

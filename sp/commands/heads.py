@@ -42,7 +42,7 @@ def heads(
     from sp.evals import TASKS
     from sp.evals.heads import measure_heads
     from sp.evals.trained_for import note_of_file
-    from sp.session.load import embedded, load
+    from sp.session.loaded import embedded, load
     from sp.session.report import warn_extrapolated
 
     lengths = [length for length in tokens if length]

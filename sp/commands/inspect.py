@@ -29,7 +29,7 @@ def inspect(
     """
     from sp.planning.inspect import inspect_file
     from sp.planning.tables import render
-    from sp.scoring.calibration.use import default_depth
+    from sp.scoring.calibration.measure import default_depth
 
     info = inspect_file(file, depth=default_depth)
     if as_json:

@@ -13,9 +13,8 @@ from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from sp.config import Option, option_of
+from sp.config import REQUIRED, Field, Option, fields_of, from_text, option_of, type_shown
 from sp.errors import UsageError, known_names, short
-from sp.options import REQUIRED, Field, fields_of, from_text, type_shown
 
 METAVARS = {"whole number": "N", "number": "X", "text": "TEXT", "file": "FILE", "tokens": "TOKENS"}
 HELP = ("-h", "--help")
@@ -36,12 +35,7 @@ def arg(help: str) -> Option:
 class Part:
     """How a command takes the options of a dataclass: without some of them, or with other defaults.
 
-    Parameters
-    ----------
-    without : str
-        Names of fields with spaces between them, which keep their defaults.
-    **defaults
-        By name of the field.
+    `without`: names of fields with spaces between them, which keep their defaults.
     """
 
     def __init__(self, without: str = "", **defaults: Any) -> None:
@@ -147,18 +141,10 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """A command, its words, and what it calls.
+    """A command, its words, and what it calls."""
 
-    Parameters
-    ----------
-    words : str
-        ``sp bench ttft``
-    function : callable
-        Its docstring is the help; its parameters are options, or dataclasses of them.
-    """
-
-    words: str
-    function: Callable[..., Any]
+    words: str  # `sp bench ttft`
+    function: Callable[..., Any]  # its docstring is the help; its parameters are options, or dataclasses of them
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -190,12 +176,8 @@ class Command:
         return text.strip(), [line.strip() for line in "".join(examples).splitlines() if line.strip()]
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """What the options say, by `Entry.dest`; those that are not given have their defaults.
-
-        Raises
-        ------
-        ConfigError
-            For an option that there is not, one without its value, or a value that it cannot have.
+        """What the options say, by `Entry.dest`; those that are not given have their defaults. ConfigError for an
+        option that there is not, one without its value, or a value that it cannot have.
         """
         parser = self._parser(argparse.HelpFormatter)
         space, more = parser.parse_known_intermixed_args(self._joined(argv))
@@ -279,8 +261,6 @@ def _made(hint: Any, value: Any) -> Any:
 def _metavar(one: Entry) -> str:
     """What stands for the value in the help.
 
-    Examples
-    --------
     >>> [_metavar(Entry(Field("x", "", None, "", hint), "", ())) for hint in (int, Literal["a", "b"] | None)]
     ['N', 'a|b']
     """

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, print_json, text_width
+from sp.config import Field, fields_of, summary_of
 from sp.errors import unknown_name
 from sp.hub import KNOWN, KnownModel, fetched
-from sp.options import Field, fields_of, summary_of
 from sp.plugins import BUILT_IN, loaded_plugins, source_of
 
 LISTED = {"decode": "decoder"}
@@ -26,13 +26,7 @@ COMBINED = (
 
 
 def sections() -> dict[str, tuple[str, list[Field]]]:
-    """What each part of a file is for, and its keys.
-
-    Examples
-    --------
-    >>> list(sections())
-    ['top', 'pairs', 'tasks', 'cells', 'combinators']
-    """
+    """What each part of a file is for, and its keys."""
     from sp.session import RunOptions
     from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES, Pair, TaskKeys, TopKeys
 
@@ -69,24 +63,13 @@ MODELS, FAMILIES, PLUGINS, KEYS, OPTIONS = "models", "families", "plugins", "key
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that can be named.
-
-    Parameters
-    ----------
-    name, told : str
-    fields : tuple of Field
-        Its options.
-    source : str
-        ``built in``, or the plugin it comes from.
-    facts : mapping
-        What else a record says.
-    """
+    """One thing that can be named."""
 
     name: str
     told: str
-    fields: tuple[Field, ...] = ()
-    source: str = BUILT_IN
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()  # its options
+    source: str = BUILT_IN  # `built in`, or the plugin it comes from
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else a record says
 
     def as_record(self) -> dict[str, Any]:
         """Plain values; the default of an option that must be given is null, of others a text."""
@@ -107,13 +90,7 @@ def registries() -> dict[str, Any]:
 
 
 def kinds() -> list[str]:
-    """What can be listed.
-
-    Examples
-    --------
-    >>> kinds()
-    ['scorers', 'selectors', 'decoders', 'tasks', 'formats', 'models', 'families', 'plugins', 'keys', 'options']
-    """
+    """What can be listed."""
     return [*registries(), MODELS, FAMILIES, PLUGINS, KEYS, OPTIONS]
 
 
@@ -129,8 +106,7 @@ def items(kind: str) -> list[Item]:
         return [Item(part, told, tuple(keys)) for part, (told, keys) in sections().items()]
     if kind == OPTIONS:
         return _options_of_runs()
-    from sp.scoring.trained.base import TrainedScorer
-    from sp.scoring.trained.weights_file import shipped
+    from sp.scoring.trained.base import TrainedScorer, shipped
 
     registry, found = registries()[kind], []
     for name in registry:
@@ -143,7 +119,7 @@ def items(kind: str) -> list[Item]:
 def _options_of_runs() -> list[Item]:
     """The dataclasses that Python, command line, sweeps and server read, and what a request may have in `sp`."""
     from sp.chat import Thinking
-    from sp.serve.choices.sampling import Choosing
+    from sp.serve.fields import Choosing
     from sp.serve.options import REQUESTED, Overrides, ServerOptions
     from sp.session import ConversationOptions
     from sp.session.options import ModelOptions, PlaceOptions, RunOptions
@@ -165,20 +141,18 @@ def _model(model: KnownModel) -> Item:
 
 def _families() -> list[Item]:
     """Families of models that run, and the tokenizers that their files come with."""
-    from sp.models.architectures.base import ARCHITECTURES
+    from sp.models.families.base import ARCHITECTURES, HOMES
 
     found = []
     for name, record in sorted(ARCHITECTURES.items()):
-        about = (inspect.getdoc(inspect.getmodule(record.block)) or "").partition("\n")[0].removeprefix(f"{name}: ")
-        told = f"{about.rstrip('.')}; tokenizers: {', '.join(record.tokenizers)}."
-        found.append(Item(name, told, source=source_of(record.block)))
+        told = f"{record.about or 'told nothing of'}; tokenizers: {', '.join(record.tokenizers)}."
+        found.append(Item(name, told, source=source_of(SimpleNamespace(__module__=HOMES[name]))))
     return found
 
 
 def text_of(found: Sequence[Item], width: int, each: bool) -> str:
-    """Names with what they are and their options, with `each` one option after the other.
-
-    No line is longer than `width`, unless a file's path is.
+    """Names with what they are and their options, with `each` one option after the other. No line is longer than
+    `width`, unless a file's path is.
     """
     return "\n".join(line for item in found for line in _lines(item, width, each))
 

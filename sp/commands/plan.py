@@ -18,7 +18,7 @@ from sp.planning.cards import KEEP
 from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
-    from sp.models.arithmetic import AskedMath
+    from sp.models.network.arithmetic import AskedMath
     from sp.planning.cards import Card
     from sp.planning.subject import Subject
 
@@ -64,7 +64,7 @@ def plan(
     from sp.planning.plan import make_plan
     from sp.planning.roofline import predicted_times
     from sp.planning.tables import render_plan, render_times, times_legend
-    from sp.session.decide import break_even
+    from sp.session.decision import break_even
 
     lengths, gib, known = read_lengths(context), None, None
     if not 0 < keep_ratio <= 1:
@@ -179,7 +179,7 @@ def read_model(role: str, path: Path | None, shape: str | None, file_type: str, 
     """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
     from sp.planning.plan import read_file
     from sp.planning.subject import shape_subject
-    from sp.scoring.calibration.use import default_depth
+    from sp.scoring.calibration.measure import default_depth
 
     if path is not None and shape is not None:
         raise ConfigError(f"give either a file or --synthetic-{role}")
@@ -192,9 +192,9 @@ def expected(tokens: int) -> float | None:
     """Share of the blocks that a drafter is expected to read on a GPU, as `sp run` has it read; None for all."""
     from sp.ops.sparse.expected_density import expected_density
     from sp.scoring import SCORERS
-    from sp.scoring.reading import ReadingScorer
+    from sp.scoring.base import ReadingScorer
 
     scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
-    selector = scorer.settled("cuda", tokens).selector()
+    selector = scorer.settled("cuda", tokens).sparse.rule
     return None if selector is None else expected_density(selector, tokens)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from sp import __version__
 from sp.chat import Thinking
 from sp.commands.asked import Draft, RunAsked, draft_of, open_pair, scorers_of, tell_thinking
@@ -54,6 +52,8 @@ def run(
       sp run --thinking on --max-new-tokens 2048 ...
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
+    from rich.console import Console
+
     from sp.decode import DECODERS, Speculative
     from sp.prompt import Prompt
     from sp.studies.pages import run_report

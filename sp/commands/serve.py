@@ -26,11 +26,7 @@ from sp.session.options import ModelOptions, PlaceOptions, check_run
 MISSING: str | None = None
 try:
     from sp.serve.app import Service
-    from sp.serve.http.access import Limits, log_requests, origins_of
-    from sp.serve.metrics import Metrics
-    from sp.serve.replicas.door import Door
-    from sp.serve.replicas.replica import deployed
-    from sp.serve.server import Server, listen
+    from sp.serve.http import Limits, Metrics, Server, listen, log_requests, origins_of
     from sp.serve.worker import Worker
 except ModuleNotFoundError as error:
     if (error.name or "sp").partition(".")[0] == "sp":
@@ -38,7 +34,8 @@ except ModuleNotFoundError as error:
     MISSING = error.name  # told when it is needed: help is not
 
 if TYPE_CHECKING:
-    from sp.serve.server import Served
+    from sp.serve.door import Door
+    from sp.serve.http import Served
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -184,15 +181,14 @@ def open_door(
     asked: Asked, replicas: int, address: str | None, cors: tuple[str, ...], tell: Callable[[str], None]
 ) -> Iterator[tuple[Door, str]]:
     """A door before so many replicas, all ready, and the name of their target; `tell` hears what they have to note.
-
-    Raises
-    ------
-    ConfigError
-        Ray is missing, its cluster has no room, or the pair cannot be opened.
+    ConfigError: Ray is missing, its cluster has no room, or the pair cannot be opened.
     """
     with ExitStack() as stack:
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)
+        from sp.serve.door import Door
+        from sp.serve.replica import deployed
+
         kind: Literal["GPU", "CPU"] = "GPU" if pick_device(asked.place.device) == "cuda" else "CPU"
         handle = stack.enter_context(
             deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)

@@ -29,8 +29,7 @@ def synth(
       sp synth --shape dflash-qwen3.6-27b --type bf16 -o draft.gguf
       sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
     """
-    from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes
-    from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+    from sp.models.synthetic.dflash_synthetic import find_draft_shape, list_draft_shapes, write_synthetic_draft
     from sp.models.synthetic.retriever import RETRIEVER_SHAPES, write_retriever
     from sp.models.synthetic.shapes import list_shapes, tensor_plan
     from sp.models.synthetic.synthetic import write_synthetic

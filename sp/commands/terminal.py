@@ -12,15 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.line import opt
 from sp.errors import CONTROL, ConfigError, PromptError, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
 
 AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one object, of a chat one for each turn.")]
 
@@ -28,6 +26,9 @@ AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one o
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Any]:
     """A bar on stderr while a stage runs, which says no end without a total; off a terminal as `followed` has it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with followed(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
@@ -42,7 +43,6 @@ FIRST_LINE, NEXT_LINES = 10.0, 30.0
 @contextmanager
 def followed(bar: Progress) -> Iterator[Progress]:
     """The bar, running; where it is disabled, for stderr is no terminal, a line now and then says how far it is.
-
     Nothing is printed of work that is over by `FIRST_LINE`.
     """
     over = threading.Event()
@@ -75,13 +75,7 @@ def how_far(task: Task) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as a person reads them.
-
-    Examples
-    --------
-    >>> clock(4.2), clock(75), clock(7300)
-    ('4 s', '1 min 15 s', '2 h 01 min')
-    """
+    """Seconds as a person reads them."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -122,8 +116,6 @@ def read_input(option: str) -> str:
 def check_folder(folder: Path | None, option: str) -> None:
     """ConfigError if nothing can be written below a folder, which need not exist: told before the work, not after it.
 
-    Examples
-    --------
     >>> check_folder(Path("/dev/null/results"), "--record")
     Traceback (most recent call last):
     sp.errors.ConfigError: cannot write below /dev/null/results; check the path given to --record
@@ -151,8 +143,6 @@ def print_json(value: dict[str, Any]) -> None:
 def as_json_text(value: Any, indent: int | None = None) -> str:
     r"""JSON that steers no terminal: beside what JSON must spell out also U+007F to U+009F.
 
-    Examples
-    --------
     >>> print(as_json_text("\x1b[1m, \x9b1m, é"))
     "\u001b[1m, \u009b1m, é"
     """
@@ -198,23 +188,14 @@ def print_table(
     What a line has no room for: columns that say the same in every row are told above the table, and then only the
     `main` ones are shown, all others with `wide`. What has no room even so is folded, or stands in a further table.
 
-    Parameters
-    ----------
-    heads, cells : sequences
-    output : {"table", "md"}
-    left : int
-        First columns that are text; the others are numbers.
-    main : collection of str
-        Heads of columns that are shown in any case, all if empty; an interval by the head before it, as in
-        ``"right 95 %"``.
-    wide : bool
-        Show all columns side by side.
-
-    Returns
-    -------
-    list of str
-        Heads that were shown.
+    `left`: first columns that are text; the others are numbers; `main`: heads of columns that are shown in any case,
+    all if empty; an interval by the head before it, as in ``"right 95 %"``; `wide`: show all columns side by side;
+    Returns list of str: heads that were shown.
     """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     cells = [[printable(cell) for cell in line] for line in cells]  # names and tasks come from files
     if output == "md":
         rule = ["---"] * left + ["---:"] * (len(heads) - left)
@@ -249,13 +230,7 @@ def print_table(
 
 
 def cells_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells of rows.
-
-    Examples
-    --------
-    >>> cells_of([{"ms": 1.25, "n": 3}], [("ms", "{ms:.1f}"), ("n", lambda row: "*" * row["n"])])
-    (['ms', 'n'], [['1.2', '***']])
-    """
+    """Heads and cells of rows."""
     made = [[part.format_map(row) if isinstance(part, str) else part(row) for _, part in columns] for row in rows]
     return [head for head, _ in columns], made
 
@@ -263,8 +238,6 @@ def cells_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> tu
 def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:
     """Columns of text with one value in all rows that have any, and that value; at least one column stays.
 
-    Examples
-    --------
     >>> same_in_all([["vt", "full", "", "1"], ["vt", "tail", "top_p", "1"]], 3)
     {0: 'vt', 2: 'top_p'}
     >>> same_in_all([["vt", "1"]], 1), same_in_all([["vt", "1"], ["vt", "2"]], 1)
@@ -285,19 +258,10 @@ def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:
 def column_groups(widths: Sequence[int], left: int, room: int, bounds: Collection[int] = ()) -> list[list[int]]:
     """Columns of numbers that stand side by side; those that a line has no room for make a further table.
 
-    Parameters
-    ----------
-    widths : sequence of int
-        Characters of the widest cell of each column.
-    left : int
-        First columns that are text: they stand in every table, and fold where they are longer than `TEXT`.
-    room : int
-        Characters of a line.
-    bounds : collection of int
-        Columns of intervals, each of the column before it, which it does not leave.
+    `widths`: characters of the widest cell of each column; `left`: first columns that are text: they stand in every
+    table, and fold where they are longer than `TEXT`; `bounds`: columns of intervals, each of the column before it,
+    which it does not leave.
 
-    Examples
-    --------
     >>> column_groups([6, 10, 10, 10], 1, 80), column_groups([6, 10, 10, 10], 1, 32), column_groups([6], 1, 32)
     ([[1, 2, 3]], [[1, 2], [3]], [[]])
     >>> column_groups([6, 10, 10, 10], 1, 32, {3})

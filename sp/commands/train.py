@@ -12,7 +12,7 @@ from sp.commands.terminal import AsJson, Wide, check_folder, print_json, print_t
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sp.scoring.trained.weights_file import ScorerFile
+    from sp.scoring.trained.base import ScorerFile
 
 
 def train_scorer(

@@ -22,7 +22,7 @@ from sp.ops.array_module import on_host
 from sp.ops.attention.attention_rows import attention_rows
 from sp.prompt import TokenisedPrompt
 from sp.scoring import ScoreRequest
-from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.attention.heads import HeadMap, model_key
 from sp.scoring.attention.lookahead import LookaheadScorer
 
 

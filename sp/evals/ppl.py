@@ -26,7 +26,7 @@ from sp.scoring.controls import OracleScorer
 from sp.selection import Selection
 from sp.session import Pipeline, RunOptions, Scored
 from sp.session.compress import Cut, compress
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 
 ROOM = 256
 

@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 
 from sp.chat import Thinking
-from sp.checked import ATOM, check
 from sp.config import Registry
 from sp.decode import DECODERS, Greedy
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.matches import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
-from sp.json_lines import parse_object
+from sp.json_lines import ATOM, check, parse_object
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
 from sp.selection import SELECTORS
 from sp.session import Answer, Pipeline, RunOptions, Scored, request
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.trace import Trace
 
 Row = dict[str, Any]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sp.gguf.header import TensorInfo
+from sp.gguf.header import TensorInfo, Value
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import ChatTemplate, chat_template, render_chat
 from sp.gguf.tokenizer import Encoding, Tokenizer
-from sp.gguf.value_types import Value
 from sp.gguf.writer import GGUFWriter
 
 __all__ = [

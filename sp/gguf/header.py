@@ -2,21 +2,68 @@
 
 A file is untrusted input. All arithmetic is in Python integers, which cannot wrap; every claim of a count is held
 against the bytes that are left before anything is allocated or looped over. The classes of attack: CVE-2024-21802,
-CVE-2025-53630, CVE-2026-27940, CVE-2026-33298.
+CVE-2025-53630, CVE-2026-27940, CVE-2026-33298. Source: the GGUF specification,
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; type ids, and names and sizes of tensor types, come from the
+`gguf` package, so that tensors `sp` cannot decode are still listed by name.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 
 from sp.errors import GGUFError
-from sp.gguf import value_types as k
-from sp.gguf.metadata import ArrayRef, Metadata
-from sp.gguf.value_types import DAMAGED, MAX_HEADER, MAX_STRING, Value, ValueType
 from sp.values import shown
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+DAMAGED = "the file is damaged or hostile: get it again and compare its checksum"
+
+Array = npt.NDArray[Any]
+Value = bool | int | float | str | list[str] | list[int] | list[float] | list[bool] | Array
+"""What a metadata key may hold. A reader gives scalars, NumPy arrays and lists of str."""
+
+
+ValueType = GGUFValueType
+"""Type ids of metadata values."""
+
+_CODES = {**dict(enumerate("BbHhIif?")), **dict(zip((10, 11, 12), "Qqd", strict=True))}
+DTYPES: Mapping[int, np.dtype[Any]] = {ValueType(kind): np.dtype(f"<{code}") for kind, code in _CODES.items()}
+"""NumPy type of every fixed-size value type."""
+STRUCTS: Mapping[int, struct.Struct] = {
+    ValueType(kind): struct.Struct(f"<{code}") for kind, code in _CODES.items() if code != "?"
+}
+"""How a scalar of every number type is packed."""
+
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
+    int(kind): (kind.name, block_size, block_bytes) for kind, (block_size, block_bytes) in GGML_QUANT_SIZES.items()
+}
+"""ggml type id -> (name, values in a block, bytes in a block)."""
+
+# Limits. The largest real vocabulary known (262K tokens, 515K merges) needs a header of some 16 MiB.
+MAX_HEADER = 48 << 20  # bytes from the magic to the last tensor info
+MAX_STRING = 1 << 20  # bytes of one string value
+MAX_KEY = (1 << 16) - 1  # bytes; the specification's own limit
+MAX_TENSOR_NAME = 63  # bytes; ggml keeps 64 with the terminating zero
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_STRINGS = 1 << 20  # strings in all arrays of one file
+MAX_ARRAY = 1 << 22  # elements of one array of numbers
+MAX_ALIGNMENT = 1 << 20
+MAX_DIMS = 4
+MAX_DIM = (1 << 31) - 1
+MAX_ELEMENTS = 1 << 40  # of one tensor
+MAX_SHARDS = 1000
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -33,8 +80,7 @@ class Cursor:
 
     def __init__(self, fd: int, size: int, path: str) -> None:
         self.fd, self.size, self.path = fd, size, path
-        self.buffer = bytearray()
-        self.pos = 0
+        self.buffer, self.pos = bytearray(), 0
 
     def fail(self, problem: str, advice: str = DAMAGED) -> GGUFError:
         return GGUFError(f"{self.path}: {problem}; {advice}")
@@ -105,6 +151,61 @@ class Cursor:
         self.take(pos - self.pos, f"the last string of {what}")
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayRef:
+    """An array not decoded yet: `count` elements of `kind` at `start` of the header."""
+
+    kind: int
+    count: int
+    start: int
+
+
+class Metadata(Mapping[str, Value]):
+    """Key-value pairs of a header; arrays are decoded when first asked for.
+
+    Opening a model must not cost the half million Python strings of its vocabulary; `sp` itself seldom needs them all.
+    """
+
+    def __init__(self, path: str, header: bytearray, entries: dict[str, Value | ArrayRef]) -> None:
+        self._path, self._header, self._entries = path, header, entries
+
+    def __getitem__(self, key: str) -> Value:
+        value = self._entries[key]
+        if isinstance(value, ArrayRef):
+            value = self._decode(key, value)
+            self._entries[key] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _decode(self, key: str, ref: ArrayRef) -> Value:
+        if ref.kind == ValueType.STRING:
+            return self._strings(key, ref)
+        if ref.kind == ValueType.BOOL:
+            raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
+            if raw.max(initial=0) > 1:
+                raise GGUFError(f"{self._path}: key {shown(key)} holds bools that are not 0 or 1; {DAMAGED}")
+            return raw.astype(np.bool_)
+        return np.frombuffer(self._header, DTYPES[ref.kind], ref.count, ref.start).copy()
+
+    def _strings(self, key: str, ref: ArrayRef) -> list[str]:
+        header, length_at, pos = self._header, _U64.unpack_from, ref.start
+        texts = []
+        try:
+            for _ in range(ref.count):
+                end = pos + 8 + length_at(header, pos)[0]
+                texts.append(header[pos + 8 : end].decode())
+                pos = end
+        except UnicodeDecodeError as error:
+            where = f"string {len(texts)} of key {shown(key)}"
+            raise GGUFError(f"{self._path}: {where} is not UTF-8 ({error.reason}); {DAMAGED}") from None
+        return texts
+
+
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset
 
@@ -129,10 +230,7 @@ class TensorInfo:
     @property
     def elements(self) -> int:
         """Number of values."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -150,8 +248,8 @@ def parse_header(fd: int, size: int, path: str, shard: int = 0) -> Header:
     """Parse and check the header of the open file `fd` of `size` bytes; GGUFError on anything amiss."""
     cursor = Cursor(fd, size, path)
     version = _preamble(cursor)
-    n_tensors = _count(cursor, "tensor count", k.MAX_TENSORS, _MIN_TENSOR_RECORD)
-    n_keys = _count(cursor, "key count", k.MAX_KEYS, _MIN_KEY_RECORD)
+    n_tensors = _count(cursor, "tensor count", MAX_TENSORS, _MIN_TENSOR_RECORD)
+    n_keys = _count(cursor, "key count", MAX_KEYS, _MIN_KEY_RECORD)
     entries, kinds = _key_values(cursor, n_keys)
     alignment = _alignment(cursor, entries, kinds)
     infos = [_tensor_info(cursor, index) for index in range(n_tensors)]
@@ -165,16 +263,16 @@ def _preamble(cursor: Cursor) -> int:
     if cursor.size == 0:
         raise cursor.fail("is empty (0 bytes)", "get the file again")
     head = os.pread(cursor.fd, 4, 0)
-    if head != k.MAGIC:
+    if head != MAGIC:
         advice = "give a .gguf file; models in other formats must be converted first"
-        raise cursor.fail(f"is not a GGUF file: it starts with {head!r}, not {k.MAGIC!r}", advice)
+        raise cursor.fail(f"is not a GGUF file: it starts with {head!r}, not {MAGIC!r}", advice)
     if cursor.size < 24:
         raise cursor.fail(f"truncated: {cursor.size} bytes cannot hold the 24-byte preamble")
     cursor.take(4, "magic")
     version = cursor.u32("version")
-    if version not in k.VERSIONS:
+    if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        if swapped in (1, *k.VERSIONS):
+        if swapped in (1, *VERSIONS):
             raise cursor.fail("is a big-endian GGUF file", "convert it to little-endian")
         raise cursor.fail(f"has GGUF version {version}, not 2 or 3", "convert the model with a current tool")
     return version
@@ -190,9 +288,9 @@ def _count(cursor: Cursor, what: str, limit: int, record: int) -> int:
 def _key_values(cursor: Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef], dict[str, int]]:
     entries: dict[str, Value | ArrayRef] = {}
     kinds: dict[str, int] = {}
-    strings_left = k.MAX_STRINGS
+    strings_left = MAX_STRINGS
     for index in range(n_keys):
-        key = cursor.name(k.MAX_KEY, f"name of key {index}")
+        key = cursor.name(MAX_KEY, f"name of key {index}")
         what = f"key {shown(key, NAME)}"
         if key in entries:
             raise cursor.fail(f"{what} appears twice")
@@ -206,15 +304,15 @@ def _key_values(cursor: Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef
 
 def _scalar(cursor: Cursor, kind: int, what: str) -> Value:
     if kind == ValueType.STRING:
-        return cursor.text(k.MAX_STRING, what)
+        return cursor.text(MAX_STRING, what)
     if kind == ValueType.BOOL:
         byte = cursor.buffer[cursor.take(1, what)]
         if byte > 1:
             raise cursor.fail(f"{what} is a bool of value {byte}, not 0 or 1")
         return bool(byte)
-    if kind not in k.STRUCTS:
+    if kind not in STRUCTS:
         raise cursor.fail(f"{what} has unknown value type {kind}")
-    packed = k.STRUCTS[kind]
+    packed = STRUCTS[kind]
     value: int | float = packed.unpack_from(cursor.buffer, cursor.take(packed.size, what))[0]
     return value
 
@@ -230,42 +328,42 @@ def _array(cursor: Cursor, what: str, strings_left: int) -> ArrayRef:
         start = cursor.pos
         cursor.skip_strings(count, what)
         return ArrayRef(kind, count, start)
-    if kind not in k.DTYPES:
+    if kind not in DTYPES:
         raise cursor.fail(f"{what} has unknown element type {kind}")
-    nbytes = count * k.DTYPES[kind].itemsize
-    if count > k.MAX_ARRAY or nbytes > cursor.left:
+    nbytes = count * DTYPES[kind].itemsize
+    if count > MAX_ARRAY or nbytes > cursor.left:
         raise cursor.fail(f"{what} claims {count} elements in the {cursor.left} bytes left")
     return ArrayRef(kind, count, cursor.take(nbytes, what))
 
 
 def _alignment(cursor: Cursor, entries: Mapping[str, object], kinds: Mapping[str, int]) -> int:
-    value = entries.get("general.alignment", k.DEFAULT_ALIGNMENT)
+    value = entries.get("general.alignment", DEFAULT_ALIGNMENT)
     if kinds.get("general.alignment", ValueType.UINT32) != ValueType.UINT32 or not isinstance(value, int):
         raise cursor.fail("general.alignment is not a uint32")
-    if value == 0 or value & (value - 1) or value > k.MAX_ALIGNMENT:
-        raise cursor.fail(f"general.alignment {value} is not a power of two up to {k.MAX_ALIGNMENT}")
+    if value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
+        raise cursor.fail(f"general.alignment {value} is not a power of two up to {MAX_ALIGNMENT}")
     return value
 
 
 def _tensor_info(cursor: Cursor, index: int) -> TensorInfo:
     """One record; its offset still counts from the start of the data."""
-    name = cursor.name(k.MAX_TENSOR_NAME, f"name of tensor {index}")
+    name = cursor.name(MAX_TENSOR_NAME, f"name of tensor {index}")
     what = f"tensor {name!r}"
     n_dims = cursor.u32(what)
-    if not 1 <= n_dims <= k.MAX_DIMS:
-        raise cursor.fail(f"{what} has {n_dims} dimensions, not 1 to {k.MAX_DIMS}")
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise cursor.fail(f"{what} has {n_dims} dimensions, not 1 to {MAX_DIMS}")
     dims = struct.unpack_from(f"<{n_dims}Q", cursor.buffer, cursor.take(8 * n_dims, what))
     ggml_type = cursor.u32(what)
     offset = cursor.u64(what)
     elements = 1
     for size in dims:
         elements *= size
-        if not 1 <= size <= k.MAX_DIM or elements > k.MAX_ELEMENTS:
+        if not 1 <= size <= MAX_DIM or elements > MAX_ELEMENTS:
             raise cursor.fail(f"{what} has impossible dimensions {dims}")
-    if ggml_type not in k.TENSOR_TYPES:
+    if ggml_type not in TENSOR_TYPES:
         advice = "it is newer than the installed gguf package, or damaged"
         raise cursor.fail(f"unknown type {ggml_type} in {what}", advice)
-    type_name, block_size, block_bytes = k.TENSOR_TYPES[ggml_type]
+    type_name, block_size, block_bytes = TENSOR_TYPES[ggml_type]
     if dims[0] % block_size:
         raise cursor.fail(f"{what}: a row of {dims[0]} is not whole {type_name} blocks of {block_size}")
     return TensorInfo(name, dims[::-1], ggml_type, type_name, elements // block_size * block_bytes, offset)
@@ -287,11 +385,7 @@ def _place(
         if info.offset + info.nbytes > data_bytes:
             end = data_start + info.offset + info.nbytes
             raise cursor.fail(f"truncated: {what} ends at byte {end} of {cursor.size}")
-    previous = None
-    for info in sorted(infos, key=lambda info: info.offset):
-        if previous is not None and previous.offset + previous.nbytes > info.offset:
-            raise cursor.fail(f"tensors {previous.name!r} and {info.name!r} overlap")
-        previous = info
-    return tuple(
-        TensorInfo(i.name, i.shape, i.ggml_type, i.type_name, i.nbytes, data_start + i.offset, shard) for i in infos
-    )
+    for one, other in pairwise(sorted(infos, key=lambda info: info.offset)):
+        if one.offset + one.nbytes > other.offset:
+            raise cursor.fail(f"tensors {one.name!r} and {other.name!r} overlap")
+    return tuple(replace(info, offset=data_start + info.offset, shard=shard) for info in infos)

@@ -11,14 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import GGUFError
-from sp.gguf.header import Header, TensorInfo, parse_header
-from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
+from sp.gguf.header import MAX_SHARDS, MAX_TENSORS, Header, TensorInfo, Value, parse_header
 from sp.hub import model_path
 from sp.quant import FORMATS, Weight
 from sp.values import text, whole
@@ -164,9 +163,7 @@ class GGUFFile:
     def __enter__(self) -> GGUFFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -195,8 +192,7 @@ def _open_part(path: Path, shard: int) -> _Part:
 
 def _shard_paths(path: Path) -> list[Path]:
     """All shard names of the model `path` belongs to, in its own folder; just `path` for a whole file."""
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None:
+    if (match := _SHARD_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(match["count"])
     if not 1 <= count <= MAX_SHARDS or not 1 <= int(match["number"]) <= count:

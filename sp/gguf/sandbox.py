@@ -8,8 +8,6 @@ and dict keys become, or pass through, filters whose names no template can spell
 by its size.
 """
 
-# ruff: noqa: N802  # Jinja's visitor finds its methods by the names of the node classes
-
 from __future__ import annotations
 
 import functools
@@ -29,7 +27,63 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, Budget
+CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long: a microsecond
+MAX_INT_BITS = 4096
+
+NUMBERS = (int, float)
+ATOMS = (int, float, type(None), Undefined)
+LEAVES = (*ATOMS, Namespace)
+PLAIN = (*ATOMS, str, list, tuple, dict, range)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Budget:
+    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters.
+
+    It bounds time and memory alike: nothing is built before its size is paid for, and containers pay for all
+    they hold each time they are made, compared or printed, so sharing cannot make a small one large.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.left = units
+
+    def pay(self, units: int) -> None:
+        """Take `units`; SecurityError when they are not there."""
+        self.left -= units
+        if self.left < 0:
+            raise SecurityError("it does more work than any chat template needs")
+
+    def pay_for(self, value: Any, leaves: tuple[type, ...] = LEAVES) -> Any:
+        """Take the cost of `value` with all it contains, and hand it back."""
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            kind = type(item)
+            if isinstance(item, str):
+                self.pay(1 + len(item) // CHARS_PER_UNIT)
+            elif kind is range:
+                self.pay(1 + len(item))
+            elif kind in (list, tuple, *_VIEWS):
+                self.pay(1 + len(item))
+                pending += item
+            elif kind is dict:
+                self.pay(1 + 2 * len(item))
+                pending += item.keys()
+                pending += item.values()
+            elif isinstance(item, int) and item.bit_length() > MAX_INT_BITS:
+                raise SecurityError(f"an integer has more than {MAX_INT_BITS} bits")
+            elif item is not value and not isinstance(item, leaves):
+                raise SecurityError(f"a list or dict holds a {kind.__name__}")
+            else:
+                self.pay(1)
+        return value
+
+    def pay_for_text(self, value: Any) -> Any:
+        """`pay_for` what is about to be printed: only plain values have a bounded text."""
+        if not isinstance(value, PLAIN):
+            raise SecurityError(f"it asks for the text of a {type(value).__name__}")
+        return self.pay_for(value, ATOMS)
+
 
 WIDEST = 1000
 """Characters a field may be padded to, and digits behind its point."""
@@ -38,10 +92,7 @@ _DIRECTIVES = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
 
 
 class BoundedFormatter(SandboxedFormatter):
-    """`str.format` that looks up what a template may look up, pays for what it prints, and pads within `WIDEST`.
-
-    `environment`: of one rendering.
-    """
+    """`str.format` that looks up what a template may look up, pays for what it prints, and pads within `WIDEST`."""
 
     def __init__(self, environment: BoundedEnvironment) -> None:
         super().__init__(environment)
@@ -62,13 +113,7 @@ class BoundedFormatter(SandboxedFormatter):
 
 
 def strftime_now(directives: str) -> str:
-    """Now, in local time, as `datetime.strftime` writes it; without widths, which the C library may take.
-
-    Examples
-    --------
-    >>> len(strftime_now("%Y-%m-%d"))
-    10
-    """
+    """Now, in local time, as `datetime.strftime` writes it; without widths, which the C library may take."""
     if not isinstance(directives, str) or len(directives) > LONGEST_DATE or not _DIRECTIVES.fullmatch(directives):
         raise SecurityError("strftime_now takes up to 100 characters with plain directives such as %Y-%m-%d")
     return datetime.now().strftime(directives)
@@ -90,52 +135,35 @@ class Generation(Extension):
 
 
 class Instrument(NodeTransformer):
-    """One tree, once."""
+    """One tree, once, from its leaves up."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        units = nodes.Const(1 + _size(node) // NODES_PER_UNIT, lineno=node.lineno)
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        """The node, or what stands in its place."""
+        size = _size(node) if isinstance(node, nodes.For | nodes.Macro) else 0  # before anything is put around it
+        units = nodes.Const(1 + size // NODES_PER_UNIT, lineno=node.lineno)
         self.generic_visit(node)
-        assert isinstance(node.iter, nodes.Expr), type(node.iter)
-        node.iter = _filtered(node.iter, LOOP, [units])
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        units = nodes.Const(1 + _size(node) // NODES_PER_UNIT, lineno=node.lineno)
-        self.generic_visit(node)
-        node.body.insert(0, nodes.Output([_filtered(units, PAY)], lineno=node.lineno))
-        return node
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        self.generic_visit(node)
-        texts = [nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
-        node.nodes = [_filtered(text, EMIT) for text in texts]
-        return node
-
-    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.filter = _filtered(node.filter, EMIT)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        bounds = (node.arg.start, node.arg.stop, node.arg.step)
-        return _filtered(node.node, SLICE, [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds])
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, TOUCH)
-        return node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _filtered(node.key, TOUCH)  # a tuple is hashed whole
+        if isinstance(node, nodes.For):
+            assert isinstance(node.iter, nodes.Expr), type(node.iter)
+            node.iter = _filtered(node.iter, LOOP, [units])
+        elif isinstance(node, nodes.Macro):
+            node.body.insert(0, nodes.Output([_filtered(units, PAY)], lineno=node.lineno))
+        elif isinstance(node, nodes.Output):
+            plain = (
+                nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes
+            )
+            node.nodes = [_filtered(text, EMIT) for text in plain]
+        elif isinstance(node, nodes.FilterBlock):
+            node.filter = _filtered(node.filter, EMIT)
+        elif isinstance(node, nodes.Concat):
+            return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            bounds = (node.arg.start, node.arg.stop, node.arg.step)
+            return _filtered(node.node, SLICE, [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds])
+        elif isinstance(node, nodes.Compare):
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, TOUCH)
+        elif isinstance(node, nodes.Pair):
+            node.key = _filtered(node.key, TOUCH)  # a tuple is hashed whole
         return node
 
 
@@ -385,15 +413,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """JSON without HTML escapes, as in Hugging Face's templates."""
         if not (indent is None or 0 <= indent <= 16) or sum(map(len, separators or ())) > 32:
             raise SecurityError("tojson with an odd indent or separators")
-        text = json.dumps(
-            self.budget.pay_for_text(value),
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-        self.budget.pay_for(text)
-        return text
+        how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+        text = json.dumps(self.budget.pay_for_text(value), sort_keys=sort_keys, **how)
+        return str(self.budget.pay_for(text))
 
 
 def _raise_exception(message: str) -> None:

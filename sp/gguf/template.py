@@ -11,9 +11,8 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateSyntaxError
 
 from sp.errors import GGUFError, plain
-from sp.gguf.budget import Budget
 from sp.gguf.reader import GGUFFile
-from sp.gguf.sandbox import BoundedEnvironment
+from sp.gguf.sandbox import BoundedEnvironment, Budget
 from sp.gguf.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
@@ -74,7 +73,7 @@ def chat_template(file: GGUFFile) -> str | None:
 
 def check_template(template: str) -> None:
     """GGUFError when `template` does not compile in the sandbox."""
-    _run(template, None)
+    _checked(template)
 
 
 def render_chat(
@@ -126,18 +125,16 @@ class Compiled:
     literals: frozenset[str]
 
 
-def _run(template: str, variables: dict[str, Any] | None) -> str:
-    """Compile, and render unless `variables` is None."""
+def _run(template: str, variables: dict[str, Any]) -> str:
+    """Rendered within a fixed sum of work, and a multiple of what it costs to look at the input once."""
+    compiled = _checked(template)
     try:
-        budget = Budget(_allowance(variables))
-        compiled = _checked(template)
+        ample = Budget(1 << 40)
+        ample.pay_for(variables)
+        budget = Budget(BASE_UNITS + UNITS_PER_INPUT_UNIT * ((1 << 40) - ample.left))
         budget.pay(compiled.units)
-        if variables is None:
-            return ""
         environment = BoundedEnvironment(budget, variables)
         return Template.from_code(environment, compiled.code, environment.make_globals(None)).render(variables)
-    except GGUFError:
-        raise
     except Exception as error:  # whatever a stranger's program ends in is the file's fault
         raise _failure(error) from None
 
@@ -165,11 +162,3 @@ def _compiled(template: str) -> Compiled:
     environment = BoundedEnvironment(budget)
     code = environment.compile(template)
     return Compiled(code, BASE_UNITS - budget.left, frozenset(environment.names), frozenset(environment.literals))
-
-
-def _allowance(variables: dict[str, Any] | None) -> int:
-    """Units of work: a fixed sum and a multiple of what it costs to look at the input once."""
-    ample = Budget(1 << 40)
-    if variables is not None:
-        ample.pay_for(variables)
-    return BASE_UNITS + UNITS_PER_INPUT_UNIT * ((1 << 40) - ample.left)

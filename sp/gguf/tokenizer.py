@@ -15,34 +15,20 @@ import numpy as np
 
 from sp.arrays import Bools, Bytes, Ints
 from sp.errors import GGUFError, PromptError
+from sp.gguf.header import Value
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.text import SpecialTokens, Written, end_ids
-from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 
 
 def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None:
-    """Where in a text each byte stands that its tokens spell; None if they spell something else.
+    """Where in a text (n,) each byte stands that its tokens spell (m,), ascending; None if they spell something else.
 
-    Parameters
-    ----------
-    wanted : uint8 (n,)
-        The text.
-    spelled : uint8 (m,)
-        The bytes of its tokens, end to end.
-    lacking : bool (256,)
-        Bytes without a token of their own. They alone may be absent from `spelled`, and may be there all the same, in
-        a longer token.
+    Bytes without a token of their own (`lacking`, bool (256,)) alone may be absent from what is spelled, and may be
+    there all the same, in a longer token.
 
-    Returns
-    -------
-    int64 (m,) or None
-        Ascending.
-
-    Examples
-    --------
     >>> lacking = np.arange(256) < 32
     >>> spelled_places(*(np.frombuffer(one, np.uint8) for one in (b"a\\x04b\\x05", b"ab")), lacking)
     array([0, 2])
@@ -62,19 +48,9 @@ def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None
 class Decoder:
     """Hands out what each token stands for where it stands.
 
-    Parameters
-    ----------
-    token_bytes : callable
-        Bytes of a token anywhere.
-    added : set of int
-        Special tokens.
-    space_prefix : bool
-        Whether a space was written in front of texts, which is none of theirs.
-    fresh : bool
-        Whether the first token begins a text.
+    `token_bytes` are those of a token anywhere, `added` the special tokens. Of a text that was `fresh` (begun) with a
+    space written in front (`space_prefix`), that space is left out, and likewise behind special tokens.
 
-    Examples
-    --------
     >>> decoder = Decoder({0: b"<s>", 1: b" one", 2: b" two"}.__getitem__, {0}, space_prefix=True)
     >>> [decoder.push(token) for token in (1, 2, 0, 2)]
     [b'one', b' two', b'<s>', b'two']

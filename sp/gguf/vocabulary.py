@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError, plain
+from sp.gguf.header import Array, Value
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.value_types import Array, Value
 from sp.values import is_number, listed, shown, whole
 
 SENTENCEPIECE = "llama"
@@ -31,24 +31,11 @@ LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each me
 class Vocabulary:
     """The vocabulary of a file.
 
-    Attributes
-    ----------
-    tokens : list of str
-        Of byte pairs in the byte alphabet, of SentencePiece with U+2581 for spaces; special ones are plain text.
-    types : list of int
-        Of each token, as in ``tokenizer.ggml.token_type``.
-    merges : list of (str, str)
-        Of byte pairs, best first.
-    pre : str
-        Which of `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`.
-    ids : mapping of str to int
-        Special ids by name: eos, eot, eom, bos, padding; those the file has.
-    scores : list of float
-        Of SentencePiece: of each token, the best merged first.
-    add_bos, add_eos : bool
-        Whether prompts begin with BOS and end with EOS.
-    add_space_prefix : bool
-        Whether SentencePiece writes a space in front of a text.
+    `tokens`: of byte pairs in the byte alphabet, of SentencePiece with U+2581 for spaces; special ones are plain text;
+    `types`: of each token, as in ``tokenizer.ggml.token_type``; `merges`: of byte pairs, best first; `pre`: which of
+    `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`; `ids`: special ids by name (eos, eot, eom, bos, padding),
+    those the file has; `scores`: of SentencePiece, of each token, the best merged first; `add_bos`, `add_eos`: whether
+    prompts begin with BOS and end with EOS; `add_space_prefix`: whether SentencePiece writes a space in front.
     """
 
     tokens: list[str]
@@ -131,10 +118,8 @@ class _Checker:
             return model  # type: ignore[no-any-return]
         if model != "gpt2":
             what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
-            kinds = "byte pairs ('gpt2') or SentencePiece ('llama')"
-            raise self._fail(
-                f"tokenizer model {shown(model, SHOWN)}{what} is not supported", f"use a model with {kinds}"
-            )
+            advice = "use a model with byte pairs ('gpt2') or SentencePiece ('llama')"
+            raise self._fail(f"tokenizer model {shown(model, SHOWN)}{what} is not supported", advice)
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
             known = plain(", ".join(PRE_TOKENIZERS), 150)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,26 +19,23 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import GGUFError
-from sp.gguf import value_types as k
-from sp.gguf.value_types import Value, ValueType
+from sp.gguf import header as k
+from sp.gguf.header import Value, ValueType
 from sp.quant import BlockFormat
 
 _BY_DTYPE: Mapping[Any, ValueType] = {dtype: ValueType(kind) for kind, dtype in k.DTYPES.items()}
 
 # llama.cpp reads these with one exact type; a Python value alone would not tell it.
 _SCALARS: Mapping[str, ValueType] = {
-    "split.no": ValueType.UINT16,
-    "split.count": ValueType.UINT16,
+    **dict.fromkeys(("split.no", "split.count"), ValueType.UINT16),
     "split.tensors.count": ValueType.INT32,
     ".rope.freq_base": ValueType.FLOAT32,
-    ".rope.scaling.factor": ValueType.FLOAT32,
-    ".rope.scaling.attn_factor": ValueType.FLOAT32,
-    ".rope.scaling.yarn_ext_factor": ValueType.FLOAT32,
-    ".rope.scaling.yarn_attn_factor": ValueType.FLOAT32,
-    ".rope.scaling.yarn_beta_fast": ValueType.FLOAT32,
-    ".rope.scaling.yarn_beta_slow": ValueType.FLOAT32,
-    ".attention.layer_norm_rms_epsilon": ValueType.FLOAT32,
-    ".attention.layer_norm_epsilon": ValueType.FLOAT32,
+    **{f".rope.scaling.{name}": ValueType.FLOAT32 for name in ("factor", "attn_factor")},
+    **{
+        f".rope.scaling.yarn_{name}": ValueType.FLOAT32
+        for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
+    },
+    **{f".attention.layer_norm_{name}": ValueType.FLOAT32 for name in ("rms_epsilon", "epsilon")},
 }
 _ELEMENTS: Mapping[str, ValueType] = {
     "tokenizer.ggml.tokens": ValueType.STRING,
@@ -64,18 +61,10 @@ def encode_key_value(key: str, value: Value) -> bytes:
     NumPy scalars and arrays keep their own type. A few keys have the one type llama.cpp reads, whatever the
     Python value: ``rope.freq_base`` is f32 even for ``1000000``.
 
-    Raises
-    ------
-    GGUFError
-        On a bad key, a type GGUF lacks, a list of mixed types or an empty list of unknown element type.
+    GGUFError on a bad key, a type GGUF lacks, a list of mixed types or an empty list of unknown element type.
 
-    Examples
-    --------
-    >>> encode_key_value("a", 7)[9:].hex()
-    '0400000007000000'
-    >>> import numpy as np
-    >>> encode_key_value("a", np.uint16(7))[9:].hex()
-    '020000000700'
+    >>> encode_key_value("a", 7)[9:].hex(), encode_key_value("a", np.uint16(7))[9:].hex()
+    ('0400000007000000', '020000000700')
     """
     raw_key = encode_string(key)
     if not key.isprintable() or not 8 < len(raw_key) <= 8 + k.MAX_KEY:
@@ -273,7 +262,7 @@ class GGUFWriter:
 
     def _write_tensor(self, out: BinaryIO, tensor: _Tensor, progress: Callable[[int], None] | None) -> None:
         done = 0
-        for piece in _pieces(tensor.data):
+        for piece in [tensor.data] if isinstance(tensor.data, np.ndarray) else tensor.data():
             self._check_piece(tensor.name, piece)
             done += piece.size
             if done > tensor.nbytes:
@@ -292,10 +281,3 @@ class GGUFWriter:
         if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8:
             kind = getattr(piece, "dtype", type(piece).__name__)
             raise GGUFError(f"{self.path}: data of tensor {name!r} is {kind}, not uint8; encode it first")
-
-
-def _pieces(data: Data) -> Iterator[Bytes]:
-    if isinstance(data, np.ndarray):
-        yield data
-    else:
-        yield from data()

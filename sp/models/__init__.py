@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from sp.models.architectures.base import ARCHITECTURES, Architecture, read_config, register_architecture
-from sp.models.arithmetic import Arithmetic, read_math
-from sp.models.asked_scaling import AskedScaling
+from sp.models.cache.block_tables import KV_FORMATS
 from sp.models.cache.cache import Cache
-from sp.models.cache.checkpoint import Checkpoint
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import KV_FORMATS
-from sp.models.cache.trail import Trail
+from sp.models.cache.trail import Checkpoint, Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
-from sp.models.cost import Cost, flops, prefill_cost
+from sp.models.device.load import load_model
 from sp.models.drafts.dflash import Draft, load_draft
-from sp.models.extended_window import describe_window, needed_scaling, unscalable
-from sp.models.layers.block import Tap
-from sp.models.load import load_model
-from sp.models.model import Model
-from sp.models.passes.forward import decode_step, prefill
-from sp.models.passes.gaps import Gaps
-from sp.models.passes.layer_attention import LayerAttention, SparseAttention, dense_attention
-from sp.models.passes.layerwise import prefill_by_layer, read_by_layer, stream_by_layer
-from sp.models.passes.on_cards import Cards, read_by_layer_on
-from sp.models.passes.repeated_reading import read_repeated
-from sp.models.passes.sparse_prefill import prefill_sparse
-from sp.models.passes.walk import Watch
+from sp.models.families.base import ARCHITECTURES, Architecture, read_config, register_architecture
+from sp.models.file.rope_keys import AskedScaling, describe_window, needed_scaling, unscalable
+from sp.models.network.arithmetic import Arithmetic, read_math
+from sp.models.network.cost import Cost, flops, prefill_cost
+from sp.models.network.model import Model
+from sp.models.run.chunked import Gaps, decode_step, prefill
+from sp.models.run.context_parallel import Cards, read_by_layer_on
+from sp.models.run.hooks import Hooks
+from sp.models.run.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.models.run.layer_major import prefill_by_layer, prefill_sparse, read_by_layer, stream_by_layer
+from sp.models.run.replay import read_repeated
 from sp.models.shards.load_shards import load_shards
 from sp.models.shards.shards import Shards
 
@@ -43,15 +38,14 @@ __all__ = [
     "Draft",
     "ExpertConfig",
     "Gaps",
+    "Hooks",
     "LayerAttention",
     "Model",
     "ModelConfig",
     "Retrieval",
     "Shards",
     "SparseAttention",
-    "Tap",
     "Trail",
-    "Watch",
     "decode_step",
     "dense_attention",
     "describe_window",

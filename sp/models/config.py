@@ -124,7 +124,7 @@ class ModelConfig:
     Attributes
     ----------
     architecture : str
-        Name of a record of `sp.models.architectures`; ``"dflash"`` of a draft's own layers.
+        Name of a record of `sp.models.families`; ``"dflash"`` of a draft's own layers.
     hidden, vocab, context : int
         Width of the residual stream, rows of the embedding, longest position + 1.
     ffn : tuple of int
@@ -142,6 +142,12 @@ class ModelConfig:
         Of mixtures of experts.
     retrieval : Retrieval or None
         Heads that find what answers a question, where that is known of the file.
+    windows : tuple of int or None
+        Tokens that a query of each layer sees back to, itself among them; None, or no tuple at all, for all.
+    local_rope : Rope or None
+        Of layers with a window, if it is another one.
+    embedding_scale : float
+        What embeddings are multiplied by.
 
     Examples
     --------
@@ -166,6 +172,9 @@ class ModelConfig:
     delta: DeltaConfig | None = None
     experts: ExpertConfig | None = None
     retrieval: Retrieval | None = None
+    windows: tuple[int | None, ...] = ()
+    local_rope: Rope | None = None
+    embedding_scale: float = 1.0
 
     @property
     def layers(self) -> int:
@@ -190,4 +199,4 @@ class ModelConfig:
 
 def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
     """A model of only so many of the layers; all by default."""
-    return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth])
+    return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth], windows=config.windows[:depth])

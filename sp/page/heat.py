@@ -10,9 +10,7 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.page.markup import Html, html, join, tag
 from sp.prompt import TokenisedPrompt
-from sp.prompt.heat import LEVELS, heat_levels
-from sp.prompt.pieces import KINDS, edges, kinds, text_of
-from sp.prompt.whole import whole_characters
+from sp.prompt.heat import KINDS, LEVELS, edges, heat_levels, kinds, text_of, whole_characters
 
 BLOCK = 400
 """Tokens, from which on a block ends with the next line."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Group
-from sp.parallel.meeting import Meeting, Step, StoppedError
+from sp.parallel.group import Card, Group, Meeting, Step, StoppedError
 
 
 class _Table(Meeting):
@@ -86,14 +85,7 @@ class _HostCard(Card):
 
 
 class HostGroup(Group):
-    """As many threads on the host.
-
-    Parameters
-    ----------
-    size : int
-    wait_seconds, leave_seconds : float
-        See `Group`.
-    """
+    """As many threads on the host."""
 
     def _meeting(self) -> Meeting:
         return _Table(self.size)

@@ -16,12 +16,9 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
 from sp.kernels.jit import before_loading
 from sp.kernels.scratch import from_a_pool
-from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Group
-from sp.parallel.meeting import Meeting, StoppedError
-from sp.parallel.nccl_card import NcclCard
-from sp.parallel.one_core import OneCore
-from sp.parallel.peer_gathers import PeerGathers, reachable
-from sp.parallel.turns import Turns
+from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, StoppedError
+from sp.parallel.nccl_card import NcclCard, PeerGathers, Turns, reachable
+from sp.parallel.processors import OneCore
 
 T = TypeVar("T")
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
@@ -39,19 +36,8 @@ class NcclGroup(Group):
     Communicators are made at the first run and kept; after a run that failed they are ended, and the next one makes
     new ones. Graphs that were captured with them must be gone before they are: NCCL waits for that.
 
-    Parameters
-    ----------
-    devices : sequence of int
-        CUDA's numbers of them; the first is the current device.
-    wait_seconds, leave_seconds : float
-        See `Group`.
-
-    Raises
-    ------
-    ConfigError
-        When a card is named twice, or the first is not the one in use.
-    DeviceError
-        Where there are fewer cards, no NCCL, or no GPU at all.
+    `devices`: CUDA's numbers of them. ConfigError when a card is named twice or the first is not the one in use,
+    DeviceError where there are fewer cards, no NCCL, or no GPU at all.
     """
 
     captures = True
@@ -178,12 +164,7 @@ def _abort(communicator: Any) -> None:
 def group_of(cards: int, where: str, option: str = "--cards") -> NcclGroup | None:
     """The first `cards` GPUs; None for one. An `option` of the command line asked for them.
 
-    Raises
-    ------
-    ConfigError
-        On the CPU.
-    DeviceError
-        Where there are not so many GPUs, or no NCCL.
+    ConfigError on the CPU, DeviceError where there are not so many GPUs, or no NCCL.
     """
     if cards == 1:
         return None

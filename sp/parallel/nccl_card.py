@@ -6,20 +6,19 @@ other's memory (`PeerGathers`): NCCL's blocks keep multiprocessors from that wor
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import event_done, import_nccl
-from sp.parallel.group import Card
-from sp.parallel.meeting import Meeting, Step, StoppedError
-from sp.parallel.one_core import OneCore
-from sp.parallel.peer_gathers import PeerGathers
-from sp.parallel.turns import Turns
+from sp.kernels.device import event_done, explain, import_nccl, reach_each_other
+from sp.parallel.group import Card, Meeting, Step, StoppedError
+from sp.parallel.processors import OneCore
 
 POLL_SECONDS = 0.0005
 """Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
@@ -39,6 +38,124 @@ are waited for as well: what a layer loads and allocates when it is first run is
 waits for another."""
 AVERAGE = 4
 """`ncclAvg` of nccl.h, since NCCL 2.10."""
+TURN_SECONDS = 0.01
+"""Longest wait for a turn: who queues for longer waits for something itself, such as a kernel that is compiled."""
+
+
+class Turns:
+    """Whose turn it is to queue work.
+
+    CuPy lets go of Python's lock in every launch. Threads that launch at the same time take it from each other at each
+    of them, and waking a thread takes longer than a launch; one after the other they need what the launches need. Turns
+    are given in the order they are asked for. They order nothing else: who waits too long goes on without one.
+
+    >>> turns = Turns()
+    >>> with turns.turn() as first, turns.turn() as second:  # not given back meanwhile
+    ...     print(first, second)
+    True False
+    """
+
+    def __init__(self, seconds: float = TURN_SECONDS) -> None:
+        self._seconds, self._lock, self._taken = seconds, threading.Lock(), False
+        self._asking: deque[threading.Lock] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Inside it is the caller's turn, or it is not and was waited for."""
+        mine = self._take()
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._give()
+
+    def _take(self) -> bool:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return True
+            mine = threading.Lock()
+            mine.acquire()
+            self._asking.append(mine)
+        if mine.acquire(timeout=self._seconds):
+            return True
+        with self._lock:
+            late = mine in self._asking  # or it was handed over meanwhile
+            if late:
+                self._asking.remove(mine)
+        return not late
+
+    def _give(self) -> None:
+        """Hand the turn to the one that asked first, and wake nobody else."""
+        with self._lock:
+            if self._asking:
+                self._asking.popleft().release()
+            else:
+                self._taken = False
+
+
+class PeerGathers:
+    """All-gathers of one card by copy engines, which leave all multiprocessors to what runs beside them.
+
+    A card shows its parts and the event after which they are whole; whoever fetches them makes a stream of its own wait
+    for that event, on the device. So no device ever waits for what a thread has not queued yet. `devices`: CUDA's
+    numbers of all cards, which reach each other, see `reachable`; `beside`: the stream of this card that copies.
+    """
+
+    def __init__(self, rank: int, devices: Sequence[int], beside: Any, meeting: Meeting) -> None:
+        self._rank, self._devices, self._beside, self._meeting = rank, devices, beside, meeting
+        self._begun: deque[tuple[Step, tuple[Any, ...]]] = deque()
+        self.ended: dict[int, Any] = {}  # by step: the event after which all that it fetched is there
+
+    def show(self, stream: Any, wholes: tuple[Any, ...]) -> Step:
+        """Come to the next step, where the others have this card's parts once what is queued now is done."""
+        places = tuple(whole.data.ptr for whole in wholes)
+        self._meeting.show(self._rank, (stream.record(), places))
+        step = self._meeting.come(self._rank, "all-gather")
+        self._begun.append((step, wholes))
+        return step
+
+    def fetch(self) -> list[tuple[Step, Any]]:
+        """Queue the copies of gathers to which all cards have come, in order; steps, and the ends of copies."""
+        found = []
+        while self._begun and self._meeting.have_come(self._begun[0][0]):
+            step, wholes = self._begun.popleft()
+            ended = self.ended[step.number] = self._copies(step.number, wholes)
+            found.append((step, ended))
+        return found
+
+    def _copies(self, number: int, wholes: tuple[Any, ...]) -> Any:
+        """One card after another, each beginning with the next one, so that no two fetch from the same at once."""
+        runtime, beside, size = import_cupy().cuda.runtime, self._beside, len(self._devices)
+        shown, mine = self._meeting.parts[number], self._devices[self._rank]
+        beside.wait_event(shown[self._rank][0])  # until then this card may still read what lies in its place
+        for turn in range(1, size):
+            other = (self._rank + turn) % size
+            ready, places = shown[other]
+            beside.wait_event(ready)
+            for whole, start in zip(wholes, places, strict=True):
+                part = whole.nbytes // size
+                to, source = whole.data.ptr + other * part, start + other * part
+                runtime.memcpyPeerAsync(to, mine, source, self._devices[other], part, beside.ptr)
+        self._meeting.fetched(number)
+        return beside.record()
+
+
+def reachable(devices: Sequence[int]) -> bool:
+    """Let all cards read the memory of all others, and say whether they can."""
+    if not reach_each_other(devices):
+        return False
+    cuda = import_cupy().cuda
+    for one in devices:
+        with cuda.Device(one):
+            for other in devices:
+                try:
+                    if other != one:
+                        cuda.runtime.deviceEnablePeerAccess(other)
+                except cuda.runtime.CUDARuntimeError as error:
+                    if "PeerAccessAlreadyEnabled" not in str(error):  # by CuPy itself, for example
+                        raise DeviceError(explain(error) or str(error)) from error
+    return True
 
 
 class NcclCard(Card):
@@ -85,11 +202,11 @@ class NcclCard(Card):
 
     def _gathered(self, peers: PeerGathers, step: Step, stream: Any) -> None:
         """Make a stream wait for what is fetched; that was queued at the card's last turn, if all had come by then."""
-        if not peers.queued(step):
+        if step.number not in peers.ended:
             if not self._meeting.have_come(step):
                 self._until(partial(self._meeting.all_came, step), step)
             self._ahead.extend(peers.fetch())
-        stream.wait_event(peers.end(step))
+        stream.wait_event(peers.ended.pop(step.number))
 
     def _gather(self, wholes: tuple[Any, ...], together: bool) -> Callable[[], None]:
         stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD, together), import_nccl()
@@ -205,7 +322,6 @@ class NcclCard(Card):
         return stream, step
 
     def _go_on(self) -> None:
-        """StoppedError if the work is given up."""
         if self._meeting.stopped:
             raise StoppedError
 

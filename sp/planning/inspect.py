@@ -15,11 +15,11 @@ from sp.errors import GGUFError, ModelError, plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary
-from sp.models.arithmetic import is_eligible
 from sp.models.config import ModelConfig
-from sp.models.cost import active_params
-from sp.models.metadata_keys import MAX_BLOCKS
-from sp.models.rope_keys import rope_facts
+from sp.models.file.metadata_keys import MAX_BLOCKS
+from sp.models.file.rope_keys import rope_facts
+from sp.models.network.arithmetic import is_eligible
+from sp.models.network.cost import active_params
 from sp.planning.cards import ANSWER, KEEP, LENGTHS, SPOKEN, caches, card_rows, drafters_for
 from sp.planning.memory import Held, file_formats, held_weights, kv_bytes, layer_matrices, stack_bytes, state_bytes
 from sp.planning.plan import make_plan

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.arithmetic import AUTO, is_eligible, read_math
-from sp.models.cache.pages import page_format
+from sp.models.cache.block_tables import page_format
 from sp.models.config import ModelConfig
-from sp.models.layers.stack_ring import ring_bytes
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.recording import Tensor, layer_of
-from sp.models.trunk import trunk_tensors
+from sp.models.file.weights import Tensor, layer_of
+from sp.models.layer.cold_experts import ring_bytes
+from sp.models.network.arithmetic import AUTO, is_eligible, read_math
+from sp.models.network.trunk import trunk_tensors
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes

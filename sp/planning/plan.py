@@ -12,9 +12,9 @@ from typing import Any, Literal
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
-from sp.models.extended_window import describe_window, needed_scaling
-from sp.models.layers.cold_experts import told
-from sp.models.passes.forward import CHUNK
+from sp.models.file.rope_keys import describe_window, needed_scaling
+from sp.models.layer.cold_experts import told
+from sp.models.run.chunked import CHUNK
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import (
     ANSWER,

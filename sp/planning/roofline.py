@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
-from sp.models.arithmetic import AUTO, AskedMath, is_eligible
-from sp.models.auto_math import FASTER, NARROW_INPUTS, gains
 from sp.models.config import ModelConfig
-from sp.models.cost import SCORING, prefill_cost
-from sp.models.layers.share import shared_config
+from sp.models.layer.share import shared_config
+from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedMath, gains, is_eligible
+from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.cards import ANSWER, Card, Way, best, need, room, ways

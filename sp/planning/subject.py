@@ -15,19 +15,19 @@ from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
 from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
-from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
 from sp.models.config import ModelConfig
+from sp.models.drafts.dflash import refuse_later
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
-from sp.models.drafts.dflash_refusals import refuse_later
-from sp.models.expected import missing_tensors
-from sp.models.extended_window import describe_window
-from sp.models.file_type import tensor_format
-from sp.models.layers.share import shared_config
-from sp.models.metadata_keys import Keys
-from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.families.base import ARCHITECTURES, find_architecture, read_config
+from sp.models.file.file_type import tensor_format
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.file.rope_keys import describe_window
+from sp.models.file.weights import HeaderStore
+from sp.models.layer.share import shared_config
+from sp.models.network.cost import missing_tensors
+from sp.models.network.trunk import Trunk, trunk_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk, trunk_tensors
-from sp.models.weights import HeaderStore
 from sp.planning.cards import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.quant import FORMATS, BlockFormat

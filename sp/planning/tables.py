@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sp.models.arithmetic import AskedMath
+from sp.models.network.arithmetic import AskedMath
 from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
 from sp.planning.plan import spoken
 from sp.planning.roofline import ERROR

@@ -4,12 +4,5 @@ from sp.prompt.prompt import DOCUMENT_MARK, Prompt, TokenisedPrompt
 from sp.prompt.spans import Span, SpanKind, Transfer, merge_spans, transfer_scores
 
 __all__ = [
-    "DOCUMENT_MARK",
-    "Prompt",
-    "Span",
-    "SpanKind",
-    "TokenisedPrompt",
-    "Transfer",
-    "merge_spans",
-    "transfer_scores",
-]
+    "DOCUMENT_MARK", "Prompt", "Span", "SpanKind", "TokenisedPrompt", "Transfer", "merge_spans", "transfer_scores",
+]  # fmt: skip

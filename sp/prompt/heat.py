@@ -1,14 +1,52 @@
-"""The heat of a prompt's tokens as HTML for a notebook: importance behind them, what was left out in grey, bounded."""
+"""The tokens of a prompt as a picture in HTML, and the whole characters and pieces that are shown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.prompt.pieces import KINDS, edges, kinds, text_of
 from sp.prompt.prompt import TokenisedPrompt
+from sp.prompt.spans import character_starts
+
+
+def whole_characters(prompt: TokenisedPrompt) -> Ints:
+    """The token each is shown with, (n,): itself, but the one before where it begins inside a character of UTF-8.
+
+    >>> from sp.prompt import Prompt
+    >>> spans = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
+    >>> whole_characters(TokenisedPrompt(Prompt("a\u20ac"), np.arange(4), spans)).tolist()
+    [0, 1, 1, 1]
+    """
+    found = character_starts(prompt.prompt.text.encode(), prompt.bytes)
+    return np.arange(len(prompt)) if found is None else found
+
+
+KINDS = ("dropped", "kept", "question", "needle", "lost needle")
+"""Of the question and of the needle only what was kept, but of a lost needle."""
+
+
+def kinds(prompt: TokenisedPrompt, kept: Bools | None) -> Ints:
+    """Number in `KINDS` of each token, (n,); `kept` (n,) is None where all were."""
+    needle, question = prompt.mask("needle"), prompt.mask("question")
+    kept = np.ones(len(prompt), bool) if kept is None else kept
+    found: Ints = np.where(kept, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
+    return found
+
+
+def edges(values: Ints) -> Iterator[tuple[int, int]]:
+    """Ranges [start, end) of equal neighbours, in order."""
+    inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
+    if len(values):
+        yield from zip([0, *inner], [*inner, len(values)], strict=True)
+
+
+def text_of(raw: bytes, spans: Ints, start: int, end: int) -> str:
+    """Text of tokens [start, end), whose bytes in `raw` are `spans`; those cut off from a character become U+FFFD."""
+    return raw[spans[start, 0] : spans[end - 1, 1]].decode(errors="replace")
+
 
 LEVELS = (0.5, 0.8, 0.95, 0.99)
 """Shares of the tokens that each level of heat lies above: only their order has a meaning."""
@@ -32,13 +70,7 @@ STYLE = """<style>
 
 
 def heat_levels(scores: Floats | None, tokens: int) -> Ints:
-    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores.
-
-    Examples
-    --------
-    >>> heat_levels(np.arange(100.0), 100)[[0, 49, 50, 80, 95, 99]].tolist()
-    [0, 0, 1, 2, 3, 4]
-    """
+    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores."""
     if scores is None:
         return np.zeros(tokens, np.int64)
     known = np.where(np.isnan(scores), -np.inf, scores)  # equal ones are equally hot, however many
@@ -47,29 +79,9 @@ def heat_levels(scores: Floats | None, tokens: int) -> Ints:
 
 
 def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
-    """A fragment of HTML, at most some 300 KB whatever the prompt holds.
-
-    Parameters
-    ----------
-    prompt : TokenisedPrompt
-    kept : boolean array (n,) or None
-        None where all of it was.
-    scores : float32 (n,) or None
-        Importance, if it was scored.
-    lines : tuple of str
-        What stands above, as text.
-
-    Returns
-    -------
-    str
-        Needle, question, what was kept and what is near to that come first where there is no room for all.
-
-    Examples
-    --------
-    >>> from sp.prompt import Prompt
-    >>> prompt = TokenisedPrompt(Prompt("a<b>"), np.arange(2), np.array([[0, 1], [1, 4]]))
-    >>> as_heat(prompt, np.array([True, False]), np.array([1.0, 0.0]), ()).removeprefix(STYLE)
-    '<div class="sp-heat"><pre><span class="kept h1">a</span><span class="dropped h0">&lt;b&gt;</span></pre></div>'
+    """A fragment of HTML, at most some 300 KB whatever the prompt holds. `kept` boolean array (n,) or None: None where
+    all of it was; `scores` float32 (n,) or None: importance, if it was scored; Returns str: needle, question, what was
+    kept and what is near to that come first where there is no room for all.
     """
     kind, level = kinds(prompt, kept), heat_levels(scores, len(prompt))
     shown, body, raw = fitting(prompt, kind), list[str](), prompt.prompt.text.encode()

@@ -1,17 +1,19 @@
-"""Named byte ranges of a text, and the mapping of token scores between two tokenizers by them.
+"""Named byte ranges of a text, units of its tokens, and scores carried from one tokenizer's to another's.
 
 They are ranges of the UTF-8 text because bytes are what two vocabularies have in common.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
+from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.chat.located import Segment
 
 SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
@@ -43,19 +45,8 @@ def character_starts(raw: bytes, spans: Ints) -> Ints | None:
 
     A token that holds parts of two characters makes one of all that hold the rest of either.
 
-    Parameters
-    ----------
-    raw : bytes
-        UTF-8.
-    spans : array (n, 2)
-        Byte range of each token, in order.
+    `spans` array (n, 2): byte range of each token, in order.
 
-    Returns
-    -------
-    array (n,) or None
-
-    Examples
-    --------
     >>> character_starts("a\u20acb".encode(), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])).tolist()
     [0, 1, 1, 3]
     >>> character_starts(b"ab", np.array([[0, 1], [1, 2]])) is None
@@ -74,8 +65,6 @@ def character_starts(raw: bytes, spans: Ints) -> Ints | None:
 def with_characters(mask: Bools, starts: Ints | None) -> Bools:
     """A mask of tokens (n,) that has all of each character of which it has a part; `starts` of `character_starts`.
 
-    Examples
-    --------
     >>> with_characters(np.array([False, True, False, False]), np.array([0, 1, 1, 3])).tolist()
     [False, True, True, False]
     """
@@ -172,3 +161,70 @@ def merge_spans(spans: Ints) -> Ints:
     breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
     groups = np.split(spans, breaks)
     return np.array([[group[0, 0], group[:, 1].max()] for group in groups], np.int64)
+
+
+CLOSERS = "(?:[\"')\\]]|”|’|»|」|』|）)*"
+_FIRST = b"[.!?\n\xe2\xe3\xef]"  # one set of bytes that every end begins with: `re` skips to those quickly
+SENTENCE_END = re.compile(
+    _FIRST
+    + rb"(?:"
+    + rf"(?:(?<=[.!?])|(?<=\xe2)\x80\xa6)(?:[.!?]|…)*{CLOSERS}(?:\s*\n\s*|(?=\s))".encode()
+    + rf"|(?:(?<=\xe3)\x80\x82|(?<=\xef)\xbc[\x81\x9f])(?:。|！|？)*{CLOSERS}\s*|(?<=\n)\s*".encode()
+    + rb")"
+)
+"""A stop before white space, a full-width stop, or a line break. White space with a line break in it ends the old
+sentence; a space begins the new one, as it does in the tokens of byte-pair vocabularies. A stop inside a number or
+a name is no end, since no space follows it."""
+
+
+def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
+    """Bounds (sentences + 1,) in tokens of sentences; those of more than `longest` tokens are cut into equal parts. A
+    token that reaches over the end of a sentence belongs to the sentence it begins in. `spans` array (n, 2): byte range
+    of each token in it.
+    """
+    ends = np.array([match.end() for match in SENTENCE_END.finditer(text)], np.int64)
+    cuts = np.searchsorted(spans[:, 0], ends, side="left")
+    return cut_long(np.unique(np.concatenate([[0], cuts, [len(spans)]])), longest)
+
+
+def cut_long(bounds: Ints, longest: int) -> Ints:
+    """The same bounds with ranges of more than `longest` tokens cut into parts that differ by one token at most.
+
+    >>> cut_long(np.array([0, 2, 7]), 2).tolist()
+    [0, 2, 3, 5, 7]
+    """
+    lengths = np.diff(bounds)
+    parts = -(-lengths // longest)
+    first = np.cumsum(parts) - parts
+    part = np.arange(parts.sum()) - np.repeat(first, parts)
+    starts = np.repeat(bounds[:-1], parts) + part * np.repeat(lengths, parts) // np.repeat(parts, parts)
+    return np.append(starts, bounds[-1])
+
+
+def chunk_bounds(tokens: int, size: int) -> Ints:
+    """Bounds of chunks of `size` tokens; the last may be shorter."""
+    return np.append(np.arange(0, tokens, size), tokens)
+
+
+def without(segments: Sequence[Segment], taken: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+    """The parts of segments that lie in none of the ranges `taken`; both in order, by bytes."""
+    number = 0
+    for segment in segments:
+        at = segment.start
+        while number < len(taken) and taken[number][0] < segment.end:
+            start, end = taken[number]
+            if at < start:
+                yield replace(segment, start=at, end=start)
+            at = max(at, end)
+            if end > segment.end:
+                break
+            number += 1
+        if at < segment.end:
+            yield replace(segment, start=at)
+
+
+def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
+    """Length of the longest prefix that two lists of tokens, or two texts, share."""
+    size = min(len(one), len(other))
+    different = np.flatnonzero(one[:size] != other[:size])
+    return int(different[0]) if len(different) else size

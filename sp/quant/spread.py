@@ -1,6 +1,6 @@
 """What formats give blocks of random bytes a spread with: scales that vary from block to block, of known mean square.
 
-Drawing bytes and putting their scales right is what `sp.models.synthetic.random_blocks` does with `BlockFormat.spread`;
+Drawing bytes and putting their scales right is what `sp.models.synthetic.random_store` does with `BlockFormat.spread`;
 encoding random values would take minutes for a large model.
 """
 

@@ -1,6 +1,5 @@
-"""Scorers: from a prompt to an importance per token, one file each. Importing this package registers them all."""
+"""Scorers: from a prompt to an importance per token. The registry imports their files when a name is asked for."""
 
-from sp.config import import_modules
 from sp.scoring.base import (
     SCORERS,
     Importance,
@@ -13,14 +12,6 @@ from sp.scoring.base import (
 )
 
 __all__ = [
-    "SCORERS",
-    "Importance",
-    "KeptKeys",
-    "ModelFreeScorer",
-    "ScoreRequest",
-    "Scorer",
-    "chunk_means",
+    "SCORERS", "Importance", "KeptKeys", "ModelFreeScorer", "ScoreRequest", "Scorer", "chunk_means",
     "register_scorer",
-]
-
-import_modules(__name__)
+]  # fmt: skip

@@ -1,30 +1,28 @@
-"""What a scorer is: a frozen dataclass with one pure method from a prompt to an importance per token."""
+"""Scorers: what they are given, what they give, and what those share that run a model."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 from sp.arrays import Bools, Floats, Ints
-from sp.config import Registry
-from sp.errors import ConfigError
-from sp.models import Cards, Model, ModelConfig, Trail, flops
-from sp.ops.attention.importance import HEAT_CHUNK as HEATMAP_CHUNK
-from sp.ops.attention.reduction import chunk_means
+from sp.config import Registry, check_fields
+from sp.errors import ConfigError, SpWarning
+from sp.models import Cards, LayerAttention, Model, ModelConfig, SparseAttention, Trail, dense_attention, flops
+from sp.models.config import first_layers
+from sp.ops.attention.importance import HEAT_CHUNK
+from sp.ops.attention.reduction import chunk_means as chunk_means
+from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
+from sp.ops.sparse.expected_density import expected_density
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.values import shown
 
-__all__ = [
-    "HEATMAP_CHUNK",
-    "SCORERS",
-    "Importance",
-    "KeptKeys",
-    "ModelFreeScorer",
-    "ScoreRequest",
-    "Scorer",
-    "chunk_means",
-    "register_scorer",
-]
+HEATMAP_CHUNK = HEAT_CHUNK
+"""Tokens of a chunk of heat maps."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,6 @@ class ModelFreeScorer(Scorer):
 
     @property
     def drafts(self) -> bool:
-        """See `Scorer`."""
         return False
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
@@ -211,5 +208,228 @@ class ModelFreeScorer(Scorer):
         return 0.0
 
 
-SCORERS: Registry[Scorer] = Registry("scorer")
+SCORERS: Registry[Scorer] = Registry("scorer", "sp.scoring")
 register_scorer = SCORERS.register
+
+
+SPARSE_TOKENS = 16384
+"""From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
+needles that dense attention kept, up to 128K tokens (results/nvidia-h200/flashprefill_quality.jsonl)."""
+
+AUTO = "alpha:0.1"
+"""How `auto` reads where it reads sparsely."""
+DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
+"""Of a record's configuration: how the drafter read, which decides what it cost; see `drafting`."""
+
+
+Rule = FlashPrefill | TopDensity | BlockBudget
+WRITTEN = "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:TOKENS] or energy:SHARE[:LEAST[:MOST]]"
+
+
+def rule_of(text: str, option: str) -> Rule:
+    """A rule as it is written: its name and its numbers, colons between them; ConfigError for anything else.
+
+    >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
+    (64, 4)
+    """
+    name, _, number = text.partition(":")
+    try:
+        if name in ("alpha", "density"):
+            return FlashPrefill(float(number)) if name == "alpha" else TopDensity(float(number))
+        if name.replace("blocks", "constant") in RULES and number.replace(":", "").replace(".", "").isdigit():
+            return read_rule(text.replace("blocks:", "constant:", 1), option)
+    except ValueError:
+        pass
+    raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
+
+
+class Sparse(str):
+    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Sparse:
+        """Read it; ConfigError, naming the option, for anything else."""
+        if text not in ("off", "auto"):
+            rule_of(text, option)
+        return cls(text.replace("constant:", "blocks:", 1))
+
+    @property
+    def rule(self) -> Rule | None:
+        """What selects blocks; None for all, and where `auto` is not decided."""
+        return None if self in ("off", "auto") else rule_of(self, "sparse")
+
+    def recorded(self) -> dict[str, Any]:
+        """As records have it, in the words of before there was one value.
+
+        >>> Sparse("blocks:64").recorded()
+        {'attention': 'flashprefill', 'alpha': None, 'density': None, 'blocks': 'constant:64'}
+        """
+        name, _, number = self.partition(":")
+        told: dict[str, Any] = dict.fromkeys(DRAFTING[1:])
+        told["attention"] = {"off": "dense", "auto": "auto"}.get(name, "flashprefill")
+        if name in told:
+            told[name] = f"constant:{number}" if name == "blocks" else float(number)
+        elif number:
+            told["blocks"] = str(self)
+        return told
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a scorer whose reading may be said in old words, in today's; a warning says which."""
+    rest = {name: value for name, value in values.items() if name not in DRAFTING[1:]}
+    old = {name: value for name, value in values.items() if name not in rest and value is not None}
+    if not old:
+        return rest
+    kept = old.get("attention", "flashprefill")
+    if kept not in ("dense", "flashprefill", "auto"):
+        raise ConfigError(f"attention is {shown(kept)}, not dense, flashprefill or auto; write sparse={AUTO}, say")
+    number = next((name for name in ("density", "alpha") if name in old), None)
+    rule = (
+        old["blocks"].replace("constant", "blocks")
+        if "blocks" in old
+        else f"{number}:{old[number]:g}"
+        if number
+        else AUTO
+    )
+    told = {"dense": "off", "auto": "auto" if number is None else rule}.get(kept, rule)
+    if told == "off" and old.keys() & {"density", "blocks"}:
+        raise ConfigError("attention dense reads all blocks; leave it out, or density and blocks")
+    warnings.warn(f"{' and '.join(old)} of a scorer: an old spelling; write sparse={told}", SpWarning, stacklevel=2)
+    return rest | {"sparse": told}
+
+
+@dataclass(frozen=True)
+class ReadingScorer(Scorer):
+    """How a model attends while it reads the prompt for a scorer.
+
+    Parameters
+    ----------
+    sparse : str
+        Which key blocks attention reads: off (all), auto (alpha:0.1 on the GPU from 16K tokens on); alpha:0.1, a
+        threshold of FlashPrefill, lower reads more; density:0.05, that share of the blocks, the strongest; or how many
+        by rule: blocks:64, sqrt:64 (so many of 32K tokens), energy:0.9 (the fewest that hold this share of a query
+        block's energy).
+    """
+
+    sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
+
+    keeps: ClassVar[bool] = False
+    """Whether `score` can go on from keys of old tokens, of the layers that are run."""
+    renamed = staticmethod(renamed)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "scorer")
+
+    def settled(self, device: str, tokens: int) -> ReadingScorer:
+        """With `auto` decided."""
+        if self.sparse != "auto":
+            return self
+        return replace(self, sparse=Sparse(AUTO if device == "cuda" and tokens >= SPARSE_TOKENS else "off"))
+
+    def attend(self, request: ScoreRequest) -> LayerAttention:
+        """What attends in the model's layers; a sparse one is fresh, with nothing counted."""
+        rule = self.settled(request.model.device, len(request.ids)).sparse.rule
+        return dense_attention if rule is None else SparseAttention(rule)
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        return first_layers(config, self.reading_depth(config)) if self.keeps else None
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of the layers that are run, at the density that is expected of their attention."""
+        rule, run = self.sparse.rule, first_layers(config, self.reading_depth(config))
+        return flops(run, tokens, density=1.0 if rule is None else expected_density(rule, tokens))
+
+
+def by_length(scorer: Scorer) -> Scorer:
+    """The scorer with its attention left to device and prompt length, if it attends at all and densely so far."""
+    dense = isinstance(scorer, ReadingScorer) and scorer.sparse == "off"
+    return replace(scorer, sparse=Sparse("auto")) if dense else scorer  # type: ignore[type-var]
+
+
+def drafting(scorer: Scorer) -> dict[str, Any]:
+    """How a scorer makes the drafter read, as records have it."""
+    how = scorer.sparse.recorded() if isinstance(scorer, ReadingScorer) else dict.fromkeys(DRAFTING[1:])
+    return {"scorer": SCORERS.name_of(scorer), **how}
+
+
+def recorded(scorer: Scorer) -> dict[str, Any]:
+    """`drafting` without `blocks` where there are none: records of before there were rules say nothing of them."""
+    return {name: value for name, value in drafting(scorer).items() if name != "blocks" or value is not None}
+
+
+def attending(config: Mapping[str, Any]) -> str:
+    """How sparsely a drafter was to read, of a configuration that has some of `DRAFTING`; nothing where densely."""
+    given = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
+    return next((f"{n} {v if isinstance(v, str) else format(v, 'g')}" for n, v in given if v is not None), "")
+
+
+def densities(attend: LayerAttention) -> tuple[float, ...]:
+    """Share of the blocks each layer read; empty if that was all of them. Waits for the device."""
+    return attend.densities() if isinstance(attend, SparseAttention) else ()
+
+
+def question_start(request: ScoreRequest) -> int:
+    """Index of the question's first token; ConfigError if the prompt names no question."""
+    if not request.question.any():
+        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
+    return int(request.question.argmax())
+
+
+CALIBRATED = "calibrated"
+"""What is taken where nothing is known of a file."""
+
+
+@register_scorer("auto")
+@dataclass(frozen=True)
+class AutoScorer(ReadingScorer):
+    """The scorer that the calibration of the drafter's file names; `calibrated` where there is none.
+
+    That is a trained head where one ships for the file, and attention of the layers that retrieve for others. The
+    report says which scorer it was.
+
+    Parameters
+    ----------
+    sparse
+        See `ReadingScorer`.
+    calibrate : {"auto", "never"}
+        Whether a file that has no calibration gets one when it is first used.
+    """
+
+    retrieves: ClassVar[bool] = True
+
+    calibrate: Literal["auto", "never"] = "auto"
+
+    def chosen(self, config: ModelConfig) -> Scorer:
+        """The scorer for a model, with these options of reading. ConfigError: the calibration names none that reads
+        with a drafter.
+        """
+        return _chosen(config.retrieval.scorer if config.retrieval else CALIBRATED, self.sparse)
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Those of the scorer."""
+        return self.chosen(config).flops(config, tokens)
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Those of the scorer."""
+        return self.chosen(config).kept_layers(config)
+
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """That of the scorer."""
+        return self.chosen(config).reading_depth(config)
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """What the scorer says."""
+        return self.chosen(request.model.config).score(request)
+
+
+@cache
+def _chosen(name: str, sparse: Sparse) -> ReadingScorer:
+    kind = SCORERS.class_of(name) if name in SCORERS else None
+    if kind is None or not issubclass(kind, ReadingScorer) or kind.reads_target or kind is AutoScorer:
+        raise ConfigError(
+            f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
+            "drafter; make it anew with sp calibrate, or name one with --scorer"
+        )
+    return kind(sparse)

@@ -1,16 +1,26 @@
-"""Score by runs of tokens that the question repeats: the seed system's anchors, and no model at all."""
+"""Scorers by the words of the question: the rare ones, BM25, and the embeddings of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.scoring.base import Importance, ModelFreeScorer, ScoreRequest, register_scorer
+from sp.models import Hooks, ModelConfig, stream_by_layer
+from sp.ops.array_module import array_module, on_host
+from sp.scoring.base import (
+    Importance,
+    ModelFreeScorer,
+    ReadingScorer,
+    ScoreRequest,
+    densities,
+    question_start,
+    register_scorer,
+)
 
 RADII = ((1024, 2), (2048, 4))
 """Chunks around an anchor by the chunks of the prompt: below the first number so many, and 8 in longer prompts."""
@@ -92,5 +102,117 @@ class LexicalScorer(Anchors, ModelFreeScorer):
     place: ClassVar[int] = 4
 
     def score(self, request: ScoreRequest) -> Importance:
-        """See `Anchors.mark`."""
         return Importance(self.mark(request))
+
+
+@register_scorer("bm25")
+@dataclass(frozen=True)
+class BM25Scorer(ModelFreeScorer):
+    """Okapi BM25 with chunks as documents and the distinct tokens of the question as the query.
+
+    ``sum_t idf(t) f (k1 + 1) / (f + k1 (1 - b + b length / mean length))``, f the count of t in the chunk and
+    ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` for n of N chunks that hold t. The question's own tokens are no
+    part of any chunk's count, and score zero.
+
+    Parameters
+    ----------
+    chunk_size : int
+        Tokens of a chunk; all score alike.
+    k1, b : float
+        Saturation of the count, and how much length counts against a chunk.
+
+    Notes
+    -----
+    Robertson et al., "Okapi at TREC-3", 1994; as a prompt compressor in LongLLMLingua (arXiv 2310.06839).
+    """
+
+    place: ClassVar[int] = 5
+
+    chunk_size: int = 32
+    k1: float = 1.5
+    b: float = 0.75
+
+    def __post_init__(self) -> None:
+        check_fields(self, "scorer bm25")
+        if self.chunk_size < 1:
+            raise ConfigError(f"chunk_size must be at least 1, not {self.chunk_size}")
+        if not 0 <= self.k1 < np.inf:
+            raise ConfigError(f"k1 must be a number from 0 on, not {self.k1}")
+        if not 0 <= self.b <= 1:
+            raise ConfigError(f"b must be from 0 to 1, not {self.b}")
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """See the class."""
+        n = len(request.ids)
+        question_start(request)
+        terms = np.unique(request.ids[request.question])
+        chunk = np.arange(n) // self.chunk_size
+        chunks = int(chunk[-1]) + 1
+        text = ~request.question
+        term = np.searchsorted(terms, request.ids)
+        known = text & (terms[np.minimum(term, len(terms) - 1)] == request.ids)
+        counts = np.zeros((len(terms), chunks))
+        np.add.at(counts, (term[known], chunk[known]), 1)
+        length = np.bincount(chunk[text], minlength=chunks)
+        holding = (counts > 0).sum(axis=1)
+        idf = np.log1p((chunks - holding + 0.5) / (holding + 0.5))
+        damping = self.k1 * (1 - self.b + self.b * length / max(1.0, length.mean()))
+        scores = idf @ (counts * (self.k1 + 1) / np.maximum(counts + damping, 1e-9))
+        return Importance(np.where(text, scores[chunk], 0).astype(np.float32))
+
+
+@register_scorer("embedding")
+@dataclass(frozen=True)
+class EmbeddingScorer(ReadingScorer):
+    """Cosine of a chunk's mean hidden state and the question's: retrieval by embeddings, with the drafter as encoder.
+
+    Parameters
+    ----------
+    chunk_size : int
+        Tokens of a chunk; all score alike.
+    centred : bool
+        Take the mean hidden state of all chunks away first, for hidden states of one text point much the same way.
+    depth : int, optional
+        Run only so many of the drafter's layers.
+    """
+
+    chunk_size: int = 32
+    centred: bool = True
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_size < 1:
+            raise ConfigError(f"chunk_size must be at least 1, not {self.chunk_size}")
+        if self.depth is not None and self.depth < 1:
+            raise ConfigError(f"depth must be at least 1, not {self.depth}")
+
+    def reading_depth(self, config: ModelConfig) -> int | None:
+        """Those whose stream is compared."""
+        return config.layers if self.depth is None else self.depth
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Run the drafter once over the prompt and compare chunks with the question."""
+        model, n, attend = request.model, len(request.ids), self.attend(request)
+        question_start(request)
+        x = stream_by_layer(
+            model, request.ids, request.positions, model.new_cache(n, layers=1),
+            attend=attend, depth=self.depth, hooks=Hooks(progress=request.progress),
+        )  # fmt: skip
+        asked = x[model.place(request.question.nonzero()[0])].mean(axis=0)
+        chunks = _row_means(x, self.chunk_size)
+        centre = chunks.mean(axis=0) if self.centred else 0
+        chunks, asked = chunks - centre, asked - centre
+        lengths = (chunks**2).sum(axis=1) * (asked**2).sum()
+        cosine = (chunks * asked).sum(axis=1) / (lengths + np.float32(1e-20)) ** 0.5
+        scores = np.repeat(on_host(cosine).astype(np.float32), self.chunk_size)[:n]
+        return Importance(scores, densities=densities(attend))
+
+
+def _row_means(x: Any, size: int) -> Any:
+    """Means over `size` rows of x (n, hidden) at a time; the last over those that are left."""
+    xp, whole = array_module(x), len(x) // size
+    parts = [x[: whole * size].reshape(whole, size, x.shape[1]).mean(axis=1)]
+    if len(x) % size:
+        parts.append(x[whole * size :].mean(axis=0)[None])
+    return xp.concatenate(parts)

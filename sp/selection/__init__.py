@@ -1,6 +1,5 @@
-"""Selectors: from importances to the tokens to keep, one file each. Importing this package registers them all."""
+"""Selectors: from importances to the tokens to keep. The registry imports their files when a name is asked for."""
 
-from sp.config import import_modules
 from sp.selection.base import (
     SELECTORS,
     Reading,
@@ -14,15 +13,6 @@ from sp.selection.base import (
 from sp.selection.ranking import Constrained
 
 __all__ = [
-    "SELECTORS",
-    "Constrained",
-    "Reading",
-    "Selection",
-    "SelectionRequest",
-    "Selector",
-    "check_keep_ratio",
-    "register_selector",
-    "token_budget",
-]
-
-import_modules(__name__)
+    "SELECTORS", "Constrained", "Reading", "Selection", "SelectionRequest", "Selector", "check_keep_ratio",
+    "register_selector", "token_budget",
+]  # fmt: skip

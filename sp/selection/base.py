@@ -135,7 +135,7 @@ class Selector(ABC):
         return replace(found, kept=found.kept & ~torn, forced=found.forced & ~torn, read=read)
 
 
-SELECTORS: Registry[Selector] = Registry("selector")
+SELECTORS: Registry[Selector] = Registry("selector", "sp.selection")
 register_selector = SELECTORS.register
 
 

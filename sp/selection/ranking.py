@@ -1,4 +1,4 @@
-"""From units in order of choice to the tokens kept, and the fields that every selector shares.
+"""From units in order of choice to the tokens kept, and the selectors that take the best units a budget has room for.
 
 Every unit gets a *step*, the moment at which it is taken; neither the steps nor what is taken in a step depend on
 the budget, which only says after how many steps to stop. So a larger budget keeps all that a smaller one keeps. What is
@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Bools, Doubles, Floats, Ints
-from sp.config import check_fields
+from sp.config import Tokens, check_fields
 from sp.errors import ConfigError
-from sp.prompt import sentences
-from sp.prompt.spans import with_characters
-from sp.selection.base import Selection, SelectionRequest, Selector
+from sp.prompt.spans import chunk_bounds, with_characters
+from sp.prompt.spans import sentence_bounds as bounds_of_sentences
+from sp.selection.base import Selection, SelectionRequest, Selector, register_selector
 
 RADII = ((32768, 64), (65536, 128))
 """(prompts shorter than, tokens on either side) of `neighbours="by_length"`; longer prompts take `WIDEST`."""
@@ -33,28 +33,11 @@ def forced_tokens(
     breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
     scores would never be asked at small keep ratios.
 
-    Parameters
-    ----------
-    protected : boolean array (n,)
-    budget : int
-        Tokens that may be kept in all, the protected ones among them.
-    sink, tail : int
-        Tokens wanted from the start and from the end of the prompt.
-    characters : array (n,), optional
-        As in `SelectionRequest`; one of which there is no room for the last token is left out.
-
-    Returns
-    -------
-    forced : boolean array (n,)
-    torn : int
-        Tokens of the budget that a character left out had a claim to. No choice may have them, or a larger budget, in
-        which that character is kept, would leave less to the choices.
-
-    Examples
-    --------
-    >>> forced, _ = forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1)
-    >>> forced.nonzero()[0].tolist()
-    [0, 9]
+    `protected` boolean array (n,); `budget`: tokens that may be kept in all, the protected ones among them; `sink`,
+    `tail`: tokens wanted from the start and from the end of the prompt; `characters` array (n,): as in
+    `SelectionRequest`; one of which there is no room for the last token is left out; Returns torn: tokens of the budget
+    that a character left out had a claim to. No choice may have them, or a larger budget, in which that character is
+    kept, would leave less to the choices.
     """
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
@@ -71,8 +54,6 @@ def forced_tokens(
 def end_order(n: int, sink: int, tail: int) -> Doubles:
     """How far each of n tokens lies from its end of the prompt, as a share of `sink` or `tail`; infinite beyond.
 
-    Examples
-    --------
     >>> end_order(6, 2, 1).tolist()
     [0.0, 0.5, inf, inf, inf, 0.0]
     """
@@ -183,13 +164,7 @@ def check_share(selector: Selector, *names: str) -> None:
 
 
 def spread_order(units: int) -> Ints:
-    """All units, so that any first few of them lie evenly: numbers with their bits reversed (van der Corput).
-
-    Examples
-    --------
-    >>> spread_order(8).tolist()
-    [0, 4, 2, 6, 1, 5, 3, 7]
-    """
+    """All units, so that any first few of them lie evenly: numbers with their bits reversed (van der Corput)."""
     bits = max(units - 1, 0).bit_length()
     numbers = np.arange(1 << bits)
     order = np.zeros_like(numbers)
@@ -201,26 +176,26 @@ def spread_order(units: int) -> Ints:
 def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Doubles:
     """Step at which each unit is taken; infinite for units that never are.
 
-    Parameters
-    ----------
-    chosen : array
-        Units a rule chose, best first.
-    units : int
-        Units in all.
-    radius : int
-        Neighbours taken right after a chosen unit: +1, -1, +2, -2, ...
-    backbone : float
-        Share of the choices that follow `spread_order` instead of the rule, in [0, 1).
+    `chosen`: units a rule chose, best first; `radius`: neighbours taken right after a chosen unit: +1, -1, +2, -2 ...;
+    `backbone`: share of the choices that follow `spread_order` instead of the rule, in [0, 1).
 
-    Examples
-    --------
     >>> unit_steps(np.array([2, 0]), 4, 1, 0.0).tolist()
     [3.0, 2.0, 0.0, 1.0]
     """
     turns, spread = _turns(len(chosen), backbone)
     when = turns[~spread][: len(chosen)]
     radius = min(radius, units - 1)
-    steps = _with_neighbours(chosen, when, units, radius)
+    # A turn is as many steps long as there are neighbours: the earliest choice in reach decides, and how far it lies.
+    never = int(when[-1]) + 1 if len(when) else 0
+    turn = np.full(units + 2 * radius, never)
+    turn[radius + chosen] = when
+    earliest = sliding_least(turn, 2 * radius + 1)
+    unit_of = np.zeros(never + 1, np.int64)
+    unit_of[when] = chosen
+    away = np.arange(units) - unit_of[earliest]
+    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
+    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+    steps[earliest == never] = np.inf
     if backbone and len(chosen):
         even = spread_order(units)
         early = turns[spread & (turns < when[-1])][: len(even)]
@@ -232,8 +207,6 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
 def own_steps(count: int, units: int, radius: int, backbone: float) -> Doubles:
     """Step at which each of `count` chosen units is taken for its own sake; arguments as for `unit_steps`.
 
-    Examples
-    --------
     >>> own_steps(3, 9, 1, 0.5).tolist()
     [0.0, 6.0, 12.0]
     """
@@ -247,29 +220,9 @@ def _turns(count: int, backbone: float) -> tuple[Ints, Bools]:
     return turns, np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
 
 
-def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubles:
-    """Steps of units chosen at the turns `when`, ascending, and of their neighbours.
-
-    A turn is as many steps long as there are neighbours, so the earliest choice in reach decides, and how far it lies.
-    """
-    never = int(when[-1]) + 1 if len(when) else 0
-    turn = np.full(units + 2 * radius, never)
-    turn[radius + chosen] = when
-    earliest = sliding_least(turn, 2 * radius + 1)
-    unit_of = np.zeros(never + 1, np.int64)
-    unit_of[when] = chosen
-    away = np.arange(units) - unit_of[earliest]
-    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
-    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
-    steps[earliest == never] = np.inf
-    return steps
-
-
 def sliding_least(values: Ints, width: int) -> Ints:
     """Least of every `width` consecutive values; shape (n - width + 1,). Windows are made of two halves that overlap.
 
-    Examples
-    --------
     >>> sliding_least(np.array([3, 1, 4, 1, 5, 9]), 3).tolist()
     [1, 1, 1, 1]
     """
@@ -282,13 +235,7 @@ def sliding_least(values: Ints, width: int) -> Ints:
 
 
 def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
-    """Step at which each token is taken, when units shorter than `min_run` are widened on both sides.
-
-    Examples
-    --------
-    >>> token_steps(np.array([np.inf, 0.0, np.inf]), np.array([0, 2, 3, 6]), 3).tolist()
-    [inf, 0.0, 0.0, 0.0, inf, inf]
-    """
+    """Step at which each token is taken, when units shorter than `min_run` are widened on both sides."""
     n, lengths = int(bounds[-1]), np.diff(bounds)
     if lengths.min() >= min(min_run, n):
         return np.repeat(steps, lengths)
@@ -298,9 +245,8 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
 
 
 def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles:
-    """Least value of all ranges that hold a place, shape (n,).
-
-    A range is two overlapping ones of a power of two; a table of those is then halved, level by level.
+    """Least value of all ranges that hold a place, shape (n,). A range is two overlapping ones of a power of two; a
+    table of those is then halved, level by level.
     """
     levels = np.frexp(lengths)[1] - 1
     least = np.full(n, np.inf)
@@ -318,24 +264,10 @@ def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles
 
 
 def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = None) -> Bools:
-    """Forced tokens, then whole steps in order until one no longer fits.
-
-    Tokens that hold parts of a character are taken together, at the earliest of their steps.
-
-    Parameters
-    ----------
-    forced : boolean array (n,)
-    first : array (n,)
-        Step of each token; infinite ones are never taken.
-    budget : int
-        Tokens that may be kept, forced ones among them.
-    characters : array (n,), optional
-        As in `SelectionRequest`; the forced tokens hold whole ones.
-
-    Examples
-    --------
-    >>> fill(np.array([True, False, False, False]), np.array([0.0, 0.0, 1.0, 1.0]), 3).tolist()
-    [True, True, False, False]
+    """Forced tokens, then whole steps in order until one no longer fits. Tokens that hold parts of a character are
+    taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
+    infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
+    as in `SelectionRequest`; the forced tokens hold whole ones.
     """
     first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
@@ -348,13 +280,7 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
 
 
 def together(steps: Doubles, characters: Ints | None) -> Doubles:
-    """The least step of the tokens that hold parts of the same characters, (n,).
-
-    Examples
-    --------
-    >>> together(np.array([3.0, 2.0, 1.0]), np.array([0, 1, 1])).tolist()
-    [3.0, 1.0, 1.0]
-    """
+    """The least step of the tokens that hold parts of the same characters, (n,)."""
     if characters is None:
         return steps
     least = np.full(len(steps), np.inf)
@@ -363,25 +289,15 @@ def together(steps: Doubles, characters: Ints | None) -> Doubles:
 
 
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
-    """Bounds of sentences in tokens, see `sp.prompt.sentences`; ConfigError where the text is not known.
-
-    Examples
-    --------
-    >>> spans = np.array([[0, 3], [3, 4], [4, 8], [8, 9]])
-    >>> request = SelectionRequest(np.zeros(4, np.float32), np.zeros(4, bool), 0.5, b"One. Two.", spans)
-    >>> sentence_bounds(request, 64).tolist()
-    [0, 2, 4]
-    """
+    """Bounds of sentences in tokens, see `sp.prompt.spans`; ConfigError where the text is not known."""
     if request.spans is None:
         raise ConfigError("selector sentence needs the text of the prompt and the bytes of its tokens")
-    return sentences.sentence_bounds(request.text, request.spans, longest)
+    return bounds_of_sentences(request.text, request.spans, longest)
 
 
 def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Floats:
     """Mean score of each unit over its `counted` tokens (all, if left out); NaN where none counts.
 
-    Examples
-    --------
     >>> unit_means(np.array([1, 3, 5], np.float32), np.array([0, 2, 3])).tolist()
     [2.0, 5.0]
     """
@@ -394,12 +310,109 @@ def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Fl
 
 
 def best_first(scores: Floats) -> Ints:
-    """Units that were compared, by falling score; earlier ones first among equals.
-
-    Examples
-    --------
-    >>> best_first(np.array([1, np.nan, 3, 1], np.float32)).tolist()
-    [2, 0, 3]
-    """
+    """Units that were compared, by falling score; earlier ones first among equals."""
     order = np.argsort(-scores, kind="stable")
     return order[~np.isnan(scores[order])]
+
+
+@register_selector("top_chunks")
+@dataclass(frozen=True)
+class TopChunks(Constrained):
+    """Chunks in order of their mean score.
+
+    This is the rule of SpecPrefill (arXiv 2502.02789), which has no constraints: `neighbours=0 sink=0 tail=0`.
+
+    Parameters
+    ----------
+    chunk_size : int, optional
+        Tokens in a chunk; as the scorer tells them apart if left out, see `Importance.fineness` (most: 32, as in
+        SpecPrefill).
+    """
+
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_size is not None:
+            check_least(self, 1, "chunk_size")
+
+    def chunks(self, request: SelectionRequest) -> Ints:
+        """Bounds of the chunks of a prompt, (chunks + 1,)."""
+        return chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Chunks by rank; see `Constrained` for what else is kept."""
+        bounds = self.chunks(request)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores))
+
+
+@register_selector("token_budget")
+@dataclass(frozen=True)
+class TokenBudget(TopChunks):
+    """Chunks in order of their mean score, as far as `tokens` go.
+
+    What a question needs of a text does not grow with the text, so results at different lengths compare better
+    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). What is protected comes on
+    top of them. The keep ratio stays a ceiling: raise it where it is the smaller of the two.
+
+    Parameters
+    ----------
+    tokens : int
+        Tokens to keep of those that may be left out, sink and tail among them.
+    """
+
+    tokens: Tokens = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "tokens")
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Chunks by rank, at most `tokens` tokens and what is protected."""
+        bounds = self.chunks(request)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores), most=self.tokens)
+
+
+@register_selector("top_tokens")
+@dataclass(frozen=True)
+class TopTokens(Constrained):
+    """Tokens in order of their own score: SpecPrefill without chunks (arXiv 2502.02789), GemFilter (arXiv 2409.17422).
+
+    Single tokens carry little text, so this rule lives from scores that were pooled along the prompt, from
+    neighbours (SpecPC, arXiv 2506.08373, takes 64) or from a shortest run.
+    """
+
+    neighbours: int | Literal["by_length"] = 0
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Tokens by rank; see `Constrained` for what else is kept."""
+        bounds = chunk_bounds(len(request.scores), 1)
+        return self.take(request, bounds, request.scores, best_first(request.scores))
+
+
+@register_selector("sentence")
+@dataclass(frozen=True)
+class Sentence(Constrained):
+    """Sentences in order of their mean score, so that kept text is cut where a reader would cut it.
+
+    Compression by phrases is due to Selective Context (arXiv 2304.12102), there by self-information.
+
+    Parameters
+    ----------
+    longest : int
+        Sentences of more tokens are cut into equal parts; text without sentences consists of such parts.
+    """
+
+    longest: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "longest")
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Sentences by rank; see `Constrained` for what else is kept."""
+        bounds = sentence_bounds(request, self.longest)
+        scores = unit_means(request.scores, bounds)
+        return self.take(request, bounds, scores, best_first(scores))

@@ -1,11 +1,15 @@
-"""Routes: read a body within limits, queue it, pass the events on, and give up when the client leaves."""
+"""The endpoints of the server, and the replies that they send or stream."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,16 +22,115 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from sp.chat import Call
 from sp.errors import short
-from sp.serve.choices.speaker import Ended, Piece
 from sp.serve.fields import RequestError, as_request_error
-from sp.serve.http.access import Bodies, Limits, around
-from sp.serve.http.page import HEADERS, chat_page
-from sp.serve.lanes import Lane, lane_of
+from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
-from sp.serve.replies import Reply, event
-from sp.serve.worker import Done, Event, Failed, Ticket, Worker
+from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
+from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
+
+
+class Reply:
+    """Makes all JSON objects of one request's answers; they share an id."""
+
+    def __init__(self, job: Job, model: str) -> None:
+        self.chat, self.include_usage = job.kind == "chat", job.include_usage
+        self._begun, self._called, self._offsets = set[int](), Counter[int](), Counter[int]()
+        self._head = {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
+        """The one object of answers that are not streamed."""
+        choices = []
+        for end in events:
+            if isinstance(end, Ended):
+                pieces = [each for each in events if isinstance(each, Piece) and each.index == end.index]
+                choices.append(self._choice(pieces, end))
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": done.usage}
+
+    def piece(self, piece: Piece) -> bytes:
+        """A chunk, of a chat with thinking and answer under their names; two for a call: its name, its arguments."""
+        begin, index, logprobs = self._begin(piece.index), piece.index, self._logprobs(piece)
+        if not self.chat:
+            return begin + self._chunk(piece.text, index, logprobs=logprobs)
+        named = {"reasoning_content": piece.reasoning, "content": piece.text}
+        said = {name: text for name, text in named.items() if text}
+        chunks = [begin, self._chunk(said, index, logprobs=logprobs)] if said or logprobs else [begin]
+        for call in piece.calls:
+            at, whole = self._called[index], self._call(call, index)
+            written = whole["function"]["arguments"]
+            whole["function"] |= {"arguments": ""}
+            chunks.append(self._chunk({"tool_calls": [{"index": at, **whole}]}, index))
+            chunks.append(self._chunk({"tool_calls": [{"index": at, "function": {"arguments": written}}]}, index))
+        return b"".join(chunks)
+
+    def ended(self, end: Ended) -> bytes:
+        """Why an answer ended."""
+        return self._begin(end.index) + self._chunk({} if self.chat else "", end.index, end.finish_reason)
+
+    def last(self, done: Done) -> bytes:
+        """The usage if it was asked for, and the end mark."""
+        told = b""
+        if self.include_usage:
+            told = event({**self._head, "object": self._kind, "choices": [], "usage": done.usage})
+        return told + b"data: [DONE]\n\n"
+
+    def _begin(self, index: int) -> bytes:
+        """Whose turn it is, before the first piece of an answer; nothing for completions."""
+        if index in self._begun:
+            return b""
+        self._begun.add(index)
+        return self._chunk({"role": "assistant", "content": ""}, index) if self.chat else b""
+
+    def _choice(self, pieces: Sequence[Piece], end: Ended) -> dict[str, Any]:
+        """One answer in full."""
+        text, reasoning = ("".join(part) for part in ([p.text for p in pieces], [p.reasoning for p in pieces]))
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := [self._call(call, end.index) for piece in pieces for call in piece.calls]:
+            message |= {"content": text or None, "tool_calls": calls}
+        content = {"message": message} if self.chat else {"text": text}
+        tokens = tuple(each for piece in pieces for each in piece.logprobs)
+        logprobs = self._logprobs(Piece("", index=end.index, logprobs=tokens))
+        return {"index": end.index, **content, "finish_reason": end.finish_reason, "logprobs": logprobs}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        """Those of a piece, where they were asked for."""
+        if not piece.logprobs:
+            return None
+        if self.chat:
+            return chat_logprobs(piece.logprobs)
+        told = completion_logprobs(piece.logprobs, self._offsets[piece.index])
+        self._offsets[piece.index] += sum(map(len, told["tokens"]))
+        return told
+
+    def _call(self, call: Call, index: int) -> dict[str, Any]:
+        """A call as clients read it, with an id of its own."""
+        self._called[index] += 1
+        function = {"name": call.name, "arguments": call.json}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _chunk(self, content: Any, index: int, finish: str | None = None, logprobs: Any = None) -> bytes:
+        said = {"delta" if self.chat else "text": content}
+        choice = {"index": index, **said, "finish_reason": finish, "logprobs": logprobs}
+        return event({**self._head, "object": self._kind, "choices": [choice]})
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
 
 log = logging.getLogger("sp.serve")
 
@@ -40,21 +143,12 @@ SMALL = 1 << 14
 
 @dataclass
 class Service:
-    """The endpoints over one worker.
-
-    Parameters
-    ----------
-    worker : Worker
-    defaults : Defaults
-    limits : Limits
-    cors : tuple of str
-        Origins whose web pages may use the server; ``"*"`` for all.
-    """
+    """The endpoints over one worker."""
 
     worker: Worker
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
-    cors: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()  # origins whose web pages may use the server; `"*"` for all
 
     @cached_property
     def bodies(self) -> Bodies:
@@ -172,9 +266,8 @@ class Service:
 
 
 class Answer:
-    """The events of one ticket on the side of the event loop, and the watch over its client.
-
-    `begun` is set once the first piece of a stream was sent, or need not be.
+    """The events of one ticket on the side of the event loop, and the watch over its client. `begun` is set once the
+    first piece of a stream was sent, or need not be.
     """
 
     def __init__(self, worker: Worker, request: Request, stream: bool) -> None:
@@ -189,10 +282,9 @@ class Answer:
         self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def emit(self, item: Event) -> None:
-        """Called on the worker's thread; never waits for a slow reader.
-
-        It does wait, shortly, until the first piece of a stream is on its way: the launches of the next step would
-        keep the interpreter from the event loop at each of its turns.
+        """Called on the worker's thread; never waits for a slow reader. It does wait, shortly, until the first piece of
+        a stream is on its way: the launches of the next step would keep the interpreter from the event loop at each of
+        its turns.
         """
         with suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._events.put_nowait, item)

@@ -1,12 +1,23 @@
-"""What is wrong with a request, and single values of its body: of the type and in the range they must have."""
+"""Single values of a request's body, of the type and in the range they must have: numbers of sampling, formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+
+from sp.chat.calls import MOST_DEPTH, shallow
+from sp.config import Field, Option, fields_of
+from sp.decode import Decoder, Greedy, Sample, Speculative
+from sp.decode.base import COLDEST
 from sp.errors import DeviceError, SpError, plain
-from sp.options import Field
+from sp.gguf import Tokenizer
+from sp.ops.sampling.allowed_logits import Words
 
 LONGEST_MESSAGE = 300
 IN_A_REQUEST = {
@@ -18,18 +29,8 @@ IN_A_REQUEST = {
 
 
 class RequestError(SpError):
-    """A request that cannot be served.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong, where, and what to do.
-    param : str or None
-        The field of the body at fault.
-    status : int
-        HTTP status.
-    code : str
-        For programs.
+    """A request that cannot be served. `message`: what is wrong, where, and what to do; `param`: the field of the body
+    at fault.
     """
 
     def __init__(
@@ -117,3 +118,263 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return repr(value) if len(value) <= MAX_NAME else f"string of {len(value)} characters"
     return "list" if isinstance(value, list) else "object"
+
+
+MOST_CHOICES = 16
+MOST_LOGPROBS = 20
+LEAST_SHARE = 1e-9
+"""A `top_p` of 0 leaves the likeliest token."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Numbers of a request that say how its tokens are chosen.
+
+    Parameters
+    ----------
+    temperature : float, optional
+        Above 0 samples, 0 takes the likeliest token; as the server was started without one.
+    top_p, min_p : float, optional
+        Filters of sampling, as in vLLM.
+    top_k : int, optional
+        Likeliest tokens to draw from; 0 or -1 for all.
+    seed : int, optional
+        Repeats an answer.
+    n : int, optional
+        Answers.
+    """
+
+    temperature: Annotated[float | None, Option(least=0, most=2)] = None
+    top_p: Annotated[float | None, Option(least=0, most=1)] = None
+    top_k: Annotated[int | None, Option(least=-1, most=(1 << 31) - 1)] = None
+    min_p: Annotated[float | None, Option(least=0, most=1)] = None
+    seed: Annotated[int | None, Option(least=0, most=BIGGEST)] = None
+    n: Annotated[int | None, Option(least=1, most=MOST_CHOICES)] = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Those of a body; RequestError for one that is none, or out of bounds."""
+        return cls(**{name: number_of(body, one) for name, one in NUMBERS.items()})
+
+
+NUMBERS = {one.name: one for one in fields_of(Choosing)}
+
+
+def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> Decoder:
+    """How a request's tokens are chosen.
+
+    A temperature above 0 samples, one of 0 takes the likeliest; without one it is as the server was started, which is
+    greedily unless it says otherwise. Then the filters and the seed have nothing to do. Drafts guess for greedy
+    answers alone.
+
+    `given`: the server's, or what ``sp.decode`` says; RequestError for a value out of range, and where ``sp.decode``
+    names a draft's way though tokens are sampled.
+
+    >>> decoder_of({"temperature": 0.7, "top_p": 0.9, "seed": 4}, Greedy(), None)
+    Sample(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=4)
+    >>> decoder_of({"top_p": 0.9}, Greedy(), None)
+    Greedy()
+    """
+    asked = Choosing.of(body)
+    temperature, top_p, top_k, min_p, seed = asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed
+    if temperature is None and not isinstance(given, Sample):
+        return given
+    if temperature is not None and temperature < COLDEST:
+        return Greedy() if isinstance(given, Sample) else given
+    if isinstance(given, Speculative) and named is not None:
+        raise RequestError(f"sp.decode {named} guesses for greedy answers alone; leave it or temperature out", "sp")
+    base = given if isinstance(given, Sample) else Sample()
+    kept = base.seed if base.seed is not None else secrets.randbelow(BIGGEST)
+    return Sample(
+        temperature=base.temperature if temperature is None else float(temperature),
+        top_k=base.top_k if top_k is None else max(top_k, 0),  # -1 is vLLM's word for all
+        top_p=base.top_p if top_p is None else max(float(top_p), LEAST_SHARE),
+        min_p=base.min_p if min_p is None else float(min_p),
+        seed=kept if seed is None else seed,
+    )
+
+
+def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) -> int | None:
+    """How many of the likeliest tokens are told beside each one; None if not even that one is."""
+    if kind == "completion":
+        given = body.get("logprobs")
+        return None if given is None or given is False else number(body, "logprobs", 0, MOST_LOGPROBS, whole=True)
+    wanted, top = body.get("logprobs"), number(body, "top_logprobs", 0, MOST_LOGPROBS, whole=True)
+    if not isinstance(wanted, bool | None):
+        raise RequestError(f"logprobs is {shown(wanted)}; send true or false", "logprobs")
+    if top and not wanted:
+        raise RequestError("top_logprobs needs logprobs; send it as true", "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def nth(decode: Decoder, index: int) -> Decoder:
+    """The way to decode the answer of that index: sampled with another seed each."""
+    if not isinstance(decode, Sample) or decode.seed is None:
+        return decode
+    return replace(decode, seed=(decode.seed + index) % BIGGEST)
+
+
+LONGEST_SCHEMA = 1 << 16
+"""Characters."""
+KINDS = ("text", "json_object", "json_schema")
+PARAM = "response_format"
+
+
+@dataclass(frozen=True)
+class Format:
+    """What an answer must be: JSON of the schema that `schema` spells."""
+
+    schema: str
+
+
+def format_of(body: Mapping[str, Any]) -> Format | None:
+    """The format that a request asks for, checked; None for text.
+
+    RequestError for what is no format, and beside tools that the model may call.
+
+    >>> format_of({"response_format": {"type": "json_object"}})
+    Format(schema='{"type": "object"}')
+    """
+    given = body.get(PARAM)
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or kind not in KINDS:
+        seen = shown(kind if isinstance(given, dict) else given)
+        raise RequestError(f"{PARAM}.type is {seen}; send one of {', '.join(KINDS)}", PARAM)
+    for name in given:
+        if name not in ("type", kind if kind == "json_schema" else "type"):
+            raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
+    if kind == "text":
+        return None
+    if body.get("tools") and body.get("tool_choice") != "none":
+        raise RequestError(f"{PARAM} and tools exclude each other; send tool_choice 'none', or leave one out", PARAM)
+    return Format(json.dumps({"type": "object"}) if kind == "json_object" else _schema(given.get("json_schema")))
+
+
+def _schema(given: Any) -> str:
+    where = f"{PARAM}.json_schema"
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(schema, dict):
+        raise RequestError(f"{where}.schema is no object; send {{'name': 'x', 'schema': {{...}}}}", where)
+    for name in given:
+        if name not in ("name", "schema", "strict", "description"):
+            raise RequestError(f"{where}.{name[:MAX_NAME]} is unknown; leave it out", where)
+    if not shallow(schema, MOST_DEPTH):
+        raise RequestError(f"{where}.schema is nested deeper than {MOST_DEPTH}; flatten it", where)
+    text = text_of(json.dumps(schema, ensure_ascii=False), f"{where}.schema")
+    if len(text) > LONGEST_SCHEMA:
+        raise RequestError(f"{where}.schema has over {LONGEST_SCHEMA} characters; send a shorter one", where)
+    return text
+
+
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON on one line, as Python writes it: where white space is free, a small model may write nothing else for ever."""
+LONGEST_REASON = 160
+"""Characters of what the library says of a schema."""
+
+
+class Grammars:
+    """Constraints for answers in one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def check(self, wanted: Format) -> None:
+        """RequestError if the library is not there, or cannot do what a schema wants."""
+        library = _library()
+        problem = _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted)))
+        if problem:
+            raise _unsupported(problem)
+
+    def constraint(self, wanted: Format, waiting: Callable[[], bool]) -> GrammarConstraint:
+        """What holds one answer to a format. `waiting`: whether the answer has not begun: the model thinks, in whatever
+        words.
+        """
+        library = _library()
+        matcher = library.LLMatcher(self._words, _grammar(library, wanted), log_level=0)
+        if matcher.is_error():
+            raise _unsupported(matcher.get_error())
+        return GrammarConstraint(matcher, self._tokenizer, waiting)
+
+    @cached_property
+    def _words(self) -> Any:
+        """The vocabulary as the library wants it."""
+        library, tokenizer = _library(), self._tokenizer
+        return library.LLTokenizer(
+            library.TokenizerWrapper(_Vocabulary(tokenizer)),
+            n_vocab=tokenizer.vocab_size,
+            eos_token=min(tokenizer.eos_ids, default=None),
+        )
+
+
+class GrammarConstraint:
+    """A parser on its way through one answer; see `sp.decode.Constraint`. It knows one token that ends an answer, as
+    llguidance before 1.7 does; where that may come, so may the others.
+    """
+
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, waiting: Callable[[], bool]) -> None:
+        self._matcher, self._waiting = matcher, waiting
+        self._end = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        self._ends = tokenizer.eos_ids
+        for token in self._ends:
+            self._end[token // 32] |= np.uint32(1 << token % 32)
+        self._begun = False
+
+    def allowed(self) -> Words | None:
+        """See `Constraint`; once nothing can follow, the tokens that end an answer."""
+        self._begun = self._begun or not self._waiting()
+        if not self._begun:
+            return None
+        if self._matcher.is_stopped():
+            return self._end
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()  # which may be a word longer
+        known = words[: len(self._end)]
+        if (known & self._end).any():
+            known |= self._end
+        return words
+
+    def take(self, token: int) -> None:
+        if self._begun and not self._matcher.is_stopped():
+            self._matcher.consume_token(min(self._ends) if token in self._ends else token)
+
+
+class _Vocabulary:
+    """What `TokenizerWrapper` asks of a vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encode = tokenizer.encode
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids | tokenizer.eos_ids)
+        self.bos_token_id, self.eos_token_id = tokenizer.bos_id, min(tokenizer.eos_ids, default=None)
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids: list[int] = self._encode(text.decode(errors="replace"), begins=False).ids.tolist()
+        return ids
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        said = "needs the package llguidance where the server runs"
+        raise RequestError(f"{PARAM} {said}; pip install 'sp-prefill[serve]', or send text", PARAM) from None
+    return llguidance
+
+
+def _grammar(library: Any, wanted: Format) -> str:
+    grammar: str = library.LLMatcher.grammar_from_json_schema(wanted.schema, overrides=STYLE)
+    return grammar
+
+
+def _refusal(work: Callable[[], str]) -> str:
+    """What the library says against something; it raises as well."""
+    try:
+        return work()
+    except ValueError as error:
+        return str(error) or "unknown"
+
+
+def _unsupported(problem: str) -> RequestError:
+    said = plain(problem.split("\n")[0], LONGEST_REASON)
+    return RequestError(f"{PARAM}: this schema is not supported: {said}; send a simpler one", PARAM)

@@ -1,4 +1,4 @@
-"""A chat to the prompt the target was trained on, every byte with its standing, and which part of it is the question.
+"""A chat to its prompt, which part of it is the question, and what is told of its use.
 
 The template sees what was said, so that it drops or keeps what it was written to. Where each message lies is found by
 `sp.chat.located`; in messages the spelling of a special token is only text, so none can pass for markup.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from sp.chat import HiddenMessageError, Turn, render_located, spells_markup
 from sp.chat.turn import keys
+from sp.decode import Sample
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
+from sp.prompt.heat import KINDS, edges, kinds, whole_characters
 from sp.prompt.spans import SpanKind, in_bytes
 from sp.serve.fields import RequestError
 from sp.serve.options import Protect
-from sp.serve.protocol import Job
-from sp.serve.thinking import KWARGS, TemplateRequest
+from sp.serve.protocol import KWARGS, Job, TemplateRequest
+from sp.session import RunOptions, RunResult, TurnResult
 
 Found = Literal["turn", "part", "paragraph", "sentence", "line", "end"]
 """Whether the question is all of the turn, its last part, or of that the last paragraph, sentence, line or words."""
@@ -44,49 +46,21 @@ ASKS = ("?", "？", "؟")
 
 @dataclass(frozen=True)
 class Question:
-    """Where in a turn, whose parts are joined by blank lines, its question begins.
+    """Where in a turn, whose parts are joined by blank lines, its question begins."""
 
-    Parameters
-    ----------
-    start : int
-        Its first character.
-    found : str
-        As `Found` says.
-    opening : int
-        Characters of the turn's beginning that are kept as well.
-    """
-
-    start: int
-    found: Found
-    opening: int = 0
+    start: int  # its first character
+    found: Found  # as `Found` says
+    opening: int = 0  # characters of the turn's beginning that are kept as well
 
 
 def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> Question:
     """The question of a turn.
 
-    Parameters
-    ----------
-    parts : sequence of str
-        Of the turn; all but the last are documents.
-    protect : {"auto", "turn", "paragraph"}
-        "turn": all of the last part. "paragraph": what follows its last blank line. "auto": all of it up to `LONG`
-        tokens; of a longer one the last paragraph; where there is none, or one of over `LONGEST` characters, the last
-        sentence that asks and what follows; else the last line, sentence, or words.
-    tokenizer : Tokenizer
-        That counts.
-    keep_ratio : float
-        Share of the turn that may be kept; an opening paragraph stays only if half of that holds it and the question.
-
-    Examples
-    --------
-    >>> from sp.session import embedded, load
-    >>> tokenizer = load(embedded("target"), device="cpu").tokenizer
-    >>> text = "The grass is green. " * 400
-    >>> question_of([f"{text}\\n\\nWhat is green?"], "auto", tokenizer).found
-    'paragraph'
-    >>> asked = question_of([f"{text}What is green? Answer briefly."], "auto", tokenizer)
-    >>> asked.found, f"{text}What is green? Answer briefly."[asked.start:]
-    ('sentence', 'What is green? Answer briefly.')
+    `parts`: of the turn; all but the last are documents; `protect`: "turn": all of the last part. "paragraph": what
+    follows its last blank line. "auto": all of it up to `LONG` tokens; of a longer one the last paragraph; where there
+    is none, or one of over `LONGEST` characters, the last sentence that asks and what follows; else the last line,
+    sentence, or words; `keep_ratio`: share of the turn that may be kept; an opening paragraph stays only if half of
+    that holds it and the question.
     """
     last, whole = parts[-1], DOCUMENT_MARK.join(parts)
     before = len(whole) - len(last)
@@ -141,11 +115,7 @@ def _opening(text: str) -> int:
 
 def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
     """The prompt of a request, with the begin of a call that must be, and what of a chat is taken for its question.
-
-    Raises
-    ------
-    RequestError
-        If the template cannot show it.
+    RequestError: if the template cannot show it.
     """
     if job.kind == "completion":
         return completion_prompt(job, tokenizer)
@@ -158,9 +128,8 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
 
 
 def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
-    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short.
-
-    Otherwise it is found as in a chat: a short text is kept whole.
+    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short. Otherwise
+    it is found as in a chat: a short text is kept whole.
     """
     prompt = Prompt.from_text(job.prompt)
     if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
@@ -190,10 +159,9 @@ def chat_prompt(
     question: Question | None = None,
     asked: TemplateRequest | None = None,
 ) -> Prompt:
-    """Render messages of role and text parts.
-
-    Protected are the markup, the tools, system messages and of the last user turn its `question`: the last part of
-    it, if none is given, so that a client can send documents and then the question. Parts are joined by a blank line.
+    """Render messages of role and text parts. Protected are the markup, the tools, system messages and of the last user
+    turn its `question`: the last part of it, if none is given, so that a client can send documents and then the
+    question. Parts are joined by a blank line.
     """
     template, asked = ChatTemplate.of(template), asked or TemplateRequest()
     is_markup, told = spells_markup(tokenizer), asked.told(template)
@@ -225,3 +193,104 @@ def _turn(message: dict[str, Any]) -> Turn:
     """A message as templates know it."""
     rest = {name: value for name, value in message.items() if name not in ("role", "parts")}
     return Turn(message["role"], DOCUMENT_MARK.join(message["parts"]), **rest)
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """What became of a prompt's tokens."""
+
+    cached: int  # those that earlier turns have decided, so that they are not read again
+    new: int  # the others
+    kept: int  # those that the target attends to when the answer begins
+    recalled: int  # of `kept`, those that an earlier turn had dropped
+    read: int  # what the target read before it answered: in a session less than it attends to
+    drafted: int  # what the drafter read, in its own vocabulary
+
+    @classmethod
+    def of(cls, result: RunResult | TurnResult) -> PromptTokens:
+        """Of a turn of a conversation, or of a run by itself, which knows of no earlier turn."""
+        if isinstance(result, TurnResult):
+            told = result.usage
+            return cls(told.cached, told.new, int(result.present.sum()), told.recalled, told.read, told.drafted)
+        drafted = 0 if result.drafted is None else len(result.drafted)
+        return cls(0, len(result.prompt), result.kept_tokens, 0, result.kept_tokens, drafted)
+
+    @property
+    def total(self) -> int:
+        """All of the prompt."""
+        return self.cached + self.new
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the target has only a part of it."""
+        return self.kept < self.total
+
+
+@dataclass
+class Told:
+    """What else a request comes to. `queued`, `render`: seconds in the queue, and until the prompt was rendered;
+    `generated`, `reasoning`: tokens of all answers, and of them those of thinking.
+    """
+
+    asked: Question | None = None  # what was taken for the question of a chat
+    apart: str | None = None  # why the request had no session
+    queued: float = 0.0
+    render: float = 0.0
+    generated: int = 0
+    reasoning: int = 0
+
+
+def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> dict[str, Any]:
+    """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave.
+    `options`: as the request asked for them.
+    """
+    prompt, generated = PromptTokens.of(result), told.generated
+    question = {"found": told.asked.found, "tokens": int(result.prompt.mask("question").sum())} if told.asked else None
+    found, recalls = (result.found, result.recalled) if isinstance(result, TurnResult) else (None, ())
+    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * told.render}]
+    stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
+    return {
+        "prompt_tokens": prompt.total,
+        "completion_tokens": generated,
+        "total_tokens": prompt.total + generated,
+        "prompt_tokens_details": {"cached_tokens": prompt.cached},
+        **({"completion_tokens_details": {"reasoning_tokens": told.reasoning}} if told.reasoning else {}),
+        "sp": {
+            "compressed": prompt.compressed,
+            "reason": result.decision.reason,
+            "window": result.answer.trace.facts.get("window"),
+            **asdict(prompt),
+            "kept_tokens": prompt.kept,
+            "session": found or "none",
+            "session_reason": told.apart,
+            "question": question,
+            "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
+            "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],
+            "positions": result.answer.trace.facts.get("positions", []),
+            "dropped": result.answer.trace.facts.get("dropped", []),
+            "retrieval": result.answer.trace.facts.get("retrieval", []),
+            "math": result.answer.trace.facts.get("math", []),
+            "break_even_tokens": result.decision.break_even_tokens,
+            "break_even_source": result.decision.break_even_source,
+            "acceptance_length": result.answer.acceptance_length,
+            "tokens_by_pass": list(result.answer.passes),
+            "queue_ms": 1e3 * told.queued,
+            "ttft_ms": 1e3 * (told.render + result.answer.ttft_s),
+            "stages": stages,
+        },
+    }
+
+
+def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
+    """Pieces of the rendered prompt, chat markup included. Returns list of dict: ``kind`` (``kept``, ``question``, both
+    of which were read, or ``dropped``), ``text``, together all of it, and ``tokens``, how many that is.
+    """
+    run = None if isinstance(result, TurnResult) else result.selection
+    kept = result.present if isinstance(result, TurnResult) else None if run is None else run.kept
+    prompt, raw = result.prompt, result.prompt.prompt.text.encode()
+    found = kinds(prompt, kept)[whole_characters(prompt)]
+    pieces = []
+    for start, end in edges(found):
+        text = raw[prompt.bytes[start, 0] : prompt.bytes[end - 1, 1]].decode(errors="replace")
+        pieces.append({"kind": KINDS[found[start]], "text": text, "tokens": end - start})
+    return pieces

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat import Thinking
-from sp.config import Option, Tokens, check_type, from_mapping
+from sp.config import Option, Tokens, check_type, fields_of, from_mapping
 from sp.decode import DECODERS, Decoder, Sample, Speculative
 from sp.errors import ConfigError, unknown_name
-from sp.options import Field, fields_of
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.reading import by_length
+from sp.scoring.base import by_length
 from sp.selection import SELECTORS
-from sp.serve.choices.sampling import decoder_of
-from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, number, shown
+from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, decoder_of, number, shown
 from sp.session import RunOptions
 from sp.session.device_memory import Size
 from sp.session.options import BY_NAME, Recall
@@ -93,7 +91,7 @@ class Overrides:
     recall : {"auto", "append", "rewind", "off"}
         How what was left out comes back, where that differs from the server's.
     return_kept : bool
-        Whether the usage block says which text was kept, see `sp.serve.usage`.
+        Whether the usage block says which text was kept, see `sp.serve.messages`.
     run : mapping
         Options of a run that differ from the server's.
     """
@@ -107,11 +105,6 @@ class Overrides:
     run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
 
 
-def requested() -> dict[str, Field]:
-    """All that `sp` of a request may have, by name."""
-    return REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.written}
-
-
 def overrides_of(given: Any) -> Overrides:
     """The field `sp` of a body, checked."""
     if given is None:
@@ -121,7 +114,7 @@ def overrides_of(given: Any) -> Overrides:
     for name, value in given.items():
         if len(name) > MAX_NAME or (isinstance(value, str | list | dict) and len(value) > MAX_NAME):
             raise RequestError(f"sp.{name[:MAX_NAME]} is longer than any name; use a known one", "sp")
-    known, run = requested(), {}
+    known, run = REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.written}, {}
     try:
         for name, value in given.items():
             if name not in known:

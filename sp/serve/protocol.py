@@ -1,24 +1,229 @@
-"""Requests: bodies parsed and checked, field by field and message by message, before anything is queued."""
+"""Requests and replies as OpenAI's clients write and read them: completions, chats, thinking, tools."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sp.chat.thinking import EFFORT
+from sp.chat import Call, Thinking
+from sp.chat.calls import MOST_DEPTH, Calling, call_style_of, read_object, shallow
+from sp.chat.reasoning import EFFORT, SWITCHES
 from sp.decode import Speculative
-from sp.errors import unknown_name
-from sp.serve.choices.format import PARAM, Format, format_of
-from sp.serve.choices.sampling import NUMBERS, Choosing, logprobs_of
-from sp.serve.fields import BIGGEST, MAX_NAME, RequestError, like, shown, text_of, typed
+from sp.errors import ConfigError, unknown_name
+from sp.gguf import ChatTemplate
+from sp.serve.fields import (
+    BIGGEST,
+    MAX_NAME,
+    NUMBERS,
+    PARAM,
+    Choosing,
+    Format,
+    RequestError,
+    format_of,
+    like,
+    logprobs_of,
+    shown,
+    text_of,
+    typed,
+)
 from sp.serve.options import Defaults, Overrides, options_of, overrides_of
-from sp.serve.thinking import KWARGS, TemplateRequest, template_request
-from sp.serve.tools import ToolUse, calls_of, id_of, paired, tool_use
 from sp.session import RunOptions
+
+KWARGS = "chat_template_kwargs"
+LONGEST_KWARGS = 1 << 16
+RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+"""Variables that are not a request's to set."""
+
+
+@dataclass(frozen=True)
+class TemplateRequest:
+    """What the template is to be told."""
+
+    thinking: Thinking = field(default_factory=Thinking)  # the server's, with what the request changes
+    variables: Mapping[str, Any] = field(default_factory=dict)  # the rest of `chat_template_kwargs`
+    param: str | None = None  # the field by which the request asked for thinking; None if it did not
+
+    def told(self, template: ChatTemplate) -> dict[str, Any]:
+        """All variables; RequestError for what the template does not read."""
+        for name in self.variables:
+            if name not in template.names:
+                where = f"{KWARGS}.{name}"
+                raise RequestError(f"the chat template of this model does not read {where}; leave it out", where)
+        if self.param and (note := self.thinking.note(template)):
+            raise RequestError(f"{note}; leave {self.param} out", self.param)
+        return {**self.variables, **self.thinking.told(template)}
+
+
+def template_request(body: Mapping[str, Any], default: Thinking) -> TemplateRequest:
+    """The fields ``chat_template_kwargs`` and ``reasoning_effort`` of a body, checked."""
+    kwargs = dict(typed(body, KWARGS, (dict, type(None)), "an object such as {'enable_thinking': false}") or {})
+    if len(json.dumps(kwargs, ensure_ascii=False)) > LONGEST_KWARGS:
+        raise RequestError(f"{KWARGS} has more than {LONGEST_KWARGS} characters; send less", KWARGS)
+    text_of(json.dumps(kwargs, ensure_ascii=False), KWARGS)
+    thinking, param = default, None
+    for name in SWITCHES:
+        if name in kwargs:
+            value, param = kwargs.pop(name), f"{KWARGS}.{name}"
+            if not isinstance(value, bool):
+                raise RequestError(f"{param} is {shown(value)}; send true or false", param)
+            thinking = replace(thinking, mode="on" if value else "off")
+    efforts = [(f"{KWARGS}.{EFFORT}", kwargs.pop(EFFORT, None)), (EFFORT, body.get(EFFORT))]
+    for where, value in efforts:
+        if value is not None:
+            try:
+                thinking, param = replace(thinking, effort=text_of(value, where)), where
+            except ConfigError as error:
+                raise RequestError(f"{where}: {error}", where) from None
+    for name in kwargs:
+        where = f"{KWARGS}.{name[:MAX_NAME]}"
+        if name in RESERVED:
+            raise RequestError(f"{where} is not a request's to set; leave it out", where)
+    return TemplateRequest(thinking, kwargs, param)
+
+
+MOST_TOOLS = 256
+MOST_CALLS = 128  # in one turn
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+SHAPE = "send {'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}"
+CHOICES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools that the model is shown, and how it may call them."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # as they came; none with the choice "none"
+    forced: bool = False  # the answer must begin with a call
+    name: str | None = None  # of the tool that must be called
+    single: bool = False  # one call at most
+
+    def calling(self, template: ChatTemplate | None) -> Calling | None:
+        """How calls are read from the answer; None without tools, RequestError where the model's way is not known."""
+        if not self.tools or template is None:
+            return None
+        style = call_style_of(template)
+        if style is None:
+            said = "shows tools, if at all, in a way that is not known"
+            raise RequestError(f"the chat template of this model {said}; leave tools out", "tools")
+        opening = style.opening(self.name) if self.forced else ""
+        return Calling(style, self.tools, self.single, opening)
+
+
+def tool_use(body: Mapping[str, Any]) -> ToolUse:
+    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a body, checked."""
+    tools = _tools(body.get("tools"))
+    single = body.get("parallel_tool_calls")
+    if not isinstance(single, bool | None):
+        raise RequestError(f"parallel_tool_calls is {shown(single)}; send true or false", "parallel_tool_calls")
+    choice, names = body.get("tool_choice"), [tool["function"]["name"] for tool in tools]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or set(choice) != {"type", "function"} or not isinstance(name, str):
+            wanted = "{'type': 'function', 'function': {'name': 'look'}}"
+            raise RequestError(f"tool_choice is no choice of a tool; send {wanted} or a word", "tool_choice")
+        if name not in names:
+            raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools; add it", "tool_choice")
+        return ToolUse(tools, True, name, True)
+    if choice is not None and choice not in CHOICES:
+        known = ", ".join(CHOICES)
+        raise RequestError(f"tool_choice is {shown(choice)}; send one of {known}, or name a tool", "tool_choice")
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice is 'required', but there are no tools; send some", "tool_choice")
+    if choice == "none":
+        return ToolUse()
+    forced = choice == "required"
+    return ToolUse(tools, forced, names[0] if forced and len(names) == 1 else None, single is False)
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    """Descriptions of tools as they came; RequestError names the first that is none."""
+    if given is None:
+        return ()
+    if not isinstance(given, list) or len(given) > MOST_TOOLS:
+        raise RequestError(f"tools must be a list of up to {MOST_TOOLS} objects", "tools")
+    names = set()
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise RequestError(f"{where} is no function; {SHAPE}", where)
+        name = _name(function.get("name"), f"{where}.function.name")
+        if name in names:
+            raise RequestError(f"{where}.function.name {shown(name)} stands there twice; give each its own", where)
+        names.add(name)
+        for key, kind, what in (("description", str, "a string"), ("parameters", dict, "a JSON schema")):
+            value = function.get(key)
+            if value is not None and not isinstance(value, kind):
+                raise RequestError(f"{where}.function.{key} is {shown(value)}; send {what}", f"{where}.function.{key}")
+        if function.get("strict") not in (None, False):
+            place = f"{where}.function.strict"
+            raise RequestError(f"{place} is set, but the server does not hold answers to a schema; leave it out", place)
+    if not shallow(given, MOST_DEPTH):
+        raise RequestError(f"tools are nested deeper than {MOST_DEPTH}; send plain schemas", "tools")
+    text_of(json.dumps(given, ensure_ascii=False), "tools")
+    return tuple(given)
+
+
+def calls_of(given: Any, where: str) -> tuple[Call, ...]:
+    """The calls of an assistant's turn, as a client sends them back."""
+    if given is None:
+        return ()
+    if not isinstance(given, list) or len(given) > MOST_CALLS:
+        raise RequestError(f"{where} must be a list of up to {MOST_CALLS} calls", where)
+    calls = tuple(_call(item, f"{where}[{index}]") for index, item in enumerate(given))
+    if len({call.id for call in calls}) < len(calls):
+        raise RequestError(f"{where} have an id twice; give each its own", where)
+    return calls
+
+
+def _call(given: Any, where: str) -> Call:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or given.get("type", "function") != "function":
+        raise RequestError(f"{where} is no call of a function; send it as the answer had it", where)
+    name = _name(function.get("name"), f"{where}.function.name")
+    written = text_of(function.get("arguments"), f"{where}.function.arguments")
+    arguments = read_object(written or "{}")
+    if arguments is None:
+        place = f"{where}.function.arguments"
+        raise RequestError(f"{place} is no JSON object; send what the answer had, a string", place)
+    return Call(name, arguments, id_of(given.get("id"), f"{where}.id"))
+
+
+def _name(given: Any, where: str) -> str:
+    if not NAME.fullmatch(text_of(given, where)):
+        raise RequestError(f"{where} is {shown(given)}; send up to 128 letters, digits, _ . : or -", where)
+    return str(given)
+
+
+def id_of(given: Any, where: str) -> str:
+    """The id of a call."""
+    if not text_of(given, where) or len(given) > MAX_NAME:
+        raise RequestError(f"{where} is {shown(given)}; send an id of 1 to {MAX_NAME} characters", where)
+    return str(given)
+
+
+def paired(messages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Names of the tools that answer, by their messages; RequestError for a call or a result without the other."""
+    found = dict[int, str]()
+    open_calls, asked = dict[str, str](), 0
+    for index, message in enumerate([*messages, {"role": "end"}]):
+        if message["role"] == "tool":
+            where, given = f"messages[{index}].tool_call_id", message["call_id"]
+            if given not in open_calls:
+                raise RequestError(f"{where} {shown(given)} answers no call of the assistant's turn before it", where)
+            found[index] = open_calls.pop(given)
+            continue
+        if open_calls:
+            where, missing = f"messages[{asked}].tool_calls", shown(next(iter(open_calls)))
+            raise RequestError(f"{where}: no message of role tool answers {missing}; send its result", where)
+        open_calls, asked = {call.id: call.name for call in message.get("calls", ())}, index
+    return found
+
 
 MOST_VALUES = 200_000
 """Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
@@ -26,16 +231,8 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_shape(raw: bytes) -> None:
-    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes.
-
-    It need not be JSON: a string that does not end is for the parser to tell.
-
-    Examples
-    --------
-    >>> check_shape(b'{"messages": [1, 2, 3]}')
-    >>> check_shape(b"[" * 300_000)
-    Traceback (most recent call last):
-    sp.serve.fields.RequestError: the body has more than 200000 values; send fewer messages
+    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
+    be JSON: a string that does not end is for the parser to tell.
     """
     at, found = 0, 0
     while at < len(raw):
@@ -56,7 +253,6 @@ MAX_MESSAGES = 1024
 
 def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
     """Messages as role, list of text parts, an assistant's reasoning and calls, the call that a tool answers.
-
     RequestError names the first that is none, or that lacks the other half of a call.
     """
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:

@@ -1,13 +1,17 @@
-"""Tokens of a reply to what can be sent at once: whole characters, thinking and calls apart, no stop strings."""
+"""From tokens to the text of a reply, piece by piece, with thinking, calls and log probabilities."""
 
 from __future__ import annotations
 
 import codecs
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
-from sp.chat.calling import Calling, CallSplitter
+from sp.chat.calls import Calling, CallSplitter
 from sp.chat.reasoning import overlap
+from sp.decode import Choice, Chooser, Constraint, Decoder
 from sp.gguf import Tokenizer
 
 
@@ -20,28 +24,10 @@ class Part(NamedTuple):
 
 
 class ReplyText:
-    """Feeds on tokens, hands out text.
-
-    Parameters
-    ----------
-    tokenizer : Tokenizer
-    stops : tuple of str
-        Strings that end the answer and are not part of it; they end neither thinking nor calls.
-    thinks : Thinks, optional
-        How the model marks its thinking.
-    begins : bool
-        Whether the answer begins a text, as a reply of a chat does, or goes on with that of the prompt.
-    calling : Calling, optional
-        How the model calls tools.
-
-    Attributes
-    ----------
-    stopped : bool
-        Whether a stop string was met, or the only call that was wanted.
-    called : bool
-        Whether there was a call.
-    reasoning_tokens : int
-        Tokens of thinking, marks included.
+    """Feeds on tokens, hands out text. `stops`: strings that end the answer and are not part of it; they end neither
+    thinking nor calls; `thinks`: how the model marks its thinking; `begins`: whether the answer begins a text, as a
+    reply of a chat does, or goes on with that of the prompt; `stopped`: whether a stop string was met, or the only call
+    that was wanted; `called`: whether there was a call; `reasoning_tokens`: tokens of thinking, marks included.
     """
 
     def __init__(
@@ -110,3 +96,139 @@ class ReplyText:
         held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
+
+
+LOWEST = -9999.0
+"""In place of minus infinity, which JSON has no word for."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones."""
+
+    raw: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @classmethod
+    def of(cls, choice: Choice, tokenizer: Tokenizer) -> TokenLogprob:
+        """What was chosen, in a vocabulary; a padded head has tokens that are in none."""
+        top = zip(choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
+        named = ((tokenizer.token_bytes(each), _finite(value)) for each, value in top if each < tokenizer.vocab_size)
+        return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named))
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of a chat.
+
+    >>> chat_logprobs([TokenLogprob(b"hi", -0.5)])["content"][0]
+    {'token': 'hi', 'logprob': -0.5, 'bytes': [104, 105], 'top_logprobs': []}
+    """
+    told = [_one(each.raw, each.logprob) | {"top_logprobs": [_one(*one) for one in each.top]} for each in tokens]
+    return {"content": told, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """The same of a text completion, whose token first told stands at character `offset` of the text.
+
+    >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),))], 10)
+    {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [10, 12]}
+    """
+    texts, offsets = [_text(each.raw) for each in tokens], list[int]()
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    top = [{_text(raw): value for raw, value in each.top} for each in tokens]
+    values = [each.logprob for each in tokens]
+    return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+def _one(raw: bytes, value: float) -> dict[str, Any]:
+    return {"token": _text(raw), "logprob": value, "bytes": list(raw)}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _finite(value: float) -> float:
+    return max(float(value), LOWEST)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer: what it says, thinking before it, calls of tools behind it, and its tokens if wanted."""
+
+    text: str
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of one answer, and why."""
+
+    index: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Watched(Decoder):
+    """A way to decode, with what a `Chooser` takes besides; no draft guesses then."""
+
+    base: Decoder
+    more: Mapping[str, Any]
+    watched = True
+
+    def chooser(self, seed: int, **watched: Any) -> Chooser | None:
+        return self.base.chooser(seed, **self.more, **watched)
+
+
+class Speaker:
+    """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
+    to tell beside each one; None tells of none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        text: ReplyText,
+        send: Callable[[Piece | Ended], None],
+        index: int = 0,
+        logprobs: int | None = None,
+    ) -> None:
+        self.text, self.index = text, index
+        self._tokenizer, self._send, self._wanted = tokenizer, send, logprobs
+        self._chosen: deque[Choice] = deque()
+        self._told: list[TokenLogprob] = []
+
+    def decoder(self, base: Decoder, constraint: Constraint | None) -> Decoder:
+        """The way to decode by which this hears what it has to tell."""
+        more: dict[str, Any] = {} if constraint is None else {"constraint": constraint}
+        if self._wanted is not None:
+            more |= {"on_choice": self._chosen.append, "top": self._wanted}
+        return Watched(base, more) if more else base
+
+    def hear(self, token: int) -> bool:
+        """One more token; whether it is the last."""
+        thinking = self.text.thinking
+        part = self.text.push(token)
+        if self._wanted is not None:
+            choice = self._chosen.popleft()
+            if not (thinking or self.text.thinking):
+                self._told.append(TokenLogprob.of(choice, self._tokenizer))
+        self._emit(part)
+        return self.text.stopped
+
+    def end(self, tokens: int, most: int) -> None:
+        """The answer has so many tokens, and might have had `most`."""
+        self._emit(self.text.finish(), last=True)
+        long = tokens == most and not self.text.stopped
+        self._send(Ended(self.index, "length" if long else "tool_calls" if self.text.called else "stop"))
+
+    def _emit(self, part: Part, last: bool = False) -> None:
+        if any(part) or (last and self._told):
+            told, self._told = tuple(self._told), []
+            self._send(Piece(part.content, part.reasoning, part.calls, self.index, told))

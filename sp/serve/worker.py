@@ -1,33 +1,117 @@
-"""The worker: one thread that answers requests in turn, in the session each belongs to."""
+"""The worker: requests wait in lanes, one thread answers them one by one."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.choices.format import Grammars
-from sp.serve.choices.sampling import nth
-from sp.serve.choices.speaker import Ended, Piece, Speaker
-from sp.serve.fields import RequestError, as_request_error
-from sp.serve.http.access import busy
-from sp.serve.lanes import Lane, Lanes
-from sp.serve.messages import to_prompt
-from sp.serve.metrics import Metrics
+from sp.serve.fields import Grammars, RequestError, as_request_error, nth
+from sp.serve.http import Metrics, busy
+from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
-from sp.serve.text import ReplyText
-from sp.serve.usage import PromptTokens, Told, kept_text, usage
+from sp.serve.text import Ended, Piece, ReplyText, Speaker
 from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
-from sp.session.result import OnToken, Reporter
+from sp.session.result import OnToken
+from sp.trace import Reporter
+
+Item = TypeVar("Item")
+Lane = tuple[str, str]
+"""A client and a session of it."""
+
+
+class Lanes(Generic[Item]):
+    """What waits, by lanes; clients take turns, in a client its sessions, in a session what came first. A client that
+    comes anew stands behind all that wait, and one that was served goes there if it has more: so nobody waits for more
+    than one turn of each other client, however much that has sent. (Round robin; Nagle, RFC 970.)
+    """
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, OrderedDict[str, list[Item]]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        """May be asked while another thread adds or takes."""
+        return self._size
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for sessions in self._clients.values() for items in sessions.values() for item in items)
+
+    def add(self, lane: Lane, item: Item) -> None:
+        """Put at the end of its lane."""
+        self._clients.setdefault(lane[0], OrderedDict()).setdefault(lane[1], []).append(item)
+        self._size += 1
+
+    def next(self) -> Item:
+        """Take what is next; KeyError if nothing waits."""
+        client, sessions = self._clients.popitem(last=False)
+        session, items = sessions.popitem(last=False)
+        item = items.pop(0)
+        self._size -= 1
+        if items:
+            sessions[session] = items
+        if sessions:
+            self._clients[client] = sessions
+        return item
+
+    def remove(self, lane: Lane, item: Item) -> bool:
+        """Take something out; whether it was there."""
+        sessions = self._clients.get(lane[0], OrderedDict())
+        items = sessions.get(lane[1], [])
+        if not any(each is item for each in items):
+            return False
+        items[:] = [each for each in items if each is not item]
+        self._size -= 1
+        if not items:
+            del sessions[lane[1]]
+        if not sessions:
+            del self._clients[lane[0]]
+        return True
+
+    def greediest(self, beside: str) -> Item | None:
+        """The last that a client waits for who has at least two more than another; None if there is no such client."""
+        waiting = {name: [i for items in each.values() for i in items] for name, each in self._clients.items()}
+        most = max(waiting.values(), key=len, default=[])
+        return most[-1] if len(most) >= len(waiting.get(beside, [])) + 2 else None
+
+    def clear(self) -> list[Item]:
+        """Take everything out."""
+        items = list(self)
+        self._clients.clear()
+        self._size = 0
+        return items
+
+
+def lane_of(body: Mapping[str, Any], address: str, key: str) -> Lane:
+    """The lane of a request. `body`: A client is who ``safety_identifier`` or ``user`` say, a session what
+    ``prompt_cache_key`` says; or else messages up to the first of the user, with which each request of a conversation
+    begins; `address`: of the client, which it is where the body names none; `key`: the API key with which it came.
+    """
+    named = next((body[name] for name in ("safety_identifier", "user") if isinstance(body.get(name), str)), None)
+    session: Any = body.get("prompt_cache_key")
+    messages = body.get("messages")
+    if not isinstance(session, str) and isinstance(messages, list):
+        roles = [each.get("role") if isinstance(each, dict) else None for each in messages]
+        session = messages[: roles.index("user") + 1 if "user" in roles else 1]
+    return _digest([named] if named is not None else [address, key]), _digest(session)
+
+
+def _digest(value: Any) -> str:
+    """A short name for plain data of any size."""
+    return blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+
 
 OFF = "the server keeps no sessions (--sessions 0, or several cards)"
 SEVERAL = "the request wants several answers (n)"
@@ -35,15 +119,8 @@ NOT_ASKED = "the request wants none (sp.session false)"
 
 
 class Sessions:
-    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-        For what no conversation can answer.
-    talks : Conversations or None
-        None remembers nothing.
-    metrics : Metrics
+    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind. `pipeline`:
+    for what no conversation can answer.
     """
 
     def __init__(self, pipeline: Pipeline, talks: Conversations | None, metrics: Metrics) -> None:
@@ -150,17 +227,9 @@ class Ticket:
 
 
 class Worker:
-    """Runs tickets one by one; clients take turns.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-        Nobody else may run it meanwhile.
-    metrics : Metrics
-    limit : int
-        Tickets that may wait. A client who has none, or few, takes the place of one who has many.
-    talks : Conversations, optional
-        What is remembered from request to request; nothing without it.
+    """Runs tickets one by one; clients take turns. `pipeline`: nobody else may run it meanwhile; `limit`: tickets that
+    may wait. A client who has none, or few, takes the place of one who has many; `talks`: what is remembered from
+    request to request; nothing without it.
     """
 
     def __init__(

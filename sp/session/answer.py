@@ -12,34 +12,30 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.decode import Decoder, Speculative
-from sp.decode.choose import Chooser
-from sp.decode.greedy import generate
+from sp.decode.base import Chooser, generate
 from sp.decode.speculate import speculate
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
-from sp.models import Model, prefill, prefill_sparse
+from sp.models import Hooks, Model, prefill, prefill_sparse
 from sp.models.drafts.dflash import Draft
-from sp.models.passes.tree import LayerFeatures
-from sp.models.shards.shard_model import ShardModel
-from sp.models.shards.shared_model import SharedModel
-from sp.models.shards.stream import stream
+from sp.models.run.tensor_parallel import ShardModel
+from sp.models.run.tree import LayerFeatures
+from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
-from sp.parallel.meeting import StoppedError
-from sp.session.cache_pool import CacheGraphs, CachePool, PooledCache
+from sp.parallel.group import StoppedError
 from sp.session.compress import Compressed
 from sp.session.device_memory import Meter
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded, draft_of
 from sp.session.options import RunOptions
-from sp.session.pair import draft_of
+from sp.session.residency import CacheGraphs, CachePool, PooledCache
 
 Progress = Callable[[int], None]
 
 
 @dataclass
 class OnCards:
-    """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
-
-    `peaks` are the most bytes in use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
+    """What cards that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
+    use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
     """
 
     peaks: list[int]
@@ -53,7 +49,7 @@ class Begun:
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
     `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
     those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
-    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking. `cards` is there
+    `sp.models.run.graph.Way`; empty where all were read launch by launch without asking. `cards` is there
     where cards share the target.
     """
 
@@ -78,13 +74,7 @@ class Begun:
 
 
 def cut(passes: Sequence[int], tokens: int) -> list[int]:
-    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
-
-    Examples
-    --------
-    >>> cut([3, 4, 2], 5)
-    [3, 2]
-    """
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out."""
     found: list[int] = []
     for length in passes:
         if tokens <= 0:
@@ -108,12 +98,8 @@ def begin(
     draft: Draft | None = None,
     pool: CachePool | None = None,
 ) -> Begun:
-    """Run the target over the given tokens, up to the first token of the answer.
-
-    Raises
-    ------
-    ConfigError
-        Without the draft that the options' way of decoding needs.
+    """Run the target over the given tokens, up to the first token of the answer. ConfigError without the draft that the
+    options' way of decoding needs.
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
@@ -163,7 +149,7 @@ def read_prompt(
     what = model, ids, positions, graphs.cache
     if options.target_sparse is not None:
         return prefill_sparse(*what, options.target_sparse, progress=progress)
-    return prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs.prefill()), ()
+    return prefill(*what, gaps=options.state_gaps, hooks=Hooks(progress=progress), graphs=graphs.prefill()), ()
 
 
 def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, options: RunOptions) -> Generator[int]:
@@ -195,11 +181,10 @@ def _begin_with_draft(
 
     logits = prefill(
         *(target.model, given.ids, given.positions, pooled.cache),
-        after=LayerFeatures(draft.layers, take),
         # The last layer is whole only where the draft wants its outputs.
         rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
         gaps=options.state_gaps,
-        progress=progress,
+        hooks=Hooks(after_layer=LayerFeatures(draft.layers, take), progress=progress),
     )
     passes: list[int] = []
     rest = speculate(
@@ -220,15 +205,10 @@ def begin_on_cards(
     draft: Draft | None,
     pool: CachePool,
 ) -> Begun:
-    """`begin` on every card that shares the target, each with a cache and a draft of its own.
-
-    They choose the same tokens, or take those of the first card where somebody watches these, and the first card's are
-    returned. None reads further than these are asked for, so that an answer that is ended early leaves them alike.
-
-    Raises
-    ------
-    SpError
-        As `begin`, and of a card that failed; what the cards keep is let go of then.
+    """`begin` on every card that shares the target, each with a cache and a draft of its own. They choose the same
+    tokens, or take those of the first card where somebody watches these, and the first card's are returned. None reads
+    further than these are asked for, so that an answer that is ended early leaves them alike. SpError as `begin`, and
+    of a card that failed; what the cards keep is let go of then.
     """
     model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
@@ -259,10 +239,8 @@ def begin_on_cards(
 def target_line(target: Loaded, told: OnCards) -> str:
     """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
 
-    Examples
-    --------
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded, load
+    >>> from sp.session.loaded import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
     'target: shared by 2 cards, 86 + 86 MB of weights'
     """
@@ -293,8 +271,6 @@ class Lead:
     A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
     cards have the same logits, and where nobody watches each chooses by itself.
 
-    Examples
-    --------
     >>> from sp.decode import Greedy
     >>> lead, told = Lead(2), []
     >>> first = lead.decoder(Greedy(), 0).chooser(0, on_choice=told.append)
@@ -338,7 +314,6 @@ class _Led(Decoder):
     rank: int
 
     def chooser(self, seed: int, **watched: Any) -> Chooser:
-        """See `Decoder`."""
         if self.rank > 0:
             return _Taken(self.lead, self.rank)
         chooser = self.base.chooser(seed, **watched)
@@ -353,7 +328,6 @@ class _Told(Chooser):
         self._chooser, self._lead = chooser, lead
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         token = self._chooser.choose(logits)
         self._lead.tell(int(on_host(token)[0]))
         return token
@@ -366,5 +340,4 @@ class _Taken(Chooser):
         self._lead, self._rank = lead, rank
 
     def choose(self, logits: Floats) -> Any:
-        """See `Chooser`."""
         return array_module(logits).full(1, self._lead.token(self._rank), np.int32)

@@ -1,18 +1,69 @@
-"""What the target reads of a prompt: the kept tokens and where they stand, or the kept text encoded anew."""
+"""What the target reads of a prompt: kept tokens, marks in their gaps, or the kept text encoded anew."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from sp.arrays import Bools, Ints
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
-from sp.prompt.omitted import Omitted
 from sp.selection import Reading
 from sp.session.options import Mapping, Positions
+from sp.structure import json_values
+
+
+class Omitted:
+    """What to write in the gaps of a prompt. There is no mark inside a JSON value, which would not parse with it; one
+    that is left out whole is told as its lines are. Nor is there one that is no shorter than what it stands for.
+    """
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.raw = prompt.text.encode()
+        self.segments = prompt.free
+
+    @cached_property
+    def edges(self) -> set[int]:
+        """Where what may be left out begins and ends."""
+        return {edge for segment in self.segments for edge in (segment.start, segment.end)}
+
+    @cached_property
+    def values(self) -> list[tuple[int, int]]:
+        """Where JSON values begin and end; of quoted text, where that does."""
+        found = []
+        for segment in self.segments:
+            text = self.raw[segment.start : segment.end]
+            if segment.quoted:
+                found.append((segment.start - 1, segment.end + 1))
+            else:
+                found += [(segment.start + value.start, segment.start + value.end) for value in json_values(text)]
+        return found
+
+    def inside_json(self, place: int) -> bool:
+        """Whether a place lies between two bytes of a value."""
+        at = bisect_right(self.values, (place, 0)) - 1
+        return at >= 0 and place < self.values[at][1]
+
+    def mark(self, start: int, end: int) -> str:
+        """The mark of bytes [start, end); empty for none."""
+        if self.inside_json(start) or self.inside_json(end):
+            return ""
+        gap = self.raw[start:end]
+        begins = start in self.edges or self.raw[start - 1 : start] in (b"", b"\n")
+        ends = end in self.edges or gap[-1:] == b"\n" or self.raw[end : end + 1] in (b"", b"\n", b"\r")
+        if begins and ends:
+            count, unit = sum(bool(line.strip()) for line in gap.split(b"\n")), "line"
+        else:
+            count, unit = len(gap.decode(errors="replace").strip()), "character"
+        lead = " " if not begins and gap[:1].isspace() else ""
+        tail = gap[len(gap.rstrip()) :].count(b"\n")
+        mark = f"{lead}[... {count:,} {unit}{'s' * (count != 1)} ...]" + "\n" * min(tail, 2)
+        return mark if count and len(mark) < len(gap) else ""
+
 
 PART = -2
 """In place of a token of the transcript: this one continues what is read of a token before, of which only a part is."""
@@ -20,10 +71,8 @@ PART = -2
 
 @dataclass(frozen=True)
 class Cut:
-    """What there is to say of a selection besides what is kept.
-
-    Kept tokens that are `read` in part, see `Selection`; whether what is left out is marked, see `Omitted`; and whether
-    pieces end where words do, `whole`.
+    """What there is to say of a selection besides what is kept. Kept tokens that are `read` in part, see `Selection`;
+    whether what is left out is marked, see `Omitted`; and whether pieces end where words do, `whole`.
     """
 
     read: Reading = field(default_factory=dict)
@@ -59,10 +108,9 @@ def compress(
 
 
 def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut) -> tuple[Ints, Ints]:
-    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew.
-
-    What is put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs
-    more of them than are free stays the token it was.
+    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew. What is
+    put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs more of
+    them than are free stays the token it was.
     """
     index = kept.nonzero()[0]
     ids = prompt.ids[index]
@@ -125,9 +173,8 @@ def _ranges(prompt: TokenisedPrompt, token: int, cut: Cut) -> tuple[tuple[int, i
 
 
 def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:
-    """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is.
-
-    What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
+    """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is. What
+    was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
     """
     raw = prompt.prompt.text.encode()
     tokens = (kept & (prompt.bytes[:, 0] < prompt.bytes[:, 1])).nonzero()[0]  # BOS and the like come anew
@@ -166,37 +213,17 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What new tokens are read as.
+    """What new tokens are read as."""
 
-    Parameters
-    ----------
-    ids : int64 (n,)
-        The transcript, but where a part of a token stands in its place and in those behind it.
-    source : int64 (n,)
-        Which token of the transcript each is; `PART` for what continues the part of one before.
-    kept : boolean array (n,)
-        What is read.
-    """
-
-    ids: Ints
-    source: Ints
-    kept: Bools
+    ids: Ints  # the transcript, but where a part of a token stands in its place and in those behind it
+    source: Ints  # which token of the transcript each is; `PART` for what continues the part of one before
+    kept: Bools  # what is read
 
     @classmethod
     def of(cls, prompt: TokenisedPrompt, kept: Bools, read: Reading, tokenizer: Tokenizer) -> Shown:
-        """Kept tokens (n,), and of those that are read in part only that, see `Selection`.
-
-        A part that needs more places than are free behind its token stays the token it was. Places before it are not
-        taken: a transcript that goes another way from the token on must not have them.
-
-        Examples
-        --------
-        >>> import sp
-        >>> tokenizer = sp.load(device="cpu").target.tokenizer
-        >>> prompt = sp.Prompt("x]\\n").tokenise(tokenizer)  # "]\\n" is a token
-        >>> shown = Shown.of(prompt, np.ones(len(prompt), bool), {len(prompt) - 1: ((2, 3),)}, tokenizer)
-        >>> tokenizer.decode(shown.ids[shown.kept])
-        'x\\n'
+        """Kept tokens (n,), and of those that are read in part only that, see `Selection`. A part that needs more
+        places than are free behind its token stays the token it was. Places before it are not taken: a transcript that
+        goes another way from the token on must not have them.
         """
         ids, source, taken = prompt.ids.copy(), np.arange(len(prompt)), kept.copy()
         raw = prompt.prompt.text.encode() if read else b""

@@ -16,20 +16,21 @@ from sp.chat import Thinking, Turn
 from sp.decode import Decoder
 from sp.models import Trail
 from sp.prompt import Prompt, TokenisedPrompt
-from sp.prompt.messages import prompt_of
-from sp.prompt.whole import whole_characters
+from sp.prompt.heat import whole_characters
+from sp.prompt.prompt import prompt_of
 from sp.scoring import KeptKeys
 from sp.selection import Selection
 from sp.session import request
 from sp.session.answer import Begun, Progress
 from sp.session.compress import Shown
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
 from sp.session.options import ConversationOptions, RunOptions, check_run
 from sp.session.pipeline import Pipeline
 from sp.session.recall import Planner, Run, choose_recalled, lay_out, reopened, told
-from sp.session.result import OnToken, Reporter, Scored, TurnResult, Usage, silent
+from sp.session.result import OnToken, Scored, TurnResult, Usage
 from sp.session.tokenise import Vocabularies, Waiting, timed
+from sp.trace import Reporter, silent
 
 
 class Memory:
@@ -71,11 +72,10 @@ class Memory:
 
 @dataclass
 class Recollection:
-    """What a memory holds of a prompt, and brings back for it.
-
-    Earlier turns chose the slots `old` of the first `decided` tokens; `recalling` tells whether anything that was left
-    out may come back. By `lay_out` come the `runs` that do as far as there is room, the `threshold` they had to reach,
-    the `plan`, and its `cost`, the tokens that the target has to read.
+    """What a memory holds of a prompt, and brings back for it. Earlier turns chose the slots `old` of the first
+    `decided` tokens; `recalling` tells whether anything that was left out may come back. By `lay_out` come the `runs`
+    that do as far as there is room, the `threshold` they had to reach, the `plan`, and its `cost`, the tokens that the
+    target has to read.
     """
 
     memory: Memory
@@ -286,7 +286,6 @@ class Conversation:
         return self._park_drafter() or left
 
     def leave_for(self, name: str | None) -> bool:
-        """See `Guest`."""
         if not self._at_work:
             return self.leave()
         beside = name == "target" and self._park_drafter()

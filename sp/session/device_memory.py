@@ -6,7 +6,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
@@ -46,7 +46,6 @@ class Pool:
 
     def tidy(self) -> None:
         """With a budget, make the memory that is free one piece, from which all work is cut and into which it merges.
-
         It stays so until the driver is asked again, which then happens no more.
         """
         if self.budget is None or self._tidied:
@@ -132,16 +131,9 @@ class Journal:
 
 
 class Meter:
-    """Counts bytes in use in CuPy's pools while `hook` is entered; what other threads do meanwhile is not seen.
-
-    Attributes
-    ----------
-    used, peak : int
-        Bytes of arrays now, and at most.
-    requests : int
-        How often memory was asked of the driver, for want of a free piece in the pool.
-    points : deque of (seconds, bytes)
-        The latest; the clock is `time.perf_counter`.
+    """Counts bytes in use in CuPy's pools while `hook` is entered; what other threads do meanwhile is not seen. `used`,
+    `peak`: bytes of arrays now, and at most; `requests`: how often memory was asked of the driver, for want of a free
+    piece in the pool; `points` deque of (seconds, bytes): the latest; the clock is `time.perf_counter`.
     """
 
     def __init__(self) -> None:
@@ -242,3 +234,14 @@ def format_bytes(budget: int | None) -> str | None:
     ('23g', None)
     """
     return None if budget is None else f"{budget / UNITS['g']:g}g"
+
+
+class Guest(Protocol):
+    """Who holds memory of the device from one run to the next, and can do without it meanwhile."""
+
+    used: float
+    """When it was at work last; the clock is `time.perf_counter`."""
+
+    def leave_for(self, name: str | None) -> bool:
+        """Move what it holds to host memory, but nothing that the model `name` is at work on; whether there was any."""
+        ...

@@ -9,16 +9,15 @@ from math import exp, isclose, log
 from pathlib import Path
 from typing import Any
 
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
-from sp.json_lines import read_jsonl
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, read_jsonl, whole
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.arithmetic import in_attention, kept_rounded
+from sp.models.network.arithmetic import in_attention, kept_rounded
 from sp.quant import Math
 from sp.scoring import Scorer
-from sp.scoring.reading import DRAFTING, drafting
+from sp.scoring.base import DRAFTING, drafting
 from sp.session.device_memory import format_bytes
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 
 POSITIVE = number(1e-9)
 PLAIN_MATHS = (str(Math.BF16), str(Math.BF16))
@@ -37,19 +36,7 @@ TIMES: Mapping[str, Wanted] = {
 
 
 def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """What target and drafter of a record multiplied; float32 of the CPU is its BF16.
-
-    Examples
-    --------
-    >>> maths_of({"math": "int8"}), maths_of({"math": "f32", "drafter_math": "int8"}), maths_of({})
-    (('int8', 'int8'), ('bf16', 'int8'), ('bf16', 'bf16'))
-    >>> maths_of({"math": "int8", "drafter_math": "int8", "drafter_products": "bf16"})
-    ('int8', 'int8 in attention')
-    >>> maths_of({"math": "int8", "drafter_math": "f32"}), maths_of({"math": "int8", "products": "bf16"})[0]
-    (('int8', 'bf16'), 'int8 in attention')
-    >>> maths_of({"math": "int8", "kept_bytes": 1 << 30, "drafter_math": "bf16"})
-    ('int8 kept', 'bf16')
-    """
+    """What target and drafter of a record multiplied; float32 of the CPU is its BF16."""
 
     def kind(role: str) -> str:
         math = config.get(f"{role}math")
@@ -73,8 +60,6 @@ def target_alone(config: Mapping[str, Any]) -> dict[str, Any]:
 def maths_told(config: Mapping[str, Any]) -> str:
     """`maths_of` for people; empty where all is BF16.
 
-    Examples
-    --------
     >>> maths_told({"math": "int8"}), maths_told({"math": "bf16", "drafter_math": "int8"}), maths_told({"math": "bf16"})
     ('int8', 'bf16 and int8', '')
     """
@@ -93,41 +78,22 @@ def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What was measured at one keep ratio.
-
-    Attributes
-    ----------
-    keep_ratio : float
-    drafting : dict
-        The values of `DRAFTING`.
-    tokens : int or None
-        Compression paid from this length on, interpolated between `below` and `above`; None if it did not pay at
-        the longest length.
-    below, above : int or None
-        Measured lengths round it: the last at which compression did not pay, the first from which on it did.
-    shortest, longest : int
-        Measured lengths, in tokens.
-    samples : int
-        Fewest samples behind a time that was used.
-    vram : str or None
-        The budget of device memory.
-    maths : tuple of str
-        What target and drafter multiplied, see `maths_of`.
-    cards : tuple of int
-        See `cards_of`.
+    """What was measured at one keep ratio. `tokens`: compression paid from this length on, interpolated between `below`
+    and `above`; None if it did not pay at the longest length; `below`, `above`: measured lengths round it: the last at
+    which compression did not pay, the first from which on it did; `shortest`, `longest`: measured lengths, in tokens.
     """
 
     keep_ratio: float
-    drafting: Mapping[str, Any]
+    drafting: Mapping[str, Any]  # the values of `DRAFTING`
     tokens: int | None
     below: int | None
     above: int | None
     shortest: int
     longest: int
-    samples: int
-    vram: str | None = None
-    maths: tuple[str, str] = PLAIN_MATHS
-    cards: tuple[int, int] = (1, 1)
+    samples: int  # fewest samples behind a time that was used
+    vram: str | None = None  # the budget of device memory
+    maths: tuple[str, str] = PLAIN_MATHS  # what target and drafter multiplied, see `maths_of`
+    cards: tuple[int, int] = (1, 1)  # see `cards_of`
 
     def describe(self) -> str:
         """One phrase for reports."""
@@ -140,24 +106,9 @@ class BreakEven:
 
 
 def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | None, int | None]:
-    """Length at which a speed-up passes one for good, and the lengths round it.
-
-    Parameters
-    ----------
-    points : sequence of (tokens, speed-up)
-        By ascending tokens; at least one.
-
-    Returns
-    -------
-    tokens, below, above
-        As in `BreakEven`; between two lengths log(speed-up) is taken as linear in log(tokens).
-
-    Examples
-    --------
-    >>> crossing([(1000, 0.5), (4000, 2.0), (8000, 3.0)])
-    (2000, 1000, 4000)
-    >>> crossing([(1000, 0.5)])
-    (None, 1000, None)
+    """Length at which a speed-up passes one for good, and the lengths round it. `points` sequence of (tokens,
+    speed-up): by ascending tokens; at least one; Returns tokens, below, above: as in `BreakEven`; between two lengths
+    log(speed-up) is taken as linear in log(tokens).
     """
     losing = [i for i, (_, gain) in enumerate(points) if gain <= 1]
     if not losing:
@@ -170,10 +121,9 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records.
-
-    They are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same
-    run are of no use here.
+    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records. They
+    are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same run
+    are of no use here.
     """
     groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for record in records:
@@ -207,11 +157,7 @@ def read_break_evens(
     cards: tuple[int, int] = (1, 1),
 ) -> tuple[BreakEven, ...]:
     """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or is no file of records.
+    ConfigError: the file cannot be read or is no file of records.
     """
     want = {"target": target, "drafter": drafter, "vram": vram}
     mine = []
@@ -242,11 +188,7 @@ def known_break_evens(
     records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, cards: tuple[int, int] = (1, 1)
 ) -> tuple[BreakEven, ...] | None:
     """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or one was named that tells nothing of this pair on this machine.
+    ConfigError: the file cannot be read, or one was named that tells nothing of this pair on this machine.
     """
     machine = machine_slug(machine_facts(target.model.device))
     path = records or Path("results") / machine / "ttft.jsonl"

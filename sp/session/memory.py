@@ -10,40 +10,30 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.models import Cache, ModelConfig, Trail
-from sp.models.passes.gaps import cross_gap
+from sp.models.run.chunked import cross_gap
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
+from sp.prompt.spans import same_start
 from sp.scoring import KeptKeys
 from sp.session.answer import Begun, Progress, decode, read_prompt
-from sp.session.cache_pool import CacheGraphs
 from sp.session.compress import PART
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 from sp.session.options import RunOptions
+from sp.session.residency import CacheGraphs
 from sp.session.result import Way
-from sp.session.tokenise import same_start
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Tokens in the order they are cached.
-
-    A token of the transcript stands at its own place. One of an excerpt stands before the token at its place; in the
-    transcript it is the token at `source`, or none.
-
-    Parameters
-    ----------
-    ids, positions : int64 (m,)
-        Token, and where RoPE puts it.
-    place : int64 (m,)
-        Ascending: what of the transcript comes before a slot are the tokens below its place.
-    source : int64 (m,)
-        Which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`.
+    """Tokens in the order they are cached. A token of the transcript stands at its own place. One of an excerpt stands
+    before the token at its place; in the transcript it is the token at `source`, or none. `ids`, `positions` int64
+    (m,): token, and where RoPE puts it.
     """
 
     ids: Ints
     positions: Ints
-    place: Ints
-    source: Ints
+    place: Ints  # ascending: what of the transcript comes before a slot are the tokens below its place
+    source: Ints  # which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`
 
     @classmethod
     def none(cls) -> Slots:
@@ -67,14 +57,7 @@ class Slots:
         return Slots(*(column[:count] for column in self._columns))
 
     def before(self, place: int) -> int:
-        """How many stand before a place of the transcript.
-
-        Examples
-        --------
-        >>> slots = Slots.of(np.arange(9), np.array([0, 1, 5]))
-        >>> slots.before(1), slots.before(2), slots.before(5), slots.before(9)
-        (1, 2, 2, 3)
-        """
+        """How many stand before a place of the transcript."""
         return int(np.searchsorted(self.place, place))
 
     def in_place(self, tokens: int) -> Bools:
@@ -113,9 +96,8 @@ class Slots:
 
 
 def message_ends(prompt: TokenisedPrompt) -> Ints:
-    """Tokens at which messages end, ascending: all before the k-th belong to the messages up to it, or to markup.
-
-    A token that reaches over an end stands behind it.
+    """Tokens at which messages end, ascending: all before the k-th belong to the messages up to it, or to markup. A
+    token that reaches over an end stands behind it.
     """
     said = prompt.prompt.segments or [span for span in prompt.prompt.spans if span.kind == "plain"]
     return _edges(prompt, [each.end for each in said])
@@ -135,9 +117,8 @@ def _edges(prompt: TokenisedPrompt, at: list[int]) -> Ints:
 
 @dataclass(frozen=True)
 class Plan:
-    """The slots of a turn, which decide the first `decided` tokens of the transcript as the turn before did.
-
-    The first `common` slots were planned for that turn too; `way` is how something was recalled.
+    """The slots of a turn, which decide the first `decided` tokens of the transcript as the turn before did. The first
+    `common` slots were planned for that turn too; `way` is how something was recalled.
     """
 
     slots: Slots
@@ -154,10 +135,8 @@ some hundred tokens again."""
 
 
 class TargetMemory:
-    """What the target has read.
-
-    Its `trail` holds the `slots`, or is to be made to hold them again after a failure; these decide the tokens of the
-    `transcript`, those left out among them.
+    """What the target has read. Its `trail` holds the `slots`, or is to be made to hold them again after a failure;
+    these decide the tokens of the `transcript`, those left out among them.
     """
 
     def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
@@ -183,10 +162,9 @@ class TargetMemory:
         return len(plan.slots) - self.trail.reachable(min(plan.common, self.trail.tokens))
 
     def begin(self, plan: Plan, transcript: Ints, ends: Ints, options: RunOptions, progress: Progress | None) -> Begun:
-        """Bring the cache to the slots of a plan, up to the first token of the answer.
-
-        Begun again after a failure it does the same. What is read of the answer is in the cache from its end on. At
-        some of `ends`, the tokens at which messages end, it stops for snapshots.
+        """Bring the cache to the slots of a plan, up to the first token of the answer. Begun again after a failure it
+        does the same. What is read of the answer is in the cache from its end on. At some of `ends`, the tokens at
+        which messages end, it stops for snapshots.
         """
         model, slots = self._loaded.model, plan.slots
         if model.cold is not None:
@@ -253,10 +231,9 @@ class TargetMemory:
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
 
     def _stops(self, slots: Slots, ends: Ints, at: int) -> list[int]:
-        """Slots at which to take snapshots: the ends of the last two messages that are not close, others well apart.
-
-        Of those close to the last one it is the first: a turn that goes on from the last reads few tokens again, and
-        one that asks the last question otherwise none but those.
+        """Slots at which to take snapshots: the ends of the last two messages that are not close, others well apart. Of
+        those close to the last one it is the first: a turn that goes on from the last reads few tokens again, and one
+        that asks the last question otherwise none but those.
         """
         if not self.trail.recurrent:
             return []
@@ -289,11 +266,10 @@ class TargetMemory:
 
 
 class DrafterMemory:
-    """What the drafter has read.
-
-    Keys are kept as RoPE has turned them. Where a transcript grows beyond the window, or is cut back to it, RoPE is
-    another one (`Loaded.for_prompt`), and all is read again, so that scores are those of a first reading. Factors
-    double, so that while a transcript grows this adds up to less than two readings of its whole length.
+    """What the drafter has read. Keys are kept as RoPE has turned them. Where a transcript grows beyond the window, or
+    is cut back to it, RoPE is another one (`Loaded.for_prompt`), and all is read again, so that scores are those of a
+    first reading. Factors double, so that while a transcript grows this adds up to less than two readings of its whole
+    length.
     """
 
     def __init__(self, drafter: Loaded, layers: ModelConfig, kv: str, snapshots: int) -> None:

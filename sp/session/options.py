@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Gaps, ModelConfig
-from sp.models.cache.pages import KVType, rotates
+from sp.models.cache.block_tables import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.base import ModelFreeScorer
-from sp.scoring.reading import ReadingScorer, Sparse
+from sp.scoring.base import ModelFreeScorer, ReadingScorer, Sparse
 from sp.selection import SELECTORS, Selector, check_keep_ratio
 from sp.session.device_memory import Size
-from sp.session.load import Loaded, Where
+
+if TYPE_CHECKING:
+    from sp.session.loaded import Loaded
 
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
@@ -26,6 +27,7 @@ Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
 """Options that are strategies, and where their names stand."""
 MathName = Literal["auto", "bf16", "fp8", "int8"]
+Where = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -239,11 +241,7 @@ class ConversationOptions:
 
 def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None:
     """The layers of the drafter whose keys are kept; None for a scorer that runs no model, or without a drafter.
-
-    Raises
-    ------
-    ConfigError
-        For what a conversation cannot do.
+    ConfigError for what a conversation cannot do.
     """
     if isinstance(options.decode, Speculative):
         raise ConfigError("a conversation decodes without a draft so far; leave it out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,30 +12,27 @@ from typing import Any, Self
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Cards, Draft, load_draft
-from sp.models.arithmetic import scoring
-from sp.models.model import Device
-from sp.models.shards.shared_model import SharedModel
+from sp.models import Cards, Draft, load_draft
+from sp.models.network.arithmetic import scoring
+from sp.models.network.model import Device
+from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
-from sp.prompt.messages import Message, as_prompt
-from sp.quant import Math
+from sp.prompt.prompt import Message, as_prompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
-from sp.scoring.calibration.measure import TOKENS
-from sp.scoring.calibration.use import known_retrieval, made_retrieval, makes_one
+from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
 from sp.selection import Selection
 from sp.session import request
 from sp.session.answer import check_draft
-from sp.session.decide import check_scoring, settle
+from sp.session.decision import check_scoring, settle
 from sp.session.device_memory import format_bytes
-from sp.session.load import Loaded, Where, embedded, load
+from sp.session.loaded import OF_ONE_CARD, Loaded, default_drafter, draft_on_cards, embedded, load, sharing, spread
 from sp.session.measured import BreakEven, known_break_evens
-from sp.session.options import Compress, RunOptions
-from sp.session.pair import OF_ONE_CARD, default_drafter, draft_on_cards, sharing, spread
+from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions, Where
 from sp.session.residency import Residency
-from sp.session.result import Answer, OnToken, Reporter, RunResult, Scored, silent
-from sp.trace import Trace, peak_bytes
+from sp.session.result import Answer, OnToken, RunResult, Scored
+from sp.trace import Reporter, Trace, peak_bytes, silent
 
 NOT_NAMED = "the best drafter that is here, as none was named"
 
@@ -94,36 +91,33 @@ class Pipeline:
         target: str | Path | None = None,
         drafter: str | Path | None = None,
         *,
-        device: Where = "auto",
-        vram: int | None = None,
-        target_rope: AskedScaling | None = None,
-        drafter_rope: AskedScaling | None = None,
-        math: str = Math.BF16,
-        drafter_math: str = Math.BF16,
-        cards: int = 1,
-        target_cards: int | None = None,
         scorers: Sequence[Scorer] | None = None,
         reporter: Reporter | None = None,
+        **options: Any,
     ) -> Self:
         """Open two GGUF files, by path or known name; the embedded target if left out, and as drafter its own.
 
-        Without a `drafter` another target has that of `default_drafter`. `vram` is for both, `math` the target's. On
-        several `cards` the drafter reads together with copies of itself, and they share the target, or `target_cards`
-        do. Where `scorers` are given, the drafter is for these alone. The rest and errors as for `load`.
+        Without a `drafter` another target has that of `default_drafter`. Where `scorers` are given, the drafter is for
+        these alone. All other keywords are fields of `ModelOptions` and `PlaceOptions`: `vram`, in bytes, is for both
+        models; on several `cards` the drafter reads together with copies of itself, and they share the target, or
+        `target_cards` do. `reporter` and errors as for `load`; TypeError for another keyword.
         """
-        group = sharing(cards, target_cards, pick_device(device), vram)
-        how: dict[str, Any] = {"rope": target_rope, "room": vram, "math": math, "group": group}
+        own = {one.name: options.pop(one.name) for one in fields(PlaceOptions) if one.name in options}
+        place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
+        group = sharing(place.cards, place.target_cards, pick_device(place.device), place.vram)
+        how: dict[str, Any] = {"rope": models.target_rope, "room": place.vram, "math": models.math, "group": group}
         small = drafter or default_drafter(target, None if scorers is None else map(type, scorers))
         chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
-        drafting: dict[str, Any] = {"extrapolate": True, "rope": drafter_rope, "math": drafter_math}
+        drafting: dict[str, Any] = {"extrapolate": True, "rope": models.drafter_rope, "math": models.drafter_math}
         drafting |= {"scorers": scorers or (), "reporter": reporter}
-        return cls.assemble(
+        pair = cls.assemble(
             lambda where: load(target or embedded("target"), device=where, **how),
             lambda where: replace(load(small, device=where, **drafting), chosen=chosen),
-            device=device,
-            vram=vram,
-            cards=cards,
+            device=place.device,
+            vram=place.vram,
+            cards=place.cards,
         )
+        return pair if place.break_even is None else pair.with_break_evens(place.break_even)
 
     @classmethod
     def assemble(
@@ -286,7 +280,7 @@ class Pipeline:
     ) -> RunResult:
         """Answer the prompt, compressed if that pays or nothing else fits; with `full` once more by a full prefill.
 
-        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
+        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.prompt.prompt_of` makes of
         them, and no options for those of `RunOptions()`.
 
         `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`

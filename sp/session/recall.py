@@ -13,8 +13,8 @@ from sp.prompt import TokenisedPrompt
 from sp.selection import token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
 from sp.session.compress import Shown
-from sp.session.decide import over
-from sp.session.load import Loaded
+from sp.session.decision import over
+from sp.session.loaded import Loaded
 from sp.session.memory import Plan, Slots, message_starts
 from sp.session.options import ConversationOptions, Positions, Recall, RunOptions
 from sp.session.request import selection_request
@@ -29,21 +29,13 @@ LEAST = 128
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens ``[start, end)`` of one sentence that were left out.
-
-    Attributes
-    ----------
-    start, end : int
-    score : float
-        The highest of what comes back of the sentence.
-    joined : bool
-        Whether it goes on from the run before: with the same sentence, of which the target has what lies between, or
-        with the next.
+    """Tokens ``[start, end)`` of one sentence that were left out. `joined`: whether it goes on from the run before:
+    with the same sentence, of which the target has what lies between, or with the next.
     """
 
     start: int
     end: int
-    score: float
+    score: float  # the highest of what comes back of the sentence
     joined: bool = False
 
 
@@ -55,11 +47,10 @@ def choose_recalled(
     options: ConversationOptions,
     fineness: int,
 ) -> tuple[list[Run], float]:
-    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
-
-    The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
-    only where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and
-    with all that was left out of that: a value without its key, far from where it stood, says nothing.
+    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached. The
+    selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled only
+    where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and with all
+    that was left out of that: a value without its key, far from where it stood, says nothing.
     """
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
@@ -81,18 +72,7 @@ def choose_recalled(
 
 
 def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
-    """The runs of `taken` tokens, (n,), cut where sentences end.
-
-    Examples
-    --------
-    >>> taken = np.array([1, 0, 1, 1, 0, 1], bool)
-    >>> for run in runs_of(taken, np.arange(6, dtype=np.float32), np.array([0, 3, 6])):
-    ...     print(run)
-    Run(start=0, end=1, score=2.0, joined=False)
-    Run(start=2, end=3, score=2.0, joined=True)
-    Run(start=3, end=4, score=5.0, joined=True)
-    Run(start=5, end=6, score=5.0, joined=True)
-    """
+    """The runs of `taken` tokens, (n,), cut where sentences end."""
     starts = bounds[:-1]
     best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
@@ -110,14 +90,7 @@ def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
 
 def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
     """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
-
     What no sentence fits into stays as it is.
-
-    Examples
-    --------
-    >>> taken, out = np.arange(9) == 4, np.arange(9) != 5
-    >>> whole_sentences(taken, out, np.zeros(9, np.float32), np.array([0, 3, 7, 9]), 8).nonzero()[0].tolist()
-    [3, 4, 6]
     """
     if not taken.any():
         return taken
@@ -149,9 +122,8 @@ class Planner:
     def appended(
         self, runs: Sequence[Run] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
     ) -> Plan:
-        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`.
-
-        `gap` stands between runs that are not joined and `end` behind the last.
+        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`. `gap` stands between runs
+        that are not joined and `end` behind the last.
         """
         common = self.old.before(self.decided)
         head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
@@ -173,10 +145,9 @@ class Planner:
         return self._plan(head + before + excerpt + after, common, self.decided, "append")
 
     def rewound(self, runs: Sequence[Run] = ()) -> Plan:
-        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood.
-
-        Without runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was
-        left out of them may be beside what comes back.
+        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood. Without
+        runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was left
+        out of them may be beside what comes back.
         """
         wanted = self.shown.kept.copy()
         wanted[: self.decided] = self.old.in_place(self.decided)
@@ -220,14 +191,8 @@ def lay_out(
     options: RunOptions,
     cost: Callable[[Plan], int],
 ) -> Plan:
-    """The cheapest way to have what is kept and recalled before the target, in positions that there are.
-
-    Runs that there is no room for do not come back.
-
-    Raises
-    ------
-    PromptError
-        The transcript does not fit the window even without them.
+    """The cheapest way to have what is kept and recalled before the target, in positions that there are. Runs that
+    there is no room for do not come back. PromptError: the transcript does not fit the window even without them.
     """
     context, new = target.model.config.context, options.max_new_tokens
 
@@ -259,8 +224,6 @@ def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None
     The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
     something came back before it: that goes with it.
 
-    Examples
-    --------
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
     7
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)

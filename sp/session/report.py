@@ -10,20 +10,18 @@ import numpy as np
 
 from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
-from sp.models.passes.forward import chunk_tokens
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.run.chunked import chunk_tokens
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.attention.calibrated import LAST_QUERIES, CalibratedScorer, retrieval_of
-from sp.scoring.auto import AutoScorer
-from sp.scoring.base import ModelFreeScorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.attention.heads import LAST_QUERIES, CalibratedScorer, retrieval_of
+from sp.scoring.base import AutoScorer, ModelFreeScorer, ReadingScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.session.load import Loaded
+from sp.session.loaded import Loaded
 from sp.session.options import RunOptions
 from sp.session.result import Scored
 from sp.trace import Stage
@@ -62,17 +60,8 @@ def math_lines(
     target: Loaded, drafter: Loaded | None, scorer: Scorer, stages: Sequence[Stage], gaps: Gaps = "compact"
 ) -> list[str]:
     """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 by default.
-
     The tokens that go through layers in eight bits are those of long enough chunks; where it is not known how a model
     reads, as across gaps, they are not told.
-
-    Examples
-    --------
-    >>> from sp.session.load import embedded, load
-    >>> from sp.scoring import SCORERS
-    >>> target, stages = load(embedded("target"), device="cpu", math="int8"), [Stage("target prefill", 3000)]
-    >>> math_lines(target, None, SCORERS.build("tail"), stages)
-    ['target: int8 for 56 of 70 matrices of layers, 3,000 of 3,000 tokens; attention of runs from 2,049 tokens on']
     """
     counts = {stage.name: stage.tokens for stage in stages}
     together = chunk_tokens(target.model.device, target.model.arithmetic.math)
@@ -103,15 +92,7 @@ def rounded_tokens(tokens: int, chunk: int) -> int:
 
 
 def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
-    """Which layers of the drafter a scorer that asks for them went by, why those, and who asked where nobody is known.
-
-    Examples
-    --------
-    >>> from sp.session.load import embedded, load
-    >>> from sp.scoring import SCORERS
-    >>> retrieval_lines(load(embedded("drafter"), device="cpu"), SCORERS.build("calibrated"), None)
-    ['drafter: layers 2, 3 of 5 by rule, un-rotated; 4 are run; sp calibrate drafter.gguf measures which retrieve']
-    """
+    """Which layers of the drafter a scorer that asks for them went by and why, and who asked where nobody is known."""
     if drafter is None or not scorer.retrieves or not drafter.model.config.attention_layers:
         return []
     config, lines = drafter.model.config, list[str]()
@@ -154,9 +135,6 @@ def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, score
 def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: int = 0) -> list[str]:
     """How many bytes of a prompt the vocabularies of a run have no token for, a line each.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> from sp.prompt import Prompt
     >>> prompt = TokenisedPrompt(Prompt("a\\x04b\\x04"), np.arange(2), np.array([[0, 1], [1, 4]]), np.array([1, 3]))
     >>> dropped_lines(prompt)
@@ -175,17 +153,7 @@ def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: 
 
 
 def scaled(loaded: Loaded) -> str | None:
-    """How RoPE is scaled, and who wants it so; None where it is as the model was trained.
-
-    Examples
-    --------
-    >>> from sp.models import AskedScaling
-    >>> from sp.session.load import embedded, load
-    >>> scaled(load(embedded("drafter"), device="cpu", rope=AskedScaling("yarn", 4.0)))
-    'RoPE scaled by YaRN, 4 x 163,840 positions, as was asked'
-    >>> scaled(load(embedded("drafter"), extrapolate=True, device="cpu").for_prompt(200_000))
-    'RoPE scaled by YaRN, 2 x 163,840 positions, as the prompt needs'
-    """
+    """How RoPE is scaled, and who wants it so; None where it is as the model was trained."""
     scaling = loaded.model.config.rope.scaling
     who = "as was asked" if loaded.asked else "as the prompt needs" if loaded.needed else "as its file says"
     if isinstance(scaling, YarnScaling):
@@ -199,7 +167,6 @@ def scaled(loaded: Loaded) -> str | None:
 
 def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
     """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it.
-
     `loaded` is the model as it reads them, see `Loaded.for_prompt`.
     """
     window = loaded.trained

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sp.arrays import Bools, Floats
-from sp.chat import split_reply, without
-from sp.decode.greedy import gather
+from sp.chat import split_reply
+from sp.decode.base import gather
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
+from sp.prompt.spans import without
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection, SelectionRequest
 from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
 from sp.session.compress import Cut, compress
-from sp.session.decide import Settled, check_scoring, may_be_over, settle
-from sp.session.load import Loaded
+from sp.session.decision import Settled, check_scoring, may_be_over, settle
+from sp.session.loaded import Loaded, cards_line
 from sp.session.options import RunOptions
-from sp.session.pair import cards_line
 from sp.session.report import dropped_lines, told, warn_extrapolated
-from sp.session.result import Answer, OnToken, Reporter, Scored, silent
+from sp.session.result import Answer, OnToken, Scored
 from sp.session.tokenise import Waiting, awaited, once_reading
-from sp.trace import Stage, Trace
+from sp.trace import Reporter, Stage, Trace, silent
 
 if TYPE_CHECKING:
     from sp.session.conversation import Memory, Recollection
@@ -43,10 +43,8 @@ NONE = "is kept; take a larger keep ratio, or a selector that cuts finer"
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a request.
-
-    `full` is by a full prefill, `turn` what a memory had to do with it. `scored` and `scores` are None where nothing
-    was scored, `selection` where all new tokens are kept.
+    """What came of a request. `full` is by a full prefill, `turn` what a memory had to do with it. `scored` and
+    `scores` are None where nothing was scored, `selection` where all new tokens are kept.
     """
 
     prompt: TokenisedPrompt
@@ -152,9 +150,8 @@ def _score_ahead(
 def tokenise_for_drafter(
     prompt: Prompt, reader: Tokenizer, target: Tokenizer, trace: Trace, known: TokenisedPrompt | None = None
 ) -> TokenisedPrompt:
-    """The prompt in the vocabulary of who scores it; that of the target serves if it is the same and `known`.
-
-    Where the target itself scores, or no model does, there is nothing to do, and no stage.
+    """The prompt in the vocabulary of who scores it; that of the target serves if it is the same and `known`. Where the
+    target itself scores, or no model does, there is nothing to do, and no stage.
     """
     if known is not None and reader is target:
         return known
@@ -176,9 +173,8 @@ def score(
     memory: Memory | None = None,
     waiting: Waiting | None = None,
 ) -> Scored:
-    """Let the drafter, or whom the scorer asks for, read the prompt; see `Pipeline.score`.
-
-    `waiting` is the prompt in the vocabulary of the drafter, on its way; a `memory` has keys of its beginning.
+    """Let the drafter, or whom the scorer asks for, read the prompt; see `Pipeline.score`. `waiting` is the prompt in
+    the vocabulary of the drafter, on its way; a `memory` has keys of its beginning.
     """
     trace, reader = Trace(), pipeline.scoring_model(options)[1]
     if waiting is not None:
@@ -200,11 +196,7 @@ def score_tokens(
     keys: KeptKeys | None = None,
 ) -> Importance:
     """Importance of each token in the reader's vocabulary, who may hold `keys` of some, or read on several cards.
-
-    Raises
-    ------
-    PromptError
-        The budget of device memory cannot hold what that takes; nothing has been read then.
+    PromptError: the budget of device memory cannot hold what that takes; nothing has been read then.
     """
     role, reader = pipeline.scoring_model(options)
     cards = pipeline.cards if role == "drafter" and keys is None else None
@@ -235,14 +227,7 @@ def score_tokens(
 
 
 def apart(stages: Sequence[Stage], found: Importance) -> list[Stage]:
-    """The same stages, `score` as `draft` and `score` where it is known what each took.
-
-    Examples
-    --------
-    >>> found = Importance(np.zeros(9), weighing=0.5)
-    >>> [(stage.name, stage.tokens, stage.seconds) for stage in apart([Stage("score", 3, 2.0)], found)]
-    [('draft', 3, 1.5), ('score', 9, 0.5)]
-    """
+    """The same stages, `score` as `draft` and `score` where it is known what each took."""
 
     def parts(stage: Stage) -> list[Stage]:
         weighing = min(found.weighing, stage.seconds)
@@ -261,8 +246,10 @@ def score_request(
     by_head: bool = False,
 ) -> ScoreRequest:
     """What a scorer is given of a prompt in the reader's vocabulary, and the model as it reads so long a one."""
+    if reader.trained is not None and len(drafted) > reader.trained:
+        reader = reader.for_prompt(len(drafted))
     return ScoreRequest(
-        model=reader.for_prompt(len(drafted)).model,
+        model=reader.model,
         ids=drafted.ids,
         positions=np.arange(len(drafted), dtype=np.int64),
         question=drafted.mask("question"),
@@ -288,7 +275,6 @@ def select(
     activated: bool = True,
 ) -> tuple[Floats, Selection | None]:
     """Scores carried to the target's tokens, and if `activated` which of them to keep, of the last ``len(fixed)``.
-
     `fixed` are those that are kept in any case; without it all are chosen from, and what is protected is kept.
     """
     fixed = prompt.mask("protected") if fixed is None else fixed
@@ -362,9 +348,8 @@ def finish(
     what: str,
     on_token: OnToken | None,
 ) -> Answer:
-    """Let the target read `count` tokens and decode.
-
-    The time to first token is that of all stages of the trace until that token is known.
+    """Let the target read `count` tokens and decode. The time to first token is that of all stages of the trace until
+    that token is known.
     """
     target = pipeline.target
     with ExitStack() as stack:

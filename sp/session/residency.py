@@ -1,4 +1,4 @@
-"""Residency: two models share a card by a byte budget; what is not needed now goes to host memory when room is short.
+"""Residency: two models share a card by a byte budget; caches are lent and kept, and what is not needed leaves.
 
 Nothing is planned from formulas. Whoever works asks for memory as always, by way of `Residency`'s allocator; where the
 budget has none left, parts of the model that is not at work leave the device, one after the other, and only when none
@@ -13,41 +13,200 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
+from sp.decode import Speculative
+from sp.decode.base import GraphDecoder
+from sp.decode.speculate import Cycle, new_cycle
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
-from sp.models import Draft, Model
+from sp.models import Cache, Draft, Model
 from sp.models.device.parts import Parts
-from sp.models.shards.shared_model import SharedModel
-from sp.session.cache_pool import CachePool
-from sp.session.device_memory import Journal, Meter, Pool
-from sp.session.load import Loaded
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.run.graph import PrefillGraphs
+from sp.models.shards.shards import SharedModel
+from sp.parallel.group import Group
+from sp.session.device_memory import Guest, Journal, Meter, Pool
+from sp.session.loaded import Loaded
+
+STEPS = 16
+"""Caches are this many times larger than the steps by which they grow."""
+SMALLEST = 512
+
+
+class CacheGraphs:
+    """A cache, and on the device the CUDA graphs that read into it and decode from it; `kept` for several sequences."""
+
+    def __init__(self, model: Model, cache: Cache, *, kept: bool = True) -> None:
+        self.cache = cache
+        self._model, self._trunk, self._kept = model, model.trunk, kept
+        self._greedy: GraphDecoder | None = None
+        self._prefill: PrefillGraphs | None = None
+
+    def serves(self, model: Model, cache: Cache) -> bool:
+        """Whether graphs know where the weights of a model and a cache lie."""
+        return self._model is model and self._trunk is model.trunk and self.cache is cache
+
+    def greedy(self) -> GraphDecoder | None:
+        """What decodes greedily, on the device."""
+        if self._greedy is None and self._model.device == "cuda" and self._model.captures:
+            self._greedy = GraphDecoder(self._model, self.cache, self.cache.capacity)
+        return self._greedy
+
+    def prefill(self) -> PrefillGraphs | None:
+        """What reads short runs of a prompt, on the device; None for one prompt, which would be read but once."""
+        if self._prefill is None and self._kept and self._model.device == "cuda":
+            self._prefill = PrefillGraphs(self._model, self.cache)
+        return self._prefill
+
+    def told(self) -> dict[str, int]:
+        """Tokens of prompts read since this was asked last, by how; see `PrefillGraphs.told`."""
+        return {} if self._prefill is None else self._prefill.told()
+
+    @property
+    def graph_nbytes(self) -> int:
+        """Bytes of what reads prompts."""
+        return 0 if self._prefill is None else self._prefill.nbytes
+
+    def end(self) -> None:
+        """Let go of everything but the cache."""
+        for graphs in (self._greedy, self._prefill):
+            if graphs is not None:
+                graphs.end()
+
+
+class PooledCache(CacheGraphs):
+    """Room for one sequence, with or without a draft."""
+
+    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool | None, *, kept: bool) -> None:
+        super().__init__(model, model.new_cache(tokens, kv, rotate=rotate), kept=kept)
+        self._form = kv, rotate
+        self._draft: Draft | None = None
+        self._session: DraftSession | None = None
+        self._cycle: tuple[int, Cycle] | None = None
+
+    def fits(self, model: Model, tokens: int, kv: str, rotate: bool | None) -> bool:
+        """Whether it does for such a sequence; not once weights have moved, for graphs know where they lay."""
+        return self.serves(model, self.cache) and self._form == (kv, rotate) and tokens <= self.cache.capacity
+
+    @property
+    def refused(self) -> str | None:
+        """Why something is launched kernel by kernel that would be a CUDA graph."""
+        made = self._greedy, self._prefill, self._cycle and self._cycle[1]
+        return next((one.refused for one in made if one is not None and one.refused), None)
+
+    def session(self, draft: Draft) -> DraftSession:
+        """A draft that remembers nothing yet."""
+        if self._session is None or self._draft is not draft:
+            self._end_cycle()
+            self._draft, self._session = draft, DraftSession.begin(draft, self._model, self.cache.capacity)
+        else:
+            self._session.reset()
+        return self._session
+
+    def cycle(self, decoder: Speculative) -> Cycle:
+        """What guesses and verifies by the session taken last."""
+        assert self._session is not None, "a cycle needs a session"
+        nodes = decoder.nodes(self._session.block_size)
+        if self._cycle is None or self._cycle[0] != nodes:
+            self._end_cycle()
+            self._cycle = nodes, new_cycle(self._model, self._session, self.cache, nodes)
+        return self._cycle[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache, and of what reads prompts into it."""
+        return self.cache.nbytes + self.graph_nbytes
+
+    def end(self) -> None:
+        """Let go of everything."""
+        self._end_cycle()
+        super().end()
+
+    def _end_cycle(self) -> None:
+        if self._cycle is not None:
+            self._cycle[1].end()
+            self._cycle = None
+
+
+class CachePool:
+    """Lends caches, and keeps the one that came back last: with its tables and graphs it costs an answer's first tokens
+    as much as many tokens after. With `keep` one is kept, on a `shelf` that others may share. `dropped` counts how
+    often it had to go; caches of cards that share a model lie in `cards` and not here.
+    """
+
+    def __init__(self, keep: bool, shelf: list[PooledCache] | None = None) -> None:
+        self._keep = keep
+        self._shelf = [] if shelf is None else shelf
+        self.dropped = 0
+        self.cards: CardPools | None = None
+
+    def sharing(self, keep: bool) -> CachePool:
+        """Another for the same device, which lends and drops what this one keeps."""
+        other = CachePool(keep, self._shelf)
+        other.cards = self.cards
+        return other
+
+    @property
+    def idle(self) -> PooledCache | None:
+        """What is kept."""
+        return self._shelf[0] if self._shelf else None
+
+    def take(self, model: Model, tokens: int, kv: str, rotate: bool | None) -> PooledCache:
+        """An empty cache for `tokens` tokens."""
+        pooled = self._shelf.pop() if self._shelf else None
+        if pooled is not None and pooled.fits(model, tokens, kv, rotate):
+            return pooled
+        if pooled is not None:
+            pooled.end()
+            del pooled  # before memory is asked for
+        if self._keep and model.device != "cpu":  # a few tokens more, so that an answer a little longer fits too
+            step = max(SMALLEST, (1 << tokens.bit_length()) // STEPS)
+            tokens = -(-tokens // step) * step
+        return PooledCache(model, tokens, kv, rotate, kept=self._keep)
+
+    def give_back(self, pooled: PooledCache) -> None:
+        """Take a cache back that is used no more; it is emptied at once, not while the next answer waits for it."""
+        if self._keep and pooled.cache.device == "cuda":
+            pooled.cache.reset()
+            self.drop()
+            self._shelf.append(pooled)
+        else:
+            pooled.end()
+
+    def drop(self) -> bool:
+        """Let go of what is kept, on cards too, and tell whether there was anything."""
+        found = self.cards is not None and self.cards.drop()
+        if self._shelf:
+            self._shelf.pop().end()
+            found = True
+        self.dropped += found
+        return found
+
+
+class CardPools:
+    """A pool for each of the cards that share a model."""
+
+    def __init__(self, group: Group, keep: bool = True) -> None:
+        self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]
+
+    def drop(self) -> bool:
+        """Let go of what is kept on any card, and tell whether there was anything; while no card is at work."""
+        found = False
+        for rank, pool in enumerate(self.pools):
+            with self.group.at(rank):
+                found = pool.drop() or found
+        return found
+
 
 Made = TypeVar("Made")
 
 
-class Guest(Protocol):
-    """Who holds memory of the device from one run to the next, and can do without it meanwhile."""
-
-    used: float
-    """When it was at work last; the clock is `time.perf_counter`."""
-
-    def leave_for(self, name: str | None) -> bool:
-        """Move what it holds to host memory, but nothing that the model `name` is at work on; whether there was any."""
-        ...
-
-
 @dataclass
 class Residency:
-    """Who is on the device.
-
-    Parameters
-    ----------
-    budget : int, optional
-        Most bytes CuPy's default pool may take from the driver, for models, caches and work together; the whole card
-        if left out. Kernels and the driver's own context are not counted.
+    """Who is on the device. `budget`: most bytes CuPy's default pool may take from the driver, for models, caches and
+    work together; the whole card if left out. Kernels and the driver's own context are not counted.
     """
 
     budget: int | None = None
@@ -92,7 +251,7 @@ class Residency:
     def add(self, name: str, model: Model, since: float | None = None) -> None:
         """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
         if isinstance(model, SharedModel):  # it never leaves; what its cards keep between answers may
-            self.cache_pool.spread(model.shards.group)
+            self.cache_pool.cards = self.cache_pool.cards or CardPools(model.shards.group)
         elif model.device != "cpu" and not (name in self._models and self._models[name].model is model):
             self._models[name] = parts = Parts(model)
             times = () if since is None else (since, time.perf_counter() - since)
@@ -100,12 +259,8 @@ class Residency:
 
     @contextmanager
     def using(self, name: str, tokens: int) -> Iterator[None]:
-        """Inside, the model `name` is at work on `tokens` tokens and wholly on the device.
-
-        Raises
-        ------
-        DeviceError
-            The memory is full and nothing is left that could leave.
+        """Inside, the model `name` is at work on `tokens` tokens and wholly on the device. DeviceError: the memory is
+        full and nothing is left that could leave.
         """
         if name not in self._models:
             yield
@@ -122,10 +277,9 @@ class Residency:
                 self._busy = None
 
     def attempt(self, stack: ExitStack, name: str, tokens: int, work: Callable[[], Made]) -> Made:
-        """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
-
-        Where memory ran out although others left it, what is free now lies in scraps: the work is begun
-        anew, with all of it in one piece. Before that it goes on without weights kept rounded.
+        """What `work` makes while the model `name` is in use, which it stays until `stack` is closed. Where memory ran
+        out although others left it, what is free now lies in scraps: the work is begun anew, with all of it in one
+        piece. Before that it goes on without weights kept rounded.
         """
         if not self._models:
             return work()
@@ -149,7 +303,6 @@ class Residency:
 
     def prepare(self, name: str, tokens: int) -> bool:
         """Bring back what of a model has left, if it is soon to be used on about so many tokens; whether there was any.
-
         Returns at once; work given to the device afterwards waits. Calling it ahead of `using` lets the copies run
         beside what the host does meanwhile.
         """
@@ -161,24 +314,23 @@ class Residency:
                 # First what had to leave for about as much work, then one piece of all free memory, then who comes.
                 for other, gone in self._offloaded_for.get((name, tokens.bit_length()), {}).items():
                     if going := [part for part in gone if part in self._models[other].here]:
-                        self._leave(other, self._with_buffer(other, going))
+                        # The buffer of a part is not free before all that lie in it have left.
+                        back = self._models[other].returned if set(self._models[other].returned) & set(going) else ()
+                        self._leave(other, [*going, *(part for part in back if part not in going)])
                 self.pool.tidy()
-                return self._fetch(name)
+                parts, cuda = self._models[name], import_cupy().cuda
+                if not (missing := parts.away):
+                    return False
+                before, after = cuda.Event(), cuda.Event()
+                self._stream.wait_event(cuda.get_current_stream().record())
+                before.record(self._stream)
+                parts.onload(missing, self._stream)
+                after.record(self._stream)
+                note = self._journal.note("onload", name, len(missing), sum(parts.sizes[part] for part in missing))
+                self._journal.copying(note, before, after)
+                return True
         finally:
             self._busy = busy
-
-    def _fetch(self, name: str) -> bool:
-        parts, cuda = self._models[name], import_cupy().cuda
-        if not (missing := parts.away):
-            return False
-        before, after = cuda.Event(), cuda.Event()
-        self._stream.wait_event(cuda.get_current_stream().record())
-        before.record(self._stream)
-        parts.onload(missing, self._stream)
-        after.record(self._stream)
-        note = self._journal.note("onload", name, len(missing), sum(parts.sizes[part] for part in missing))
-        self._journal.copying(note, before, after)
-        return True
 
     @contextmanager
     def metered(self) -> Iterator[None]:
@@ -186,8 +338,7 @@ class Residency:
         if not self._models:
             yield
             return
-        if self._meter is None:
-            self._meter = Meter()
+        self._meter = self._meter or Meter()
         self._meter.start(self.pool.source.used_bytes())
         with self._meter.hook:
             yield
@@ -232,8 +383,7 @@ class Residency:
     @contextmanager
     def _allocating(self) -> Iterator[None]:
         """Arrays made inside take their memory from `malloc`; a failure leaves none behind."""
-        if self._stream is None:
-            self._stream = import_cupy().cuda.Stream(non_blocking=True)
+        self._stream = self._stream or import_cupy().cuda.Stream(non_blocking=True)
         self._enforce()
         try:
             with device_errors(), import_cupy().cuda.using_allocator(self.malloc):
@@ -258,11 +408,10 @@ class Residency:
         raise self.pool.refusal(size)
 
     def _leave_room(self, size: int) -> bool:
-        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
-
-        An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
-        Then what guests hold, the one used longest ago first, and what can be done without: weights kept rounded, and
-        room that experts are brought to.
+        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none. An idle cache
+        goes before all else: it takes milliseconds to make, and the weights of a model longer to copy. Then what guests
+        hold, the one used longest ago first, and what can be done without: weights kept rounded, and room that experts
+        are brought to.
         """
         if size and self.cache_pool.drop():
             return True
@@ -286,11 +435,6 @@ class Residency:
         parts.offload(going)
         size = sum(parts.sizes[part] for part in going)
         self._journal.note("offload", name, len(going), size, start, time.perf_counter() - start)
-
-    def _with_buffer(self, name: str, going: list[str]) -> list[str]:
-        """These parts, and those in the buffer of any of them, which is not free before they leave too."""
-        back = self._models[name].returned
-        return [*going, *(part for part in back if part not in going)] if set(back) & set(going) else going
 
     def _gone(self, name: str) -> tuple[dict[str, list[str]], int]:
         """What has left for the model `name`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,23 +14,15 @@ from sp.prompt import TokenisedPrompt, Transfer
 from sp.prompt.heat import as_heat
 from sp.scoring import Importance
 from sp.selection import Selection
-from sp.session.decide import Decision
+from sp.session.decision import Decision
 from sp.session.options import RunOptions
 from sp.trace import Trace
-
-Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-"""Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
 
 OnToken = Callable[[int], bool | None]
 """Takes a token of the answer as it is decoded; the answer ends where it returns True."""
 
 SHOWN = 60
 """Characters of an answer that a short form shows."""
-
-
-def silent(what: str, total: int) -> AbstractContextManager[None]:
-    """A reporter that shows nothing."""
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -276,13 +267,7 @@ def turn_row(result: TurnResult, number: int, marked: Sequence[str] = ()) -> dic
 
 
 def runs_of(mask: Bools) -> list[list[int]]:
-    """Runs ``[start, end)`` of what is true.
-
-    Examples
-    --------
-    >>> runs_of(np.array([True, True, False, True]))
-    [[0, 2], [3, 4]]
-    """
+    """Runs ``[start, end)`` of what is true."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     found: list[list[int]] = edges.reshape(-1, 2).tolist()
     return found

@@ -9,14 +9,14 @@ from hashlib import blake2b
 from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.session.conversation import Conversation
-from sp.session.decide import check_context
-from sp.session.load import Loaded
+from sp.session.decision import check_context
+from sp.session.loaded import Loaded
 from sp.session.memory import message_ends
 from sp.session.options import ConversationOptions, RunOptions, check_run
 from sp.session.pipeline import Pipeline
-from sp.session.result import Found, OnToken, Reporter, TurnResult, silent
+from sp.session.result import Found, OnToken, TurnResult
 from sp.session.tokenise import Vocabularies
-from sp.trace import Stage
+from sp.trace import Reporter, Stage, silent
 
 LEAST = 64
 """Tokens that make it worth while to go on from a prompt without messages."""

@@ -11,35 +11,21 @@ from threading import Event, Lock
 
 import numpy as np
 
-from sp.arrays import Bytes, Ints
+from sp.arrays import Bytes
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt
-from sp.session.load import Loaded
-from sp.session.result import Reporter
-from sp.trace import Trace
+from sp.prompt.spans import same_start
+from sp.session.loaded import Loaded
+from sp.trace import Reporter, Trace
 
 MARGIN = 256
 """Bytes that two texts must share behind a place where one is cut: more than the longest special token has."""
 
 
-def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
-    """Length of the longest prefix that two lists of tokens, or two texts, share.
-
-    Examples
-    --------
-    >>> same_start(np.array([1, 2, 3]), np.array([1, 2, 4, 5])), same_start(np.array([1]), np.array([1, 2]))
-    (2, 1)
-    """
-    size = min(len(one), len(other))
-    different = np.flatnonzero(one[:size] != other[:size])
-    return int(different[0]) if len(different) else size
-
-
 class PromptTokens:
-    """Encodes prompts of one vocabulary, remembering the last ones; several threads may ask.
-
-    Special tokens part a text into pieces that are encoded one by one, so what lies before one does not depend on what
-    follows it. Nothing else is relied on: from the last special token that two prompts share, all is encoded anew.
+    """Encodes prompts of one vocabulary, remembering the last ones; several threads may ask. Special tokens part a text
+    into pieces that are encoded one by one, so what lies before one does not depend on what follows it. Nothing else is
+    relied on: from the last special token that two prompts share, all is encoded anew.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = 1) -> None:
@@ -49,7 +35,6 @@ class PromptTokens:
         self._special = np.array(sorted(tokenizer.special_ids), np.int64)
 
     def __call__(self, prompt: Prompt) -> TokenisedPrompt:
-        """As `Prompt.tokenise`."""
         with self._lock:
             return self._of(prompt)
 
@@ -131,30 +116,10 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
 def once_reading(
     pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter, *, later: bool
 ) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
-    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end.
-
-    Before that the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
-    Without `later`, as beside one card, it begins at once.
-
-    Yields
-    ------
-    callable, Reporter
-        The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does, and
-        begins it where that is waited for.
-
-    Examples
-    --------
-    >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from sp.session.load import embedded, load
-    >>> from sp.session.result import silent
-    >>> tokenizer = load(embedded("target")).tokenizer
-    >>> work = lambda prompt: prompt.tokenise(tokenizer)
-    >>> with ThreadPoolExecutor(1) as pool:
-    ...     with once_reading(pool, work, Prompt("a b", ()), silent, later=True) as (begun, telling):
-    ...         with telling("scoring", 28) as progress:
-    ...             progress(7)
-    ...         print(len(awaited(begun(), Trace())))
-    2
+    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end. Before
+    that the host has no time for it: it plans launches, one card's after the other's, and all wait for them. Without
+    `later`, as beside one card, it begins at once. Yields callable, Reporter: the first begins it, if nothing has, and
+    gives what `awaited` takes. The second shows what `reporter` does, and begins it where that is waited for.
     """
     begin = Event()
 

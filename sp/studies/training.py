@@ -22,13 +22,13 @@ from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.ops.attention.reduction import chunk_means
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import SCORERS, Scorer, ScoreRequest
-from sp.scoring.attention.head_map import model_key
+from sp.scoring.attention.attention import without_markup
+from sp.scoring.attention.heads import model_key
 from sp.scoring.base import HEATMAP_CHUNK
-from sp.scoring.trained.base import TrainedScorer, prepared
-from sp.scoring.trained.weights_file import ScorerFile
+from sp.scoring.trained.base import ScorerFile, TrainedScorer
 from sp.selection import SELECTORS, SelectionRequest
-from sp.session.load import Loaded, Where, embedded, load
-from sp.session.pair import default_drafter
+from sp.session.loaded import Loaded, default_drafter, embedded, load
+from sp.session.options import Where
 from sp.session.request import score_request
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
 from sp.studies.sweep.sweep import located_model, make_strategy
@@ -279,7 +279,7 @@ def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_o
 
 def request_of(readers: Readers, lesson: Lesson, seed: int) -> ScoreRequest:
     """What the drafter is given of a lesson, without marks of thinking."""
-    return prepared(score_request(readers.drafter, lesson.drafted, seed))
+    return without_markup(score_request(readers.drafter, lesson.drafted, seed))
 
 
 def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Floats:

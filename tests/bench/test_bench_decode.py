@@ -18,7 +18,7 @@ from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_t
 from sp.decode import DDTree
 from sp.errors import ConfigError
 from sp.models import load_model
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.studies.pages.report import write_report
 from sp.studies.plots.ttft_plots import draw_decoding, figure_of

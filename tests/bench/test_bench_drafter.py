@@ -16,7 +16,7 @@ from sp.gguf import GGUFFile, Tokenizer
 from sp.models import Cards, load_model
 from sp.models.synthetic.shapes import find_shape
 from sp.parallel.host import HostGroup
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 

@@ -16,7 +16,7 @@ from sp.bench.record import file_facts
 from sp.cli import main
 from sp.errors import ConfigError
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 OLD = "  -p, --n-prompt <n>\n  -fa, --flash-attn <0|1>   (default: 0)\n"
 NEW = "  -p, --n-prompt <n>\n  -fa, --flash-attn <on|off|auto>   (default: auto)\n"

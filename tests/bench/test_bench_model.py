@@ -20,8 +20,8 @@ from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.host import HostGroup
-from sp.scoring.reading import Sparse
-from sp.session.load import embedded
+from sp.scoring.base import Sparse
+from sp.session.loaded import embedded
 from sp.studies.plots.roofline import draw, points, roof
 
 FACTS = {"model": "m", "shape": "tiny-qwen3", "type": "q8_0"}

@@ -25,7 +25,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.prompt import Prompt
 from sp.quant import Math
 from sp.scoring import SCORERS
-from sp.scoring.reading import attending, drafting
+from sp.scoring.base import attending, drafting
 from sp.session import Loaded, Pipeline, RunOptions
 from sp.studies.plots.ttft_plots import STAGE_COLOURS, draw_memory
 from sp.studies.sample import sample
@@ -247,7 +247,7 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
     from sp.commands.bench.ttft import settings_of
-    from sp.scoring.reading import Sparse
+    from sp.scoring.base import Sparse
 
     made = settings_of(
         (0.1,),

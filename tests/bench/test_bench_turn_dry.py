@@ -13,7 +13,7 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
-import sp.models.cache.snapshots as snapshots
+import sp.models.cache.trail as snapshots
 import sp.models.cache.trail as trail
 from sp.bench import turn
 from sp.bench.ttft import without_ends

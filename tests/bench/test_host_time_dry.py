@@ -9,7 +9,7 @@ from sp.bench.drafter import Draft, DraftTiming
 from sp.bench.model import Timing, Trial, run_tests
 from sp.bench.timing import HostTime
 from sp.models import load_model
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 LOOK = """
 import sys

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS
 
 from sp.chat import Call, Turn, render_located
-from sp.chat.calling import MOST_TRIES, Calling, CallSplitter
-from sp.chat.calls import CALLS, call_style_of
-from sp.chat.plain_json import MOST_DEPTH, read_json, read_object
+from sp.chat.calls import CALLS, MOST_DEPTH, MOST_TRIES, Calling, CallSplitter, call_style_of, read_json, read_object
 from sp.chat.turn import message_of
 from sp.errors import SpError
 from sp.gguf import ChatTemplate, render_chat

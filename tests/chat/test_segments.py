@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sp.chat import Segment, Turn, render_located, segments_of, without
+from sp.chat import Segment, Turn, render_located, segments_of
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt
+from sp.prompt.spans import without
 
 IN_SYSTEM = """\
 {%- set first = messages[0] %}

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sp import cli
-from sp.commands import talk as loop
-from sp.commands.talk import COMMANDS, Loop, Session, piped_lines
+from sp.commands import chat as loop
+from sp.commands.chat import COMMANDS, Loop, Session, piped_lines
 from sp.models.synthetic import retriever
 from sp.scoring import SCORERS
 from sp.session import Conversation, Pipeline, RunOptions

@@ -28,7 +28,7 @@ def test_needle_prints_controls_and_writes_rows(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.jsonl"
-    common = [*models, "-p", 700, "-n", 1, "--keep-ratio", 0.4, "--out", out]
+    common = [*models, "-p", 400, "-n", 1, "--keep-ratio", 0.4, "--out", out]
     assert call(monkeypatch, "needle", *common, "--depths", "0,1", "--no-shared-ngrams", 1, "--json") == 0
     lines = json.loads(capsys.readouterr().out)["results"]
     assert [line["scorer"] for line in lines] == ["full", "auto", "random", "lexical", "head_tail", "oracle"]
@@ -52,7 +52,7 @@ def test_needle_prints_controls_and_writes_rows(
 def test_the_distance_to_an_oracle_is_shown(
     models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*models, "-p", 500, "-n", 1, "--keep-ratio", 0.4, "--no-controls"]
+    common = [*models, "-p", 300, "-n", 1, "--keep-ratio", 0.4, "--no-controls"]
     scorers = "recency,leave_one_out[among=2 answer_tokens=2]"
     assert call(monkeypatch, "needle", *common, "--wide", "--scorer", scorers) == 0
     shown = capsys.readouterr().out

@@ -11,9 +11,9 @@ import yaml
 
 from sp import cli
 from sp.commands.list import Item, items, kinds, registries, text_of
+from sp.config import fields_of
 from sp.errors import ConfigError
-from sp.models.architectures.base import ARCHITECTURES
-from sp.options import fields_of
+from sp.models.families.base import ARCHITECTURES
 from sp.studies.sweep.sweep import CELL_KEYS, OF_PAIRS, TASK_KEYS, TOP, load_sweep
 
 ROOT = Path(__file__).parents[2]

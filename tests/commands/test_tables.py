@@ -18,8 +18,8 @@ from sp import cli
 from sp.commands import kernels, sweep, train
 from sp.commands.asked import Results
 from sp.commands.bench import decode as bench_decode
-from sp.commands.bench import drafter, llama_cpp, model, ttft, turn
-from sp.commands.eval import discriminates, natural, run, turns
+from sp.commands.bench import model, ttft
+from sp.commands.eval import natural, run, tasks, turns
 from sp.commands.terminal import INTERVAL, print_table
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def of_verdicts(wide: bool) -> None:
     found = [SimpleNamespace(task=LONG, tokens=1 << 17, keep=0.05, discriminating=False, fails=("full", "bm25"),
                              measured=True, entries=dict.fromkeys(names, entry),
                              crowded=True, forced=400)]  # fmt: skip
-    discriminates.show(found, 100, 0.05)  # type: ignore[arg-type]
+    tasks.show_verdicts(found, 100, 0.05)  # type: ignore[arg-type]
 
 
 def of_model(wide: bool) -> None:
@@ -129,14 +129,14 @@ def of_drafter(wide: bool) -> None:
     row = {"model": NAME, "path": "portable", "prompt_tokens": 131072, "attention": "alpha 0.1", "density": 0.5,
            "score_s": 12.345, "limit_s": 12.345, "peak_bytes": 12e9, "weight_bytes": 1e9,
            **{f"{stage}_ms": 1234.5 for stage in ("attention", "project", "feed_forward", "sum")}}  # fmt: skip
-    drafter.print_rows([row, row], Results(wide=wide))
+    model.print_drafter_rows([row, row], Results(wide=wide))
 
 
 def of_llama_cpp(wide: bool) -> None:
     cells = [["llama.cpp", "b1234 (abcdef0)", "CUDA", "q8_0", "2048", "512", test, "1234.567", "12345.6", "5", "*"]
              for test in ("pp131072", "tg64")]  # fmt: skip
     heads = ["engine", "build", "backend", "kv", "batch", "ubatch", "test", "seconds", "tok/s", "runs", "best"]
-    print_table(heads, cells, "table", 7, main=llama_cpp.MAIN, wide=wide)
+    print_table(heads, cells, "table", 7, main=bench_decode.LLAMA_MAIN, wide=wide)
 
 
 def of_needs(wide: bool) -> None:
@@ -178,7 +178,7 @@ CASES: dict[str, Callable[[bool], object]] = {
     "bench drafter": of_drafter,
     "bench decode": lambda wide: bench_decode.show([*records("decode"), *records("verify")], [], Results(wide=wide)),
     "bench ttft": lambda wide: ttft.show(records("ttft"), [], Results(wide=wide)),
-    "bench turn": lambda wide: turn.show(records("turn"), Results(wide=wide)),
+    "bench turn": lambda wide: ttft.show_turns(records("turn"), Results(wide=wide)),
     "bench llama-cpp": of_llama_cpp,
     "kernels list": lambda wide: kernels.list_kernels(None, False, "sm_90a", wide, False),
     "kernels list --dispatch": lambda wide: kernels.list_kernels(None, True, "sm_90a", wide, False),
@@ -218,7 +218,7 @@ def test_no_other_command_makes_a_table() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Table":
                 made.add(path.stem)
-    assert made == {"terminal", "discriminates"}
+    assert made == {"terminal", "tasks"}
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen35"])

@@ -10,7 +10,7 @@ from models.tiny_models import write_tiny
 from sampling_reference import LEAST, agree, shares
 
 from sp.decode import Chooser, Sample
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.ops.sampling.allowed_logits import allowed_logits

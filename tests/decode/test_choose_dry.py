@@ -14,7 +14,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.decode import Chooser, Sample
-from sp.decode.graph import GraphDecoder
+from sp.decode.base import GraphDecoder
 from sp.models import load_model, prefill
 N, NEW = 100, 30
 model, ids = load_model(sys.argv[2], device="cuda"), np.arange(N)

@@ -8,14 +8,13 @@ from embedded_pair import known_task
 from models.tiny_drafts import BLOCK, write_draft
 from models.tiny_models import VOCAB, write_tiny
 
-from sp.decode.ddtree import DDTree
-from sp.decode.dflash import DFlash
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
+from sp.decode.dflash import DDTree, DFlash
 from sp.decode.speculate import speculate
-from sp.models import load_model, prefill
+from sp.models import Hooks, load_model, prefill
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 from sp.session import embedded, load
 
 DECODERS = [DFlash(), DDTree(1), DDTree(9, 3), DDTree(40, 6, chain_seed=False)]
@@ -53,7 +52,7 @@ class Case:
         if session is not None:
             after = LayerFeatures(session.layers, lambda rows: session.remember(rows, self.positions))
         every = len(self.ids)
-        return prefill(self.model, self.ids, self.positions, cache, after=after, rows=every), cache
+        return prefill(self.model, self.ids, self.positions, cache, hooks=Hooks(after_layer=after), rows=every), cache
 
     def speculate(self, decoder, guesser=None, limit: int = LIMIT):
         """The answer with a draft, and the tokens each pass gave."""
@@ -188,7 +187,7 @@ def test_the_draft_remembers_the_accepted_path_alone(case) -> None:
     for i, token in enumerate(case.answer[:told]):
         where = np.array([case.start + i])
         after = LayerFeatures(session.layers, lambda rows, where=where: plain.remember(rows, where))
-        prefill(case.model, np.array([token]), where, cache, after=after)
+        prefill(case.model, np.array([token]), where, cache, hooks=Hooks(after_layer=after))
     found = [one.guess(case.answer[told], case.start + told, BLOCK - 1) for one in (session, plain)]
     np.testing.assert_allclose(*found, atol=1e-3 * np.abs(found[1]).max())
 

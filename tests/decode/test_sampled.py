@@ -7,12 +7,11 @@ import pytest
 from models.tiny_models import KEYS, random_tensors, rewritten, write_tiny
 from scipy.stats import chisquare
 
-from sp.decode.base import Tree
 from sp.decode.dflash import DFlash
-from sp.decode.speculate import speculate
+from sp.decode.speculate import Tree, speculate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
-from sp.models.passes.tree import TreePass
+from sp.models.run.tree import TreePass
 from sp.ops.sampling.draw_tokens import draw_tokens, softmax, token_shares
 
 RUNS = 3_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dry_walk import walked
 
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 
 ARCHS = ("tiny-qwen3", "tiny-qwen35", "tiny-llama")
@@ -21,9 +21,9 @@ import numpy as np
 from sp.decode import DDTree, DFlash
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
-from sp.models import load_draft, load_model, prefill
+from sp.models import Hooks, load_draft, load_model, prefill
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 N, NEW = 100, 60
 draft_file, *targets = sys.argv[2:]
 ids = np.arange(N)
@@ -36,7 +36,8 @@ def begin(kv, nodes, room=N + NEW):
         session.remember(found, ids[sum(read):][: len(found)])
         read.append(len(found))
     cache = model.new_cache(room + nodes, kv, rotate=kv == "q4_0")
-    logits = prefill(model, ids, ids, cache, chunk=64, after=LayerFeatures(session.layers, take), rows=N)
+    hooks = Hooks(after_layer=LayerFeatures(session.layers, take))
+    logits = prefill(model, ids, ids, cache, chunk=64, hooks=hooks, rows=N)
     return session, cache, logits
 
 

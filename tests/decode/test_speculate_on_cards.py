@@ -9,13 +9,13 @@ from models.tiny_drafts import write_draft
 from models.tiny_models import VOCAB, write_tiny
 
 from sp.decode import DDTree, DFlash
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.decode.speculate import speculate
-from sp.models import Model, load_draft, load_model, prefill
+from sp.models import Hooks, Model, load_draft, load_model, prefill
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 from sp.models.shards.load_shards import load_shards
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.host import HostGroup
 
@@ -36,7 +36,7 @@ def test_answers_are_those_of_one_card(arch, tmp_path) -> None:
             session = DraftSession.begin(draft, model, N + LIMIT)
             cache = model.new_cache(N + LIMIT + decoder.nodes(session.block_size), "f32")
             remember = LayerFeatures(session.layers, lambda rows, session=session: session.remember(rows, WHERE))
-            logits = prefill(model, IDS, WHERE, cache, after=remember, rows=N)
+            logits = prefill(model, IDS, WHERE, cache, hooks=Hooks(after_layer=remember), rows=N)
             found.append(list(speculate(model, session, decoder, logits, int(WHERE[-1]) + 1, cache, limit=LIMIT)))
         cache = model.new_cache(N + LIMIT, "f32")
         logits = prefill(model, IDS, WHERE, cache)
@@ -55,9 +55,9 @@ dry_nccl.install(2)
 import numpy as np
 from sp.decode import DDTree, DFlash
 from sp.decode.speculate import speculate
-from sp.models import load_draft, prefill
+from sp.models import Hooks, load_draft, prefill
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
+from sp.models.run.tree import LayerFeatures
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.nccl import NcclGroup
 N, NEW, ids = 100, 40, np.arange(100)
@@ -68,7 +68,7 @@ def answers(model):
         session = DraftSession.begin(draft, model, N + NEW)
         cache, passes = model.new_cache(N + NEW + decoder.nodes(draft.block_size)), []
         remember = LayerFeatures(session.layers, lambda rows: session.remember(rows, ids))
-        logits = prefill(model, ids, ids, cache, after=remember, rows=N)
+        logits = prefill(model, ids, ids, cache, hooks=Hooks(after_layer=remember), rows=N)
         found = list(speculate(model, session, decoder, logits, N, cache, limit=NEW, on_pass=passes.append))
         assert len(found) == NEW and cache.tokens == N + NEW - 1 == N + sum(passes), (passes, cache.tokens)
     return found

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from sp.decode.base import Tree
-from sp.decode.ddtree import DDTree, best_first, follow
-from sp.decode.dflash import DFlash
+from sp.decode.dflash import DDTree, DFlash, best_first, follow
+from sp.decode.speculate import Tree
 from sp.errors import ConfigError
 from sp.ops.sampling.top_logprobs import top_logprobs
 

@@ -10,15 +10,14 @@ import pytest
 
 from sp.bench.record import newest
 from sp.models import load_model
-from sp.models.arithmetic import FIRST_LAYERS, Arithmetic, is_eligible
-from sp.models.auto_math import FASTER, MOST_ERROR, SAMPLED
 from sp.models.device.kept import SHARE
+from sp.models.network.arithmetic import FASTER, FIRST_LAYERS, MOST_ERROR, SAMPLED, Arithmetic, is_eligible
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.memory import held_weights, layer_matrices, product_bytes
 from sp.quant import Math
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 TEXT = eight_bits_page.PAGE.read_text()
 ALLOWED = 0.077 / 5

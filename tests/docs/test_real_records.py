@@ -14,7 +14,7 @@ from sp.bench.record import newest
 from sp.evals.natural.questions import Question
 from sp.selection import Selection
 from sp.session import Pipeline, RunOptions, load
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "real"))
 import kept_text as script

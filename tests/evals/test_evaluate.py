@@ -19,7 +19,7 @@ from sp.evals.run import counter
 from sp.models import prefill
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention.tail import TailScorer
+from sp.scoring.attention.attention import TailScorer
 from sp.selection import SELECTORS
 from sp.session import Pipeline, RunOptions
 from sp.studies.sweep.store import Store, read_results, session_line

@@ -16,8 +16,8 @@ from sp.evals import Example
 from sp.evals.heads import copied, measure_heads, value_tokens
 from sp.models import load_model
 from sp.scoring import ScoreRequest
-from sp.scoring.attention.head_map import HeadMap, model_key
-from sp.session.load import embedded, load
+from sp.scoring.attention.heads import HeadMap, model_key
+from sp.session.loaded import embedded, load
 
 
 def test_the_matching_layer_copies_and_the_layer_before_does_not(retriever_drafter: Path) -> None:

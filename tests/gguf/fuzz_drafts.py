@@ -21,14 +21,13 @@ from fuzz_metadata import tiny_target
 from outcomes import Outcomes
 
 from sp.models import Model
-from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash import load_draft, names_of
 from sp.models.drafts.dflash_config import PUBLISHED, DraftKeys
-from sp.models.drafts.dflash_shapes import DraftShape, find_draft_shape
-from sp.models.drafts.dflash_store import names_of
+from sp.models.synthetic.dflash_synthetic import DraftShape, find_draft_shape
 from sp.scoring import SCORERS
-from sp.scoring.trained.weights_file import EMBEDDED_SCORER, ScorerFile
+from sp.scoring.trained.base import EMBEDDED_SCORER, ScorerFile
 from sp.session import embedded
-from sp.session.load import load
+from sp.session.loaded import load
 
 DEEP = (3, 60, 900, 20_000)
 DIGITS = (20, 25, 309, 400, 4299, 4301, 9000)

@@ -27,19 +27,18 @@ from sp.bench.record import file_facts
 from sp.errors import SpError
 from sp.evals.trained_for import LONGEST, note_of_file
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template, render_chat
-from sp.gguf.metadata import Metadata
-from sp.gguf.value_types import STRUCTS
+from sp.gguf.header import STRUCTS, Metadata
 from sp.gguf.writer import encode_key_value
 from sp.models import Model, load_model
-from sp.models.architectures.llama import FACTORS
 from sp.models.drafts.dflash import load_draft
-from sp.models.drafts.dflash_shapes import find_draft_shape
+from sp.models.families.llama import FACTORS
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import plan_file
 from sp.planning.tables import render, render_plan
-from sp.session.load import load
+from sp.session.loaded import load
 
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50
 NAME = "m-00001-of-00001.gguf"

@@ -24,11 +24,11 @@ from sp.errors import GGUFError, ModelError, SpError
 from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models.drafts.dflash import load_draft
-from sp.models.drafts.dflash_shapes import find_draft_shape
-from sp.models.metadata_keys import SketchKeys
-from sp.models.refusals import NEUTRAL
-from sp.models.safetensors_file import MOST_HEADER, SafetensorsFile
-from sp.session.load import load
+from sp.models.file.metadata_keys import SketchKeys
+from sp.models.file.refusals import NEUTRAL
+from sp.models.file.safetensors_file import MOST_HEADER, SafetensorsFile
+from sp.models.synthetic.dflash_synthetic import find_draft_shape
+from sp.session.loaded import load
 
 
 @pytest.mark.parametrize(("fuzz", "count"), [(fuzz_metadata, 120), (fuzz_drafts, 300)], ids=["metadata", "drafts"])

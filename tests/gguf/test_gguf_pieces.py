@@ -14,7 +14,7 @@ from sp.gguf import Tokenizer
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens import byte_pair
 from sp.gguf.tokens.byte_pair import pieces
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 # A safe place behind most of what the patterns tell apart.

@@ -12,7 +12,7 @@ import numpy as np
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import Model, load_model
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 EMBEDDED = ("target", "drafter")

@@ -16,7 +16,7 @@ from sp.bench.timing import kernel_times
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import random_model
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 @pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-qwen35"])

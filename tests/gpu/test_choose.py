@@ -8,8 +8,7 @@ from device_models import case
 from sampling_reference import LEAST, agree, shares
 
 from sp.decode import Chooser, Sample
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.models import prefill
 from sp.ops.sampling.allowed_logits import allowed_logits
 from sp.ops.sampling.sample import Sampling

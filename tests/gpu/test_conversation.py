@@ -23,8 +23,8 @@ from conversation_walks import (
     whole_turns,
 )
 
-from sp.models.cache.snapshots import NEAR
-from sp.prompt.messages import prompt_of
+from sp.models.cache.trail import NEAR
+from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, Conversations
 
 pytestmark = pytest.mark.no_sanitizer

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from device_models import NAMES, case
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import greedy
+from sp.decode.base import GraphDecoder, greedy
 from sp.errors import PromptError
 from sp.models import decode_step, prefill
 

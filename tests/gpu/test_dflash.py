@@ -20,14 +20,13 @@ from device_models import case
 from sp.errors import ConfigError
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_shapes import find_draft_shape
-from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
-from sp.models.model import Model
-from sp.models.passes.captured_graph import CaptureStream
+from sp.models.network.model import Model
+from sp.models.network.trunk import Trunk
+from sp.models.run.captured_graph import CaptureStream
+from sp.models.synthetic.dflash_synthetic import find_draft_shape, synthetic_draft, write_synthetic_draft
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_random
-from sp.models.trunk import Trunk
 from sp.ops.attention.attention_heads import attention_heads, context_heads
 from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.ops.attention.paged_kv import PagedKV

@@ -17,7 +17,7 @@ from file_rows import file_rows
 
 from sp.errors import DeviceError
 from sp.models import load_model, prefill
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import few, grouped
 from sp.ops.experts.expert_mlp import add_experts

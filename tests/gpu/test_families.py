@@ -11,7 +11,7 @@ from compare import nmse
 from device_models import FAMILIES, case
 
 from sp.models import prefill
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import Shape, find_shape
 from sp.models.synthetic.synthetic import synthetic_metadata, write_random
 from sp.prompt import Prompt

@@ -20,14 +20,14 @@ from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.models import Model, load_model, prefill
 from sp.models.device import kept as keeping
 from sp.models.device.kept import let_go
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.ops.byte_rows.kept import keep, kept_bytes, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, _peaks, loud_channels
 from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteKind, round_weights
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels
 from sp.quant import Q4_K, Q6_K, Math, kernel_formats
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 KERNELS = [("gemm_bytes_sm90", Math.INT8), ("gemm_bytes_sm90", Math.FP8), ("gemm_bytes_portable", Math.INT8)]
 

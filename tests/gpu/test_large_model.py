@@ -18,9 +18,9 @@ from bounds import within
 from compare import nmse
 
 from sp.models import Model, decode_step, load_model, stream_by_layer
-from sp.models.passes.tree import TreeReader
+from sp.models.network.trunk import Trunk, mapped
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import unpack
 from sp.quant import F32, Weight
 

@@ -15,17 +15,17 @@ from compare import nmse
 from device_models import EMBEDDED, NAMES, case
 
 from sp.bench.timing import kernel_times
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
-from sp.models import load_model, prefill, prefill_by_layer
-from sp.models.trunk import mapped
+from sp.models import Hooks, load_model, prefill, prefill_by_layer
+from sp.models.network.trunk import mapped
 from sp.ops.matmul.packed import unpack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.prompt import Prompt
 from sp.quant import Weight
 from sp.session import load
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 BOUND = {"f16": 1e-3, "q4_0": 2e-2}
@@ -79,16 +79,19 @@ def test_gaps_in_positions_and_the_last_rows(name) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_tap_sees_what_it_sees_on_the_cpu(name) -> None:
+def test_a_hook_sees_what_it_sees_on_the_cpu(name) -> None:
     c, seen = case(name), {"cpu": [], "gpu": []}
     for side in seen:
         model = getattr(c, side)
         prefill(
-            model, c.ids[:200], np.arange(200), model.new_cache(200), tap=lambda *call, to=seen[side]: to.append(call)
+            model,
+            c.ids[:200],
+            np.arange(200),
+            model.new_cache(200),
+            hooks=Hooks(lambda i, q, kept, to=seen[side]: to.append((i, q.copy(), kept.keys(i)))),
         )
-    for (layer, q, k, where), (layer_, q_, k_, where_) in zip(seen["gpu"], seen["cpu"], strict=True):
+    for (layer, q, k), (layer_, q_, k_) in zip(seen["gpu"], seen["cpu"], strict=True):
         assert layer == layer_
-        assert (where.get() == where_).all()
         assert nmse(q, q_) < BOUND["f16"]
         assert nmse(k, k_) < BOUND["f16"]
 
@@ -171,7 +174,7 @@ def test_no_rows_need_no_launch() -> None:
 
 def test_progress_adds_up_and_comes_when_work_is_done() -> None:
     c, steps = case("drafter"), []
-    prefill(c.gpu, c.ids[:N], np.arange(N), c.gpu.new_cache(N), chunk=100, progress=steps.append)
+    prefill(c.gpu, c.ids[:N], np.arange(N), c.gpu.new_cache(N), chunk=100, hooks=Hooks(progress=steps.append))
     assert steps == [100] * 7
     loaded: list[int] = []
     load_model(case("target").path, device="cuda", progress=loaded.append)

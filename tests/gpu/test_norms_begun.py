@@ -20,7 +20,7 @@ from compare import by_column, nmse, to_bf16, to_float64
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.models import load_model, prefill
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.ops import norms
 from sp.ops.input_tiles import InputTiles, empty_tiles, size_scales
 from sp.ops.matmul import project as projects
@@ -30,7 +30,7 @@ from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add_before
 from sp.ops.norms import Ready
 from sp.quant import format_by_name
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 pytestmark = pytest.mark.skipif(native_path() != "sm_90a", reason="needs compute capability 9.0")
 EPS, EXACT, TILES, ONE, ROUNDED = 1e-6, 1e-7, 2e-7, 3e-7, 5e-6

@@ -10,10 +10,9 @@ import pytest
 from compare import nmse
 from outside_family import VOCAB, tern_logits, tern_tensors, write_tern
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import greedy
-from sp.models import decode_step, load_model, prefill, prefill_by_layer
-from sp.models.passes.tree import TreeReader
+from sp.decode.base import GraphDecoder, greedy
+from sp.models import Hooks, decode_step, load_model, prefill, prefill_by_layer
+from sp.models.run.tree import TreeReader
 from sp.ops.add_bias import add_bias
 from sp.quant import BF16, F32, Q8_0
 
@@ -74,7 +73,7 @@ def test_a_tap_and_a_tree(case, path) -> None:
     model, want = case
     ids, positions = prompt()
     store, seen = model.new_cache(N), []
-    prefill(model, ids[:-16], positions[:-16], store, tap=lambda *call: seen.append(call[0]), rows=20)
+    prefill(model, ids[:-16], positions[:-16], store, hooks=Hooks(lambda *call: seen.append(call[0])), rows=20)
     assert set(seen) == set(model.config.attention_layers)
     found = TreeReader(model, store, most=16).read_tree(ids[-16:], np.arange(16) - 1, positions[-16:])
     assert nmse(found.logits, want[-16:]) < BOUND

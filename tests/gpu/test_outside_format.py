@@ -16,7 +16,7 @@ from sp.models import Model, load_model, prefill
 from sp.ops.embedding import embedding
 from sp.ops.matmul.packed import unpack
 from sp.quant import Q8_0, registry
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 N = 300
 

@@ -13,11 +13,11 @@ from compare import nmse, to_bf16
 from delta_layers import LARGE, PAIR
 from twice_as_deep import write_deep
 
-import sp.models.passes.prefill_graphs as prefill_graphs
-from sp.decode.greedy import greedy
+import sp.models.run.graph as prefill_graphs
+from sp.decode.base import greedy
 from sp.kernels.device import current_device
 from sp.models import Model, load_model, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.ops.byte_rows import loud
 from sp.ops.delta import delta_mixer
 from sp.ops.delta.padding import HIDDEN, hide_padding, keep_taps
@@ -250,8 +250,8 @@ def test_work_that_cannot_be_captured_goes_on_launch_by_launch(monkeypatch) -> N
     of, n = model("tiny-qwen35:q4_k_m"), 200
     through = prefill_graphs.through
 
-    def waiting(*given):
-        x = through(*given)
+    def waiting(*given, **how):
+        x = through(*given, **how)
         cupy.cuda.get_current_stream().synchronize()  # which a capture forbids
         return x
 

@@ -12,7 +12,7 @@ from device_models import case
 cp = pytest.importorskip("cupy")
 
 from sp.models import AskedScaling, load_model, prefill, prefill_by_layer  # noqa: E402
-from sp.models.passes.tree import TreeReader  # noqa: E402
+from sp.models.run.tree import TreeReader  # noqa: E402
 from sp.ops import kv_append  # noqa: E402
 from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope  # noqa: E402

@@ -19,9 +19,9 @@ from sp.evals.run import counter
 from sp.models import Model
 from sp.models.synthetic.random_store import random_model
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
-from sp.scoring.trained import space
+from sp.scoring.trained import late_interaction
 from sp.scoring.trained.base import TrainedScorer
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 BOUND = 2e-4
@@ -109,7 +109,7 @@ def test_the_scores_are_those_of_numpy(name, options) -> None:
 @pytest.mark.parametrize(("tokens", "asking"), [(1, 0), (40, 7), (1283, 96), (N, 20), (N, 0)])
 def test_late_interaction_is_that_of_numpy(tokens, asking, size, tmp_path, monkeypatch) -> None:
     """Of a head with outliers, trained for nothing; in slices, for any length, with a question and without."""
-    monkeypatch.setattr(space, "SLICE", size)
+    monkeypatch.setattr(late_interaction, "SLICE", size)
     models, ids = case("drafter"), prompt("drafter")[0][-tokens:]
     random_head(models.cpu.config, query=(1, 3), key=(0, 2, 3), rank=96).save(tmp_path / "head.safetensors", {})
     scorer = SCORERS.build("late_interaction", {"weights": str(tmp_path / "head.safetensors")})

@@ -19,18 +19,18 @@ from sp.kernels import forced_path
 from sp.kernels.device import device_count, event_done, nccl_version
 from sp.kernels.repeats import Repeat
 from sp.models import Cards
-from sp.models.arithmetic import scoring
-from sp.models.passes import repeated_layers
-from sp.models.passes.last_stripe import pages_less
+from sp.models.network.arithmetic import scoring
+from sp.models.run import replay as repeated_layers
+from sp.models.run.context_parallel import pages_less
 from sp.models.synthetic.random_store import random_model
 from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
-from sp.parallel.peer_gathers import PeerGathers, reachable
+from sp.parallel.nccl_card import PeerGathers, reachable
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
 
 N, KEPT = 6001, 0.1

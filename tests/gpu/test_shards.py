@@ -8,23 +8,22 @@ import cupy
 import numpy as np
 import pytest
 
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import generate
+from sp.decode.base import GraphDecoder, generate
 from sp.errors import PromptError
 from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
-from sp.models.passes.tree import TreeReader
-from sp.models.shards.in_parts import PART
+from sp.models.run.graph import PrefillGraphs
+from sp.models.run.tensor_parallel import PART
+from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
-from sp.models.synthetic.random_shards import random_shards
+from sp.models.synthetic.random_store import random_shards
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.group import Card, Group
 from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 N = 700

@@ -18,14 +18,14 @@ from compare import nmse
 from device_models import case
 
 from sp.decode import DDTree, DFlash
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
-from sp.models import decode_step, load_draft, prefill
+from sp.models import Hooks, decode_step, load_draft, prefill
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_shapes import DraftShape
-from sp.models.passes.pinned_staging import PinnedStaging
-from sp.models.passes.tree import LayerFeatures, TreeReader
+from sp.models.run.captured_graph import PinnedStaging
+from sp.models.run.tree import LayerFeatures, TreeReader
+from sp.models.synthetic.dflash_synthetic import DraftShape
 from sp.models.synthetic.synthetic import write_random
 from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
 
@@ -62,7 +62,7 @@ def read(name: str, kv: str, rotate: bool, room: int, session=None):
     if session is not None and session.layers:
         after = LayerFeatures(session.layers, take)
     rows = START if after else 1
-    return prefill(c.gpu, c.ids[:START], where, store, chunk=100, after=after, rows=rows), store
+    return prefill(c.gpu, c.ids[:START], where, store, chunk=100, hooks=Hooks(after_layer=after), rows=rows), store
 
 
 @cache

@@ -11,8 +11,8 @@ import cupy
 import pytest
 
 from sp.decode import DDTree, DFlash, Greedy
-from sp.models.drafts.dflash_shapes import DraftShape
-from sp.models.passes.captured_graph import CapturedGraph
+from sp.models.run.captured_graph import CapturedGraph
+from sp.models.synthetic.dflash_synthetic import DraftShape
 from sp.models.synthetic.synthetic import write_random
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions

@@ -13,8 +13,8 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
-from sp.models.cache.device_tables import DeviceTables  # noqa: E402
-from sp.models.passes.tree import ancestry  # noqa: E402
+from sp.models.cache.block_tables import DeviceTables  # noqa: E402
+from sp.models.run.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402

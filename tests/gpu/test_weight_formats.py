@@ -10,7 +10,7 @@ from compare import nmse
 
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill
-from sp.models.file_type import FILE_TYPES
+from sp.models.file.file_type import FILE_TYPES
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import FORMATS, Q8_0
 

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from sp.parallel.group import Card
+from sp.parallel.group import Card, Meeting
 from sp.parallel.host import HostGroup
-from sp.parallel.meeting import Meeting
 
 
 class LateGroup(HostGroup):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from tiny_models import VOCAB, write_tiny
 
-from sp.models import Model, decode_step, prefill
-from sp.models.passes.tree import LayerFeatures, TreeReader
+from sp.models import Hooks, Model, decode_step, prefill
+from sp.models.run.tree import LayerFeatures, TreeReader
 from sp.quant import BlockFormat
 
 ATTENTION = {"attention__head_count": 8, "attention__head_count_kv": 4}
@@ -36,7 +36,17 @@ def file_of(folder: Path, arch: str, fmt: BlockFormat | None = None) -> Path:
 def read_all(model: Model, kv: str = "f32", rotate: bool = False, n: int = N) -> list[np.ndarray]:
     """What a prompt in chunks, steps, a tree, a kept path of it and a step behind that come to."""
     cache, seen = model.new_cache(n + 20, kv, rotate=rotate), []
-    found = [prefill(model, IDS[:n], WHERE[:n], cache, chunk=50, after=LayerFeatures((0, 2), seen.append), rows=n)]
+    found = [
+        prefill(
+            model,
+            IDS[:n],
+            WHERE[:n],
+            cache,
+            chunk=50,
+            hooks=Hooks(after_layer=LayerFeatures((0, 2), seen.append)),
+            rows=n,
+        )
+    ]
     found += [decode_step(model, int(IDS[n + i]), int(WHERE[n + i]), cache) for i in range(2)]
     reader = TreeReader(model, cache, (1, 2), most=8)
     tree = reader.read_tree(IDS[n + 2 : n + 8], PARENTS, WHERE[n + 2] + DEPTHS)

@@ -12,27 +12,31 @@ import pytest
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
-from sp.models import arithmetic as marking
-from sp.models import auto_math, load_model
-from sp.models.arithmetic import (
+from sp.models import load_model
+from sp.models.network import arithmetic as marking
+from sp.models.network.arithmetic import (
     AUTO,
+    FASTER,
     FIRST_LAYERS,
+    MOST_ERROR,
     Arithmetic,
     check_math,
     is_eligible,
+    is_faster,
     read_math,
+    rounding_error,
+    sampled_rows,
     with_math,
 )
-from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.network.trunk import Trunk, mapped
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
 from sp.planning.memory import STREAMS, cold_layers, product_bytes, reading_bytes, scoring_bytes
 from sp.quant import Math, Weight
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 def past_the_first(names: Iterable[str]) -> set[str]:
@@ -149,11 +153,10 @@ def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
 def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *maths: Math) -> None:
     """As if on a card whose kernels make these products."""
     known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=maths)]
-    for module in (marking, auto_math):
-        monkeypatch.setattr(module, "current_path", lambda: path)
-        monkeypatch.setattr(module, "kernels", lambda path: known)
-    monkeypatch.setattr(auto_math, "capability", lambda device: capability)
-    monkeypatch.setattr(auto_math, "current_device", lambda: 0)
+    monkeypatch.setattr(marking, "current_path", lambda: path)
+    monkeypatch.setattr(marking, "kernels", lambda path: known)
+    monkeypatch.setattr(marking, "capability", lambda device: capability)
+    monkeypatch.setattr(marking, "current_device", lambda: 0)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tiny_models import rewritten
 
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
-from sp.models.architectures.llama import FrequencyFactors
-from sp.models.asked_scaling import AskedScaling
+from sp.models.families.llama import FrequencyFactors
+from sp.models.file.rope_keys import AskedScaling
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import Rope
 from sp.ops.rope_scaling import LinearScaling, YarnScaling

@@ -9,15 +9,16 @@ import pytest
 from dry_walk import walked
 
 from sp.bench.record import running
-from sp.models import arithmetic, load_model, read_by_layer
-from sp.models.cache import cache as caches
-from sp.models.passes import layer_attention
-from sp.models.passes.layer_attention import SparseAttention
+from sp.models import Hooks, load_model, read_by_layer
+from sp.models.layer import steps
+from sp.models.network import arithmetic
+from sp.models.run import layer_attention
+from sp.models.run.layer_attention import SparseAttention
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
 from sp.session import Pipeline
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 DRY = """
 import json, sys
@@ -26,8 +27,8 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import load_model, read_by_layer
-from sp.models.passes.layer_attention import SparseAttention, dense_attention
+from sp.models import Hooks, load_model, read_by_layer
+from sp.models.run.layer_attention import SparseAttention, dense_attention
 from sp.ops.sparse.flashprefill import TopDensity
 found = []
 for path in ("sm_90a", "portable"):
@@ -38,7 +39,7 @@ for path in ("sm_90a", "portable"):
                 for kv in ("f16", "q4_0"):
                     cache, ids = model.new_cache(n, kv, rotate=kv == "q4_0", layers=1), np.arange(n)
                     dry_device.launches.clear()
-                    read_by_layer(model, ids, ids, cache, lambda *_: None, attend=attend)
+                    read_by_layer(model, ids, ids, cache, Hooks(), attend=attend)
                     other = "attention_sm90" if path == "sm_90a" else "attention_portable"
                     names = ("attention_bytes", "kv_bytes", "value_peaks", other)
                     found.append((path, n, [dry_device.launches.get(name, 0) for name in names]))
@@ -57,13 +58,13 @@ print(json.dumps(found))
 )
 def test_long_runs_of_a_model_that_asks_for_it(monkeypatch, n, selector, calls) -> None:
     seen = []
-    for module, name in ((caches, "byte_output"), (layer_attention, "attend")):
+    for module, name in ((steps, "byte_output"), (layer_attention, "attend")):
         made = getattr(module, name)
         monkeypatch.setattr(module, name, lambda q, *rest, made=made: seen.append(len(q)) or made(q, *rest))
     model = load_model(embedded("drafter"), math="int8")
     ids = np.random.default_rng(0).integers(0, model.config.vocab, n)
     attends = {} if selector is None else {"attend": SparseAttention(selector)}
-    read_by_layer(model, ids, np.arange(n), model.new_cache(n, layers=1), lambda *_: None, **attends)
+    read_by_layer(model, ids, np.arange(n), model.new_cache(n, layers=1), Hooks(), **attends)
     assert seen == [n] * calls
 
 

@@ -15,7 +15,7 @@ from dry_walk import walked
 from tiny_models import rewritten
 
 from sp.errors import ModelError
-from sp.models.layers.stack_ring import ring_bytes
+from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.memory import cold_layers, held_weights, spread, stack_bytes, work_bytes
@@ -27,15 +27,15 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import numpy as np
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.device.parts import Parts, arrays_of
-from sp.models.layers import experts
-from sp.models.passes.tree import TreeReader
-from sp.models.layers.pinned_weight import PinnedWeight
+from sp.models.layer import feed_forward as experts
+from sp.models.run.tree import TreeReader
+from sp.models.layer.pinned_weight import PinnedWeight
 
 def stacks(block):
-    return (*block.ffn.into, block.ffn.down)
+    return (*block.ffn.into, block.ffn.down_stack)
 
 def mark(trunk, but=()):
     for i, block in enumerate(trunk.blocks):

@@ -17,7 +17,7 @@ from sp.planning.memory import cold_layers
 from sp.planning.plan import plan_file
 from sp.planning.tables import render_plan
 from sp.session import RunOptions
-from sp.session.decide import check_memory, check_scoring
+from sp.session.decision import check_memory, check_scoring
 
 SHAPES = ("qwen3.6-35b-a3b", "qwen3-30b-a3b")
 

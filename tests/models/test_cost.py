@@ -6,7 +6,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.models import Cost, DeltaConfig, ModelConfig, flops, prefill_cost
-from sp.models.cost import matmul_params
+from sp.models.network.cost import matmul_params
 from sp.ops.rope import Rope
 
 BIG = ModelConfig(

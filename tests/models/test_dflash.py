@@ -14,13 +14,13 @@ from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, GGUFError, ModelError
 from sp.gguf import GGUFFile
-from sp.models import load_model, prefill
+from sp.models import Hooks, load_model, prefill
 from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_config import draft_config, gguf_keys
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.passes.tree import LayerFeatures
-from sp.models.safetensors_file import SafetensorsFile
+from sp.models.file.safetensors_file import SafetensorsFile
+from sp.models.run.tree import LayerFeatures
 from sp.quant import F16, F32
 
 TAKEN = (1, 4)
@@ -168,7 +168,7 @@ def test_features_of_the_target_change_the_guess(target, tmp_path) -> None:
     for seed in (1, 2):
         ids, session = np.random.default_rng(seed).integers(0, VOCAB, 30), DraftSession.begin(draft, target, 30)
         seen = LayerFeatures(draft.layers, lambda rows, s=session: s.remember(rows, np.arange(30)))
-        prefill(target, ids, np.arange(30), target.new_cache(30), after=seen)
+        prefill(target, ids, np.arange(30), target.new_cache(30), hooks=Hooks(after_layer=seen))
         found.append(session.guess(5, 30, BLOCK - 1))
     assert np.abs(found[0] - found[1]).max() > 0.1
 

@@ -13,10 +13,14 @@ from sp import cli
 from sp.errors import ConfigError, ModelError
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes
-from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import (
+    find_draft_shape,
+    list_draft_shapes,
+    synthetic_draft,
+    write_synthetic_draft,
+)
 from sp.models.synthetic.shapes import find_shape
-from sp.session.load import synthetic
+from sp.session.loaded import synthetic
 
 TINY = "dflash-tiny-qwen35"
 
@@ -77,8 +81,9 @@ import numpy as np
 from sp.kernels import forced_path
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
-from sp.models.drafts.dflash_synthetic import synthetic_draft
-from sp.session.load import synthetic
+from sp.models.synthetic.dflash_synthetic import synthetic_draft
+from sp.session.loaded import synthetic
+from sp.session.loaded import synthetic
 target = synthetic("tiny-qwen35", device="cuda").model
 empty = dry_device.empty
 drafts = [synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), *(load_draft(path, target) for path in sys.argv[2:])]

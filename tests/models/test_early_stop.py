@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError, ModelError
-from sp.models import load_model, prefill, prefill_by_layer, read_by_layer
+from sp.models import Hooks, load_model, prefill, prefill_by_layer, read_by_layer
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.head_map import model_key
-from sp.session.load import embedded
+from sp.scoring.attention.heads import model_key
+from sp.session.loaded import embedded
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_what_needs_more_says_so(path) -> None:
         with pytest.raises(ModelError, match=r"only the first 2 layers .* all \d and the head are needed"):
             needs(model, ids, ids, model.new_cache(40))
     with pytest.raises(ModelError, match=r"only the first 2 layers .* 3 are needed"):
-        read_by_layer(model, ids, ids, model.new_cache(40, layers=1), lambda *_: None, depth=3)
+        read_by_layer(model, ids, ids, model.new_cache(40, layers=1), Hooks(), depth=3)
     with pytest.raises(ModelError, match="only the first 2 layers"):
         score(model, "tail")
 

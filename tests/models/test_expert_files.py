@@ -14,7 +14,7 @@ from sp import cli
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ExpertConfig, load_model, read_config
-from sp.models.cost import active_params, prefill_cost
+from sp.models.network.cost import active_params, prefill_cost
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.inspect import inspect_file

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sp.models import Model, decode_step, load_model, prefill, prefill_sparse
-from sp.models.passes.tree import TreeReader
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt

@@ -7,9 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sp.models import AskedScaling, ModelConfig, describe_window, load_model, needed_scaling, read_by_layer, unscalable
-from sp.models.architectures.llama import FrequencyFactors
+from sp.models import (
+    AskedScaling,
+    Hooks,
+    ModelConfig,
+    describe_window,
+    load_model,
+    needed_scaling,
+    read_by_layer,
+    unscalable,
+)
 from sp.models.cache.cache import Cache
+from sp.models.families.llama import FrequencyFactors
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
@@ -91,7 +100,7 @@ def test_models_of_the_same_weights_differ_in_rope_alone() -> None:
             seen.extend((q.copy(), cache.keys(layer).copy()))
 
         # of the last layer fewer rows than tokens: keys and queries are then turned one by one
-        read_by_layer(reader, ids, np.arange(130), reader.new_cache(130, layers=1), watch, rows=8, depth=3)
+        read_by_layer(reader, ids, np.arange(130), reader.new_cache(130, layers=1), Hooks(watch), rows=8, depth=3)
         return seen
 
     plain = keys(model)

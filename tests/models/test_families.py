@@ -13,7 +13,7 @@ from tiny_models import rewritten
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import load_model, read_config
-from sp.models.architectures.llama import FACTORS, FrequencyFactors, llama3_factors
+from sp.models.families.llama import FACTORS, FrequencyFactors, llama3_factors
 from sp.planning.inspect import inspect_file
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sp.models.layers.hot_experts import count_choices, hit_rate, hottest
+from sp.models.layer.cold_experts import count_choices, hit_rate, hottest
 from sp.ops.experts.routing import route
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from sp.planning.plan import make_plan
 from sp.planning.subject import shape_subject, whole
 from sp.planning.tables import render_plan
-from sp.scoring.calibration.use import default_depth
+from sp.scoring.calibration.measure import default_depth
 
 
 def test_a_drafter_counts_as_far_as_it_is_read() -> None:

@@ -18,7 +18,7 @@ from sp.bench.record import newest
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig, read_config
 from sp.models.cache.cache import Cache
-from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.cards import (
@@ -34,7 +34,7 @@ from sp.planning.inspect import inspect_file
 from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.planning.tables import render
 from sp.quant import FORMATS, Math
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.session.measured import cards_of
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"

@@ -21,16 +21,16 @@ from sp.commands.plan import read_card
 from sp.errors import ModelError, PromptError, SpError
 from sp.gguf import GGUFFile
 from sp.models import Arithmetic, ModelConfig, load_model
-from sp.models.architectures.llama import FACTORS
 from sp.models.cache.cache import Cache
-from sp.models.file_type import FILE_TYPES
+from sp.models.families.llama import FACTORS
+from sp.models.file.file_type import FILE_TYPES
 from sp.ops.rope_scaling import LinearScaling
 from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, find_card, need, room, ways
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import COMMON, USUAL, make_plan, plan_file
 from sp.planning.subject import read_subject, shape_subject
 from sp.session import RunOptions, embedded
-from sp.session.decide import check_memory, check_scoring
+from sp.session.decision import check_memory, check_scoring
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from dry_walk import walked
 
 from sp.gguf import GGUFFile
 from sp.models import read_config
-from sp.models.arithmetic import is_eligible
+from sp.models.network.arithmetic import is_eligible
 from sp.planning.memory import file_formats, layer_matrices
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 WALK = """
 import sys
@@ -77,7 +77,7 @@ from contextlib import ExitStack
 from sp.errors import DeviceError
 from sp.models import prefill
 from sp.models.device.kept import let_go
-from sp.models.trunk import mapped
+from sp.models.network.trunk import mapped
 from sp.session import Pipeline, RunOptions
 from sp.session.report import math_lines
 from sp.trace import Stage

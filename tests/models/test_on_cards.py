@@ -15,21 +15,18 @@ from odd_groups import FetchingGroup, LateGroup
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, PromptError
-from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
+from sp.models import Hooks, LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
 from sp.models.cache.striped import Stripes
-from sp.models.passes.chunk_on_cards import MOST_TOGETHER, tokens_together
-from sp.models.passes.last_stripe import LOOKED, pages_less
-from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.passes.on_cards import read_by_layer_on
+from sp.models.run.context_parallel import LOOKED, MOST_TOGETHER, pages_less, read_by_layer_on, tokens_together
+from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import BlockSelector, Dense, Streaming
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.parallel.group import Card
+from sp.parallel.group import Card, Meeting
 from sp.parallel.host import HostGroup
-from sp.parallel.meeting import Meeting
 
 MOST, ROWS = 1500, 8
 IDS = np.random.default_rng(0).integers(0, VOCAB, MOST)
@@ -69,7 +66,7 @@ def read_alone(model: Model, n: int, selector: BlockSelector | None, kv: str, ro
     """What one card sees and, if it does not attend to everything, the blocks it reads."""
     alone = attention(selector)
     room = model.new_cache(n, kv, rotate=rotate, layers=1)
-    seen = seen_by(lambda watch: read_by_layer(model, IDS[:n], WHERE[:n], room, watch, attend=alone, rows=ROWS))
+    seen = seen_by(lambda watch: read_by_layer(model, IDS[:n], WHERE[:n], room, Hooks(watch), attend=alone, rows=ROWS))
     return seen, alone.densities() if isinstance(alone, SparseAttention) else None
 
 
@@ -86,7 +83,7 @@ def both(
     spread = attention(selector)
     want, densities = read_alone(model, n, selector, kv, rotate)
     how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
-    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, IDS[:n], WHERE[:n], watch, **how))
+    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, IDS[:n], WHERE[:n], Hooks(watch), **how))
     assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
     for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
         for one, other in zip(mine, theirs, strict=True):
@@ -160,7 +157,7 @@ def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
     told: list[int] = []
     seen = seen_by(
         lambda watch: read_by_layer_on(
-            HostGroup(2), [model] * 2, IDS, WHERE, watch, rows=ROWS, depth=1, chunk=300, progress=told.append
+            HostGroup(2), [model] * 2, IDS, WHERE, Hooks(watch, progress=told.append), rows=ROWS, depth=1, chunk=300
         )
     )
     assert [layer for layer, *_ in seen] == [0]
@@ -189,7 +186,7 @@ def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) 
         model: Model, n: int, attend: LayerAttention = dense_attention, watch: Any = lambda *_: None, like: Any = "look"
     ) -> bool:
         group.told = ()
-        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), watch, attend=attend, like=like)
+        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), Hooks(watch, queues=like), attend=attend)
         assert len(set(group.told)) == 1
         return group.told[0]
 
@@ -222,16 +219,16 @@ def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
 
     group = HostGroup(2)
     with pytest.raises(PromptError, match="card 0 of 2: enough"):
-        read_by_layer_on(group, [model] * 2, IDS, WHERE, fails)
+        read_by_layer_on(group, [model] * 2, IDS, WHERE, Hooks(fails))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
     with pytest.raises(PromptError, match="outside the vocabulary"):
-        read_by_layer_on(group, [model] * 2, IDS + VOCAB, WHERE, fails)
+        read_by_layer_on(group, [model] * 2, IDS + VOCAB, WHERE, Hooks(fails))
     for models in ([model], [model, gated]):
         with pytest.raises(ConfigError, match="2 cards need the same model each"):
-            read_by_layer_on(group, models, IDS, WHERE, fails)
+            read_by_layer_on(group, models, IDS, WHERE, Hooks(fails))
     hybrid = load_model(write_tiny(tmp_path / "hybrid.gguf", "qwen35"))
     with pytest.raises(ConfigError, match="attention layers alone"):
-        read_by_layer_on(group, [hybrid] * 2, IDS, WHERE, fails)
+        read_by_layer_on(group, [hybrid] * 2, IDS, WHERE, Hooks(fails))
 
 
 @pytest.mark.parametrize("cards", [2, 3, 4, 8])

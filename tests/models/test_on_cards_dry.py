@@ -17,8 +17,8 @@ dry_nccl.install(CARDS)
 import cupy
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import Cards, SparseAttention, dense_attention, load_model
-from sp.models.passes.on_cards import read_by_layer_on
+from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
+from sp.models.run.context_parallel import read_by_layer_on
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
 from sp.scoring import SCORERS, ScoreRequest
@@ -38,8 +38,8 @@ for path in ("sm_90a", "portable"):
             for attend in (dense_attention, SparseAttention(FlashPrefill(0.1))):
                 seen.clear(), told.clear(), dry_nccl.launches.clear()
                 read_by_layer_on(
-                    group, models, ids, np.arange(N), watch, attend=attend, rows=8, kv=kv, rotate=rotate,
-                    progress=told.append,
+                    group, models, ids, np.arange(N), Hooks(watch, progress=told.append), attend=attend, rows=8, kv=kv,
+                    rotate=rotate,
                 )
                 assert seen == [(0, 308, N, 17), (1, 308, N, 17), (2, last, N, 17)], seen
                 assert sum(told) == 3 * N, told

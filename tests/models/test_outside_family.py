@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.models import (
     ARCHITECTURES,
     Architecture,
+    Hooks,
     decode_step,
     load_model,
     prefill,
@@ -25,11 +25,11 @@ from sp.models import (
     read_config,
     register_architecture,
 )
-from sp.models.cost import matmul_params
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
-from sp.models.layers.feed_forward import SwiGLU
-from sp.models.passes.tree import TreeReader
+from sp.models.layer.feed_forward import GatedMLP
+from sp.models.layer.spec import LayerSpec
+from sp.models.network.cost import matmul_params
+from sp.models.run.tree import TreeReader
+from sp.ops.matmul.project import project
 from sp.planning.inspect import inspect_file
 from sp.quant import F32
 
@@ -79,7 +79,7 @@ def test_what_makes_the_family_matters(change, model, prompt) -> None:
 def test_prefill_then_decode(walk, model, prompt, expected) -> None:
     ids, positions = prompt
     cache, seen = model.new_cache(N, "f32"), []
-    logits = walk(model, ids[:-3], positions[:-3], cache, chunk=40, tap=lambda *call: seen.append(call[0]))
+    logits = walk(model, ids[:-3], positions[:-3], cache, chunk=40, hooks=Hooks(lambda *call: seen.append(call[0])))
     assert distance(logits, expected[-4]) < TOLERANCE
     assert set(seen) == set(range(LAYERS))
     for t in range(N - 3, N):
@@ -140,8 +140,8 @@ dry_device.install()
 import numpy as np
 import outside_family
 from sp.kernels import forced_path
-from sp.models import load_model, prefill, prefill_by_layer
-from sp.models.passes.tree import TreeReader
+from sp.models import Hooks, load_model, prefill, prefill_by_layer
+from sp.models.run.tree import TreeReader
 from sp.quant import F32
 model, ids = load_model(sys.argv[3], device="cuda"), np.arange(200)
 for path in ("sm_90a", "portable"):
@@ -155,7 +155,7 @@ for path in ("sm_90a", "portable"):
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[:16] + 200).choices) == 16
             reader.commit_path(ids[:3])
             cache.reset()
-            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, tap=lambda *call: None)
+            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, hooks=Hooks(lambda *call: None))
 """
 
 
@@ -168,28 +168,23 @@ def test_every_launch_fits(tmp_path) -> None:
 class Shared:
     """Half of what each of two experts says; no `Block` knows of it."""
 
-    experts: tuple[SwiGLU, SwiGLU]
+    experts: tuple[GatedMLP, GatedMLP]
 
     @classmethod
     def take(cls, store, index):
-        first = SwiGLU.take(store, index)
+        first = GatedMLP.take(store, index)
         hidden, ffn, blk = store.config.hidden, store.config.ffn[index], f"blk.{index}."
-        second = SwiGLU(
+        second = GatedMLP(
             store.matrix(f"{blk}ffn_gate_b.weight", (ffn, hidden)),
             store.matrix(f"{blk}ffn_up_b.weight", (ffn, hidden)),
             store.matrix(f"{blk}ffn_down_b.weight", (hidden, ffn)),
         )
         return cls((first, second))
 
-    def __call__(self, x, norm):
-        return sum(expert(x, norm) for expert in self.experts) / np.float32(2)
+    down = None
 
-    def add_before(self, x, norm, then):
-        return self(x, norm), then
-
-
-def shared_block(store, index):
-    return Block.take(store, index, partial(Attention.take, norms=False, biases=True), Shared.take)
+    def __call__(self, x, norm, reader):
+        return sum(project(expert(x, norm, None), (expert.down,))[0] for expert in self.experts) / np.float32(2)
 
 
 def test_another_feed_forward_needs_no_other_block(tmp_path, prompt, expected) -> None:
@@ -202,7 +197,7 @@ def test_another_feed_forward_needs_no_other_block(tmp_path, prompt, expected) -
     path = write_tern(tmp_path / "m.gguf", tensors)
     with pytest.raises(ModelError, match="9 tensors have no place"):
         load_model(path)
-    register_architecture(replace(tern, name="tern-shared", block=shared_block))
+    register_architecture(replace(tern, name="tern-shared", layer=replace(tern.layer, ffn=Shared.take)))
     model = load_model(renamed(path, tmp_path / "shared.gguf"))
     assert distance(all_logits(model, *prompt), expected) < TOLERANCE
     cache = model.new_cache(N, "f32")
@@ -225,7 +220,7 @@ def renamed(source: Path, target: Path) -> Path:
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ConfigError, match="architecture 'qwen3' is registered twice"):
-        register_architecture(Architecture("qwen3", shared_block, ("qwen2",)))
+        register_architecture(Architecture("qwen3", LayerSpec(), ("qwen2",)))
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

@@ -28,7 +28,7 @@ from sp.gguf import GGUFFile
 from sp.kernels import forced_path
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import RandomStore
-from sp.models.trunk import Trunk, mapped
+from sp.models.network.trunk import Trunk, mapped
 from sp.quant import Q8_0
 fmt = outside_format()
 model = load_model(sys.argv[3], device="cuda")

@@ -12,8 +12,8 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import numpy as np
-from sp.models import load_model, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models import Hooks, load_model, prefill
+from sp.models.run.graph import PrefillGraphs
 model = load_model(sys.argv[2], device="cuda")
 
 def read(n, cache, graphs, **options):
@@ -52,7 +52,8 @@ for way in ("eager", "captured", "replayed"):  # no room for padding, so a size 
     assert graphs.told() == {way: 990} and cache.tokens == 3990
 cache.reset()
 seen = []
-prefill(model, np.arange(500), np.arange(500), cache, graphs=graphs, after=lambda layer, x: seen.append(layer))
+hooks = Hooks(after_layer=lambda layer, x: seen.append(layer))
+prefill(model, np.arange(500), np.arange(500), cache, graphs=graphs, hooks=hooks)
 assert seen == list(range(model.config.layers)) and graphs.told() == {}
 positions = np.concatenate([np.arange(300), np.arange(1000, 1200)])
 cache.reset()

@@ -8,9 +8,8 @@ from tiny_models import KEYS, random_tensors, write_tiny
 
 from sp.gguf import GGUFFile
 from sp.models import load_model, read_config
-from sp.models.recording import RecordingStore
-from sp.models.trunk import Trunk, trunk_tensors
-from sp.models.weights import WeightStore
+from sp.models.file.weights import RecordingStore, WeightStore
+from sp.models.network.trunk import Trunk, trunk_tensors
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])

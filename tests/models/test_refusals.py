@@ -15,9 +15,9 @@ from tiny_models import KEYS, rewritten, write_tiny
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ARCHITECTURES, load_model
-from sp.models.architectures.base import read_config
 from sp.models.drafts.dflash import load_draft
-from sp.models.refusals import NEUTRAL
+from sp.models.families.base import read_config
+from sp.models.file.refusals import NEUTRAL
 from sp.planning.inspect import inspect_file
 
 ONE = np.ones((2, 40), np.float32)
@@ -93,7 +93,7 @@ def test_what_says_only_the_usual_loads(tmp_path: Path, keys: dict[str, Any]) ->
 def test_a_family_may_honour_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from sp.models.architectures import base
+    from sp.models.families import base
 
     path = write_tiny(tmp_path / "m.gguf", "qwen3", logit_scale=0.5)
     monkeypatch.setitem(base._records, "qwen3", replace(ARCHITECTURES["qwen3"], honours=("logit_scale",)))

@@ -30,12 +30,12 @@ import pytest
 from sp.kernels import current_path, repeats
 from sp.kernels.scratch import Scratch
 from sp.kernels.setting import setting
-from sp.models import Cards, SparseAttention, dense_attention, load_model
+from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.striped import StripedCache
-from sp.models.passes import repeated_layers
-from sp.models.passes.last_stripe import pages_less
-from sp.models.passes.on_cards import read_by_layer_on
-from sp.models.passes.repeated_reading import read_repeated
+from sp.models.run import replay as repeated_layers
+from sp.models.run.context_parallel import pages_less
+from sp.models.run.context_parallel import read_by_layer_on
+from sp.models.run.replay import read_repeated
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
 from sp.parallel.nccl_card import NcclCard
@@ -98,10 +98,10 @@ NcclCard._drain = drained
 ids = np.arange(N) % VOCAB
 monkeypatch = pytest.MonkeyPatch()
 group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
-def read_on(*given, **how):
+def read_on(ids, where, watch, **how):
     if group is None:
-        return read_repeated(models[0], *given, **how)
-    return read_by_layer_on(group, models, *given, like="looks at shapes", **how)
+        return read_repeated(models[0], ids, where, Hooks(watch), **how)
+    return read_by_layer_on(group, models, ids, where, Hooks(watch, queues="looks at shapes"), **how)
 def read(attend):
     log.clear(), again.clear(), recorded.clear(), placed.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))

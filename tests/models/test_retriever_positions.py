@@ -7,7 +7,7 @@ from retriever_files import ARCHS, answer, token_task
 from retriever_models import both, tasks_of
 
 from sp.arrays import Floats, Ints
-from sp.models import Model, prefill
+from sp.models import Hooks, Model, prefill
 from sp.models.synthetic.retriever import retriever_tensors
 from sp.ops import rms_norm, rope
 
@@ -32,7 +32,7 @@ def tapped(model: Model, ids: Ints, layer: int, positions: Ints | None = None) -
         model.new_cache(len(ids), "f32"),
         chunk=len(ids),
         rows=len(ids),
-        tap=lambda index, q, k, _: seen.update({index: (q, k)}),
+        hooks=Hooks(lambda index, q, cache: seen.update({index: (q, cache.keys(index))})),
     )
     return *seen[layer], logits
 

@@ -15,7 +15,7 @@ from plan_calls import PAIR, call
 
 from sp.commands.plan import KEEP
 from sp.errors import ConfigError
-from sp.models.cost import prefill_cost
+from sp.models.network.cost import prefill_cost
 from sp.planning import cards
 from sp.planning.cards import KNOWN, find_card
 from sp.planning.roofline import EFFICIENCY, ERROR, LAUNCH_S, LAUNCHES, Roofline, TimedModel

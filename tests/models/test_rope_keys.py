@@ -16,12 +16,12 @@ from tiny_models import rewritten, write_tiny
 from sp.errors import ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import decode_step, load_draft, load_model, prefill, read_config
-from sp.models.architectures.base import find_architecture
-from sp.models.metadata_keys import Keys, SketchKeys
-from sp.models.model import Model
-from sp.models.rope_keys import read_rope, rope_metadata
-from sp.models.trunk import Trunk
-from sp.models.weights import WeightStore
+from sp.models.families.base import find_architecture
+from sp.models.file.metadata_keys import Keys, SketchKeys
+from sp.models.file.rope_keys import read_rope, rope_metadata
+from sp.models.file.weights import WeightStore
+from sp.models.network.model import Model
+from sp.models.network.trunk import Trunk
 from sp.ops.rope import Rope
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 

@@ -20,8 +20,8 @@ dry_device.H200["major"] = int(sys.argv[5])
 dry_device.install()
 import numpy as np
 from sp.kernels import repeats
-from sp.models import AskedScaling, load_model
-from sp.models.passes.repeated_reading import read_repeated
+from sp.models import AskedScaling, Hooks, load_model
+from sp.models.run.replay import read_repeated
 from sp.ops.attention.head_norm_rope import turns
 model, seen, again = load_model(sys.argv[2], device="cuda"), [], []
 def tell(entry, values):
@@ -36,7 +36,7 @@ repeats.Repeat.__call__ = counted
 scaled = AskedScaling("yarn", 2.0).applied(model.config).rope
 for reader in (model, model.with_rope(scaled), model):
     seen.clear(), again.clear()
-    assert read_repeated(reader, np.arange(N) % VOCAB, np.arange(N), lambda layer, q, cache: None, rows=8, depth=8)
+    assert read_repeated(reader, np.arange(N) % VOCAB, np.arange(N), Hooks(), rows=8, depth=8)
     other = scaled if reader is model else model.config.rope
     table, others = (turns(rope, 0).data.ptr for rope in (reader.config.rope, other))
     assert len(seen) >= 7 and again, (len(seen), again)

@@ -14,14 +14,14 @@ import dry_device
 dry_device.install()
 import numpy as np
 from dataclasses import replace
-from sp.decode.greedy import greedy
+from sp.decode.base import greedy
 from sp.kernels import forced_path
 from sp.models import prefill, prefill_by_layer, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table
-from sp.models.model import Model
-from sp.models.passes.tree import TreeReader
+from sp.models.network.model import Model
+from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import Trunk
+from sp.models.network.trunk import Trunk
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, ScoreRequest
 

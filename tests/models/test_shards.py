@@ -10,7 +10,7 @@ from parity import fixture
 from shared_models import IDS, WHERE, N, file_of, read_all
 from tiny_models import rewritten, write_tiny
 
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.gguf import GGUFFile
 from sp.models import (
     Model,
@@ -26,7 +26,7 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.parallel.host import HostGroup
 from sp.quant import Q4_K, Q6_K, Q8_0
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
 
@@ -146,7 +146,10 @@ def test_a_card_holds_its_share(arch, folder) -> None:
     path = file_of(folder, arch, Q8_0)
     whole, shards = load_model(path, decode_budget=0), load_shards(path, HostGroup(4), decode_budget=0)
     table, sizes = whole.trunk.embed.nbytes, [model.nbytes for model in shards.models]
-    norms = sum(norm.nbytes for norm, _ in whole.norms) + 6 * (2 * 64 + 256) * 4  # of heads and of recurrent layers
+    norms = (
+        sum(norm.nbytes for block in whole.trunk.blocks for norm in (block.attn_norm, block.ffn_norm))
+        + 6 * (2 * 64 + 256) * 4
+    )  # of heads and of recurrent layers
     assert max(sizes) - min(sizes) <= whole.trunk.output.nbytes / 16  # the last card has fewer rows of the head
     total = whole.nbytes + (table if whole.trunk.output is whole.trunk.embed else 0)
     assert total <= sum(sizes) <= total + 3 * (table + norms)

@@ -15,10 +15,10 @@ import dry_nccl
 dry_nccl.install(2)
 import numpy as np
 from sp.decode import Sample
-from sp.decode.graph import GraphDecoder
+from sp.decode.base import GraphDecoder
 from sp.errors import DeviceError
 from sp.models import load_shards, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 N, NEW = 100, 6
 group = NcclGroup((0, 1), wait_seconds=0.3, leave_seconds=1.0)
@@ -111,7 +111,7 @@ import dry_nccl
 dry_nccl.install(2)
 import numpy as np
 from sp.models import load_shards, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 from sp.session import embedded
 shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(1024)
@@ -140,7 +140,7 @@ import dry_nccl
 dry_nccl.install(2)
 import numpy as np
 from sp.models import load_shards, prefill
-from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.models.run.graph import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 N = 2300
 shards, ids = load_shards(sys.argv[2], NcclGroup((0, 1)), device="cuda"), np.arange(N) % 50

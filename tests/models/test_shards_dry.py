@@ -17,11 +17,11 @@ CARDS, N, VOCAB = int(sys.argv[4]), 200, int(sys.argv[3])
 dry_nccl.install(CARDS)
 import cupy
 import numpy as np
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.kernels import forced_path
 from sp.models import load_model, prefill, prefill_by_layer
-from sp.models.passes.prefill_graphs import PrefillGraphs
-from sp.models.passes.tree import TreeReader
+from sp.models.run.graph import PrefillGraphs
+from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.nccl import NcclGroup
 told = []

@@ -12,7 +12,8 @@ from tiny_models import write_tiny
 
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Model, load_model, load_shards, prefill
-from sp.models.architectures import base
+from sp.models.families import base
+from sp.models.layer.feed_forward import GatedMLP
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.host import HostGroup
 from sp.quant import Q4_K
@@ -57,7 +58,7 @@ def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, monkey
         """A feed-forward of somebody's own."""
 
     build = base.ARCHITECTURES["qwen3"]
-    own = replace(build, block=lambda store, i: replace(build.block(store, i), ffn=Other()))
+    own = replace(build, layer=replace(build.layer, ffn=lambda *where: (GatedMLP.take(*where), Other())[1]))
     monkeypatch.setitem(base._records, "qwen3", own)
     with pytest.raises(ConfigError, match="several cards cannot share Other, which has no method `cut`"):
         load_shards(file_of(tmp_path, "qwen3"), HostGroup(2))

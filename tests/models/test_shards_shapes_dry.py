@@ -12,13 +12,13 @@ import dry_device
 dry_device.install()
 import numpy as np
 from dataclasses import replace
-from sp.decode.greedy import generate
+from sp.decode.base import generate
 from sp.kernels import forced_path
 from sp.models import Arithmetic, Shards, prefill, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table
-from sp.models.layers.share import Share
-from sp.models.passes.tree import TreeReader
-from sp.models.shards.shard_model import ShardModel
+from sp.models.layer.share import Share
+from sp.models.run.tree import TreeReader
+from sp.models.run.tensor_parallel import ShardModel
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.flashprefill import FlashPrefill

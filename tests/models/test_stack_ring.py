@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dry_walk import walked
 
-from sp.models.layers.stack_ring import _Place
+from sp.models.layer.cold_experts import _Place
 
 WALK = """
 import ctypes, json, sys
@@ -21,8 +21,8 @@ import dry_device, dry_memory
 dry_device.install()
 import cupy
 import numpy as np
-from sp.models.layers.stack_ring import _Place, ring_bytes, StackRing
-from sp.models.layers.pinned_weight import allocate_pinned
+from sp.models.layer.cold_experts import _Place, ring_bytes, StackRing
+from sp.models.layer.pinned_weight import allocate_pinned
 from sp.quant import Q8_0
 
 class Ordered(dry_device.Stream):

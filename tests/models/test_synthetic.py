@@ -14,7 +14,7 @@ from sp.errors import ConfigError, GGUFError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.template import chat_template, render_chat
 from sp.models import load_model, prefill, read_config
-from sp.models.file_type import FILE_TYPES
+from sp.models.file.file_type import FILE_TYPES
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic

@@ -11,7 +11,7 @@ import pytest
 from gguf import LlamaFileType
 
 from sp.errors import ConfigError
-from sp.models.file_type import FILE_TYPES, tensor_format
+from sp.models.file.file_type import FILE_TYPES, tensor_format
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import F32, FORMATS, Q6_K, format_by_name

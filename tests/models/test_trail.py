@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from retriever_files import ARCHS
 
-from sp.models import Model, Trail, prefill
+from sp.models import Hooks, Model, Trail, prefill
 
 IDS = np.random.default_rng(8).integers(0, 256, 700)
 
@@ -22,9 +22,10 @@ def whole(model: Model, ids: np.ndarray, kv: str = "f16") -> np.ndarray:
     return prefill(model, ids, np.arange(len(ids)), model.new_cache(len(ids), kv))
 
 
-def close(got: np.ndarray, want: np.ndarray) -> None:
-    """Keys and values are rounded to 11 bits."""
-    assert ((got - want) ** 2).sum() < 1e-6 * (want**2).sum()
+def close(got: np.ndarray, want: np.ndarray, kv: str = "f16") -> None:
+    """Keys and values are rounded to 11 bits; one of four bits rounds the other way where products of other sizes differ
+    in their last bit, as they do on some processors, and is off by a step."""
+    assert ((got - want) ** 2).sum() < (1e-6 if kv == "f16" else 1e-2) * (want**2).sum()
 
 
 @pytest.fixture(params=ARCHS)
@@ -43,9 +44,9 @@ def test_it_reads_on_from_wherever_it_goes_back_to(model: Model, kv: str) -> Non
     assert trail.reachable(300) == (260 if trail.recurrent else 300)
     left = trail.back_to(300)
     assert left == trail.tokens == (260 if trail.recurrent else 300)
-    close(read(trail, model, 600, other), whole(model, other[:600], kv))
+    close(read(trail, model, 600, other), whole(model, other[:600], kv), kv)
     assert trail.back_to(89) == (0 if trail.recurrent else 89)
-    close(read(trail, model, 120), whole(model, IDS[:120], kv))
+    close(read(trail, model, 120), whole(model, IDS[:120], kv), kv)
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -61,7 +62,7 @@ def test_what_fails_half_way_is_forgotten(model: Model, last: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
-        prefill(model, IDS[135:195], np.arange(135, 195), cache, after=stop_after)
+        prefill(model, IDS[135:195], np.arange(135, 195), cache, hooks=Hooks(after_layer=stop_after))
     assert trail.tokens == 135
     fork = trail.fork(130)
     assert fork.tokens == 130
@@ -80,7 +81,7 @@ def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
-        prefill(model, IDS[130:190], np.arange(130, 190), cache, after=leave)
+        prefill(model, IDS[130:190], np.arange(130, 190), cache, hooks=Hooks(after_layer=leave))
     fork = trail.fork(130)
     assert fork.tokens == 130
     close(read(fork, model, 131), whole(model, IDS[:131]))

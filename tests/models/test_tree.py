@@ -7,8 +7,8 @@ import pytest
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import PromptError
-from sp.models import decode_step, load_model, prefill
-from sp.models.passes.tree import LayerFeatures, TreeReader
+from sp.models import Hooks, decode_step, load_model, prefill
+from sp.models.run.tree import LayerFeatures, TreeReader
 
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5, 3])
 DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3, 3])
@@ -79,7 +79,9 @@ def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate)
     expected = []
     for node in path:
         one = np.array([nodes[node]]), np.array([start + DEPTHS[node]])
-        expected.append(prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1))
+        expected.append(
+            prefill(model, *one, alone, hooks=Hooks(after_layer=LayerFeatures(LAYERS, features.append)), rows=1)
+        )
     logits, outputs = found.logits[path].copy(), found.features[path].copy()
     reader.commit_path(np.array(path))
     assert cache.tokens == alone.tokens == N + len(path)
@@ -130,7 +132,15 @@ def test_features_of_a_prompt_do_not_depend_on_chunks(model, ids) -> None:
     for chunk in (N, 17):
         parts: list[np.ndarray] = []
         cache = model.new_cache(N, "f32")
-        prefill(model, ids[:N], np.arange(N), cache, chunk=chunk, after=LayerFeatures((0, last), parts.append), rows=N)
+        prefill(
+            model,
+            ids[:N],
+            np.arange(N),
+            cache,
+            chunk=chunk,
+            hooks=Hooks(after_layer=LayerFeatures((0, last), parts.append)),
+            rows=N,
+        )
         runs.append(np.concatenate(parts))
     assert runs[0].shape == (N, 2 * model.config.hidden)
     np.testing.assert_allclose(*runs, rtol=1e-3, atol=1e-4)

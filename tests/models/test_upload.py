@@ -17,9 +17,9 @@ from sp.errors import GGUFError
 from sp.gguf import GGUFFile
 from sp.models.device.to_device import row_slices, to_bf16
 from sp.models.device.upload import Part, stream_parts
-from sp.models.trunk import mapped
+from sp.models.network.trunk import mapped
 from sp.quant import BF16, F32
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 
 class Array(np.ndarray):

@@ -13,7 +13,7 @@ from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill
-from sp.models.file_type import file_type_id
+from sp.models.file.file_type import file_type_id
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_random, write_synthetic
 from sp.planning.inspect import inspect_file

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models.config import ModelConfig
+from sp.models.drafts.dflash import PUBLISHED_PARTS
 from sp.models.drafts.dflash_config import PUBLISHED
-from sp.models.drafts.dflash_store import PUBLISHED_PARTS
 from sp.quant import F32, BlockFormat
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 5, 4, 2, 32, 64

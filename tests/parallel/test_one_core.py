@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sp.parallel.one_core import OneCore
+from sp.parallel.processors import OneCore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads go where they like here")
 

@@ -9,11 +9,10 @@ import pytest
 
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import chunk_means
-from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb
-from sp.scoring.calibration.known import file_sha256, shipped
-from sp.scoring.calibration.phrasings import PHRASINGS
-from sp.scoring.calibration.texts import KINDS, make_text
-from sp.session.load import Loaded, load
+from sp.scoring.attention.heads import CalibratedScorer, rule_of_thumb
+from sp.scoring.calibration.reading import KINDS, PHRASINGS, make_text
+from sp.scoring.calibration.record import file_sha256, shipped
+from sp.session.loaded import Loaded, load
 from sp.session.request import score_request
 
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

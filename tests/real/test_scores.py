@@ -9,7 +9,7 @@ import pytest
 
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS, chunk_means
-from sp.scoring.auto import AutoScorer
+from sp.scoring.base import AutoScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
 from sp.session import Loaded, load
 from sp.session.report import retrieval_lines

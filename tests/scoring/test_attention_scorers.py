@@ -10,7 +10,7 @@ import pytest
 from retriever_files import token_task
 
 from sp.arrays import Floats, Ints
-from sp.models import Model, decode_step, load_model, prefill
+from sp.models import Cache, Hooks, Model, decode_step, load_model, prefill
 from sp.ops.rope import rope
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.attention import Reduction, average_pool
@@ -34,16 +34,16 @@ def stored(model: Model, ids: Ints, steps: int) -> tuple[dict[int, list[Floats]]
     queries: dict[int, list[Floats]] = {}
     keys: dict[int, list[Floats]] = {}
 
-    def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+    def look(layer: int, q: Floats, cache: Cache) -> None:
         queries.setdefault(layer, []).append(q)
-        keys.setdefault(layer, []).append(k)
+        keys.setdefault(layer, []).append(cache.keys(layer)[-len(q) :])
 
     cache = model.new_cache(len(ids) + steps, "f32")
-    logits = prefill(model, ids, np.arange(len(ids)), cache, rows=len(ids), tap=tap)
+    logits = prefill(model, ids, np.arange(len(ids)), cache, rows=len(ids), hooks=Hooks(look))
     tokens = []
     for step in range(steps):
         tokens.append(int(logits.argmax()))
-        logits = decode_step(model, tokens[-1], len(ids) + step, cache, tap=tap)
+        logits = decode_step(model, tokens[-1], len(ids) + step, cache, hooks=Hooks(look))
     return queries, keys, tokens
 
 

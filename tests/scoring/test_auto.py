@@ -14,15 +14,14 @@ from sp.models import ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.calibrated import CalibratedScorer
-from sp.scoring.auto import AutoScorer
-from sp.scoring.calibration import known
-from sp.scoring.calibration.measure import calibrate
+from sp.scoring.attention.heads import CalibratedScorer
+from sp.scoring.base import AutoScorer
+from sp.scoring.calibration import record
+from sp.scoring.calibration.measure import calibrate, makes_one
 from sp.scoring.calibration.record import Calibration
-from sp.scoring.calibration.use import makes_one
-from sp.scoring.trained import scoring_head
+from sp.scoring.trained import late_interaction
 from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.session.load import Loaded, embedded, load
+from sp.session.loaded import Loaded, embedded, load
 from sp.session.options import RunOptions
 from sp.session.report import retrieval_lines
 
@@ -70,10 +69,10 @@ def a_head(tmp_path, monkeypatch, drafter):
     folder.mkdir()
     config = drafter.model.config
     random_head(config, query=(1,), key=(0, 2), drafter=sha256).save(folder / "one.safetensors", {})
-    monkeypatch.setattr(scoring_head, "SHIPPED", folder)
-    scoring_head.shipped.cache_clear()
+    monkeypatch.setattr(late_interaction, "SHIPPED", folder)
+    late_interaction.shipped.cache_clear()
     yield sha256
-    scoring_head.shipped.cache_clear()
+    late_interaction.shipped.cache_clear()
 
 
 def test_it_is_the_default() -> None:
@@ -145,8 +144,8 @@ def test_a_scorer_that_reads_with_no_drafter_is_refused_in_one_line(drafter, as_
 
 
 def test_a_calibration_that_names_such_a_scorer_is_refused_where_the_file_is_opened(drafter) -> None:
-    shipped = known.find_calibration(drafter.path)
-    assert known.keep_calibration(replace(shipped, scorer="nothing")) is not None
+    shipped = record.find_calibration(drafter.path)
+    assert record.keep_calibration(replace(shipped, scorer="nothing")) is not None
     with pytest.raises(ConfigError, match="names scorer 'nothing'"):
         load(drafter.path, device="cpu", scorers=[AutoScorer()])
     load(drafter.path, device="cpu", scorers=[SCORERS.build("tail")])  # which does not ask
@@ -175,7 +174,7 @@ def test_a_new_calibration_leaves_the_scorer_of_a_file_that_ships_as_it_is(tmp_p
     whole = load(embedded("drafter"), extrapolate=True, device="cpu")
     made = calibrate(whole.path, whole.model, whole.tokenizer, whole.template, tokens=300)
     assert made.scorer == "tail"
-    assert known.keep_calibration(made) is not None
+    assert record.keep_calibration(made) is not None
     again = load(whole.path, device="cpu", scorers=[AutoScorer()])
     assert again.model.config.retrieval == made.retrieval(whole.model.config)
     assert AutoScorer().chosen(again.model.config) == SCORERS.build("tail")

@@ -11,17 +11,15 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.models import Retrieval
+from sp.prompt.spans import same_start
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb, up_to_question
-from sp.scoring.attention.tail import TailScorer
-from sp.scoring.calibration import known
-from sp.scoring.calibration.choose import choose, judge
-from sp.scoring.calibration.measure import calibrate
-from sp.scoring.calibration.phrasings import PHRASINGS, fill
-from sp.scoring.calibration.reading import Sample, questions, samples, shared_start
+from sp.scoring.attention.attention import TailScorer
+from sp.scoring.attention.heads import CalibratedScorer, rule_of_thumb, up_to_question
+from sp.scoring.calibration import record
+from sp.scoring.calibration.measure import calibrate, choose, judge
+from sp.scoring.calibration.reading import KINDS, PHRASINGS, Sample, fill, make_text, questions, samples
 from sp.scoring.calibration.record import Calibration
-from sp.scoring.calibration.texts import KINDS, make_text
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 
 MADE = Calibration("ab" * 32, "tiny.gguf", {3: (0, 2), 1: (1,)}, "none", 0.0123, 0.98, 64, {"seed": 0})
 
@@ -34,8 +32,8 @@ def drafter():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
-    known._sha256.cache_clear()
-    known.shipped.cache_clear()
+    record._sha256.cache_clear()
+    record.shipped.cache_clear()
 
 
 def test_a_file_comes_back_as_it_was(tmp_path) -> None:
@@ -84,28 +82,28 @@ def test_a_calibration_is_found_by_what_is_in_the_file(tmp_path) -> None:
     file, copy = tmp_path / "one.gguf", tmp_path / "two.gguf"
     file.write_bytes(b"weights")
     copy.write_bytes(b"weights")
-    assert known.find_calibration(file) is None
-    kept = known.keep_calibration(replace(MADE, sha256=known.file_sha256(file)))
+    assert record.find_calibration(file) is None
+    kept = record.keep_calibration(replace(MADE, sha256=record.file_sha256(file)))
     assert kept is not None
-    assert kept.parent == known.folder()
-    assert known.find_calibration(copy) == known.find_calibration(file) == Calibration.load(kept)
+    assert kept.parent == record.folder()
+    assert record.find_calibration(copy) == record.find_calibration(file) == Calibration.load(kept)
     copy.write_bytes(b"others!")
-    assert known.find_calibration(copy) is None
+    assert record.find_calibration(copy) is None
 
 
 def test_a_hash_is_remembered_between_processes(tmp_path, monkeypatch) -> None:
     file = tmp_path / "one.gguf"
     file.write_bytes(b"weights")
-    want = known.file_sha256(file)
-    known._sha256.cache_clear()
+    want = record.file_sha256(file)
+    record._sha256.cache_clear()
     monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("hashed twice"))
-    assert known.file_sha256(file) == want
-    note = next((known.folder() / "hashes").iterdir())
+    assert record.file_sha256(file) == want
+    note = next((record.folder() / "hashes").iterdir())
     note.write_text("{")
     monkeypatch.undo()
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
-    known._sha256.cache_clear()
-    assert known.file_sha256(file) == want
+    record._sha256.cache_clear()
+    assert record.file_sha256(file) == want
 
 
 def test_nothing_is_kept_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
@@ -113,11 +111,11 @@ def test_nothing_is_kept_where_nothing_can_be_written(tmp_path, monkeypatch) -> 
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "blocked"))
     file = tmp_path / "one.gguf"
     file.write_bytes(b"weights")
-    assert known.keep_calibration(replace(MADE, sha256=known.file_sha256(file))) is None
+    assert record.keep_calibration(replace(MADE, sha256=record.file_sha256(file))) is None
 
 
 def test_what_ships_belongs_to_the_embedded_drafter(drafter) -> None:
-    found = known.find_calibration(drafter.path)
+    found = record.find_calibration(drafter.path)
     assert found is not None
     assert found.retrieval(drafter.model.config).depth == found.depth <= drafter.model.config.layers
 
@@ -188,7 +186,7 @@ def test_the_embedded_drafter_is_calibrated(drafter) -> None:
         drafter.path, drafter.model, drafter.tokenizer, drafter.template, tokens=300, progress=told.append
     )
     assert sum(told) == questions(1) == found.n
-    assert found.sha256 == known.file_sha256(drafter.path)
+    assert found.sha256 == record.file_sha256(drafter.path)
     again = calibrate(drafter.path, drafter.model, drafter.tokenizer, drafter.template, tokens=300)
     assert found == again
 
@@ -199,7 +197,7 @@ def test_a_text_is_read_once_for_all_its_questions(drafter) -> None:
     assert (weights > 0).all()
     assert np.isfinite(one.weights).all()
     assert one.weights[1].max() <= 1
-    assert shared_start(np.arange(3), np.arange(9)) == 3
+    assert same_start(np.arange(3), np.arange(9)) == 3
 
 
 def test_a_window_too_short_for_a_text_is_refused(drafter) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dry_walk import walked
 
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 
 ROLES, SCORERS = ("drafter", "target"), ("tail", "lookahead")
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -29,9 +29,10 @@ N = 300
 ids, mask, found = np.arange(N), np.zeros(N, bool), []
 files, scorers, several = map(json.loads, sys.argv[2:])
 for file in files:
+    model = load_model(file, device="cuda")
     for scorer in scorers:
         for options in several:
-            model, told = load_model(file, device="cuda"), []
+            told = []
             for path in ("sm_90a", "portable"):
                 with forced_path(path):
                     dry_device.launches.clear()

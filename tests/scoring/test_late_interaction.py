@@ -12,17 +12,16 @@ import pytest
 from scorer_cases import random_head
 
 from sp.errors import ConfigError
-from sp.models import AskedScaling, Cards, LayerAttention, Model, SparseAttention, Trail, dense_attention
+from sp.models import AskedScaling, Cards, Hooks, LayerAttention, Model, SparseAttention, Trail, dense_attention
 from sp.ops.rope import Rope
 from sp.ops.rope_scaling import YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, KeptKeys, ScoreRequest
 from sp.scoring.attention.attention import read_on
-from sp.scoring.trained import space
-from sp.scoring.trained.late_interaction import LateInteractionScorer
-from sp.scoring.trained.scoring_head import ScoringHead
-from sp.session.load import embedded, load
+from sp.scoring.trained import late_interaction
+from sp.scoring.trained.late_interaction import LateInteractionScorer, ScoringHead
+from sp.session.loaded import embedded, load
 
 FAR = 200_000
 """A position beyond the window of the embedded drafter."""
@@ -117,7 +116,7 @@ def slow(request: ScoreRequest, head: ScoringHead, attend: LayerAttention = dens
                     dots = k[:start, h * config.kv_heads // config.heads] @ query / math.sqrt(config.head_dim)
                     looked[:] = np.maximum(looked, softmax(dots))
 
-    read_on(request, watch, attend=attend, rows=len(asking), depth=head.depth)
+    read_on(request, Hooks(watch), attend=attend, rows=len(asking), depth=head.depth)
     scores = np.zeros(n)
     if not start:
         return scores
@@ -213,7 +212,7 @@ def test_scores_differ_from_prompt_to_prompt_and_head_to_head(drafter, tmp_path)
 def test_slices_change_nothing(size, drafter, tmp_path, monkeypatch) -> None:
     request, scorer = prompt(drafter, 389, (340, 379)), scorer_of(random_head(drafter.config), tmp_path)
     want = scorer.score(request).scores
-    monkeypatch.setattr(space, "SLICE", size)
+    monkeypatch.setattr(late_interaction, "SLICE", size)
     np.testing.assert_allclose(scorer.score(request).scores, want, atol=1e-5)
 
 
@@ -284,7 +283,7 @@ def test_what_several_cards_would_show_is_all_of_it(count, drafter) -> None:
         def watch(layer: int, q: Any, cache: Any, shown: list[np.ndarray] = shown) -> None:
             shown.extend([q[-32:].copy(), *replace(cache.stored(layer), tokens=1300).gather()])
 
-        read_on(replace(request, cards=given), watch, attend=dense_attention, rows=32, depth=3)
+        read_on(replace(request, cards=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
         seen.append(shown)
     for one, other in zip(*seen, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-2)

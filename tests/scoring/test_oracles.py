@@ -13,11 +13,11 @@ from scorer_cases import KEY, NEEDLE, VALUE, ask, silently
 
 from sp.arrays import Floats, Ints
 from sp.errors import PromptError
-from sp.models import Model, decode_step, prefill
+from sp.models import Cache, Hooks, Model, decode_step, prefill
 from sp.scoring import SCORERS, ScoreRequest, chunk_means
-from sp.scoring.answer_likelihood import log_likelihoods
 from sp.scoring.attention.attention import average_pool
-from sp.session.load import synthetic
+from sp.scoring.likelihood import log_likelihoods
+from sp.session.loaded import synthetic
 
 N, SEED = 262, 3
 Looked = list[tuple[Floats, ...]]
@@ -53,13 +53,13 @@ def looked(retrievers: dict[str, Model]) -> Callable[[str], Looked]:
         request, model = ask(retrievers[arch], N, seed=SEED).request, retrievers[arch]
         seen: dict[int, list[tuple[Floats, Floats]]] = {}
 
-        def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
-            seen.setdefault(layer, []).append((q, k))
+        def look(layer: int, q: Floats, cache: Cache) -> None:
+            seen.setdefault(layer, []).append((q, cache.keys(layer)[-len(q) :]))
 
         keys = model.new_cache(N + 3, "f32")
-        logits = prefill(model, request.ids, request.positions, keys, rows=N, tap=tap)
+        logits = prefill(model, request.ids, request.positions, keys, rows=N, hooks=Hooks(look))
         for step in range(3):
-            logits = decode_step(model, int(logits.argmax()), N + step, keys, tap=tap)
+            logits = decode_step(model, int(logits.argmax()), N + step, keys, hooks=Hooks(look))
         layers = [zip(*parts, strict=True) for parts in seen.values()]
         return [tuple(np.concatenate(each).astype(float) for each in both) for both in layers]
 

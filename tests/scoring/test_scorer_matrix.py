@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scorer_cases import CASES, MATRIX, ask, margin, silently, with_map
 
-import sp.models.passes.forward
-import sp.models.passes.layerwise
+import sp.models.run.chunked
+import sp.models.run.layer_major
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models import Model, load_model
 from sp.scoring import SCORERS
 from sp.scoring.attention.attention import AttentionScorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import ReadingScorer
 
 TOKENS = 262  # no whole number of pages or chunks
 every = pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
@@ -78,7 +78,7 @@ def test_the_same_whatever_is_read_together(name, options, model, tmp_path, know
     want = known.get(str((name, options)))
     if want is None:
         want = scorer.score(asked.request).scores
-    for module, limits in ((sp.models.passes.layerwise, "CHUNK_BY_LAYER"), (sp.models.passes.forward, "CHUNK")):
+    for module, limits in ((sp.models.run.layer_major, "CHUNK_BY_LAYER"), (sp.models.run.chunked, "CHUNK")):
         monkeypatch.setitem(getattr(module, limits), "cpu", 111)
     got = scorer.score(asked.request).scores
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5 * np.abs(want).max())
@@ -166,8 +166,8 @@ def test_the_page_names_every_scorer_with_its_fields() -> None:
 
 
 def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
-    from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
-    from sp.session.load import embedded
+    from sp.scoring.attention.heads import EMBEDDED_MAP, HeadMap
+    from sp.session.loaded import embedded
 
     drafter = load_model(embedded("drafter"))
     found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)

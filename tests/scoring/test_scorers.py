@@ -12,10 +12,10 @@ from retriever_files import token_task
 from scorer_cases import ask, silently
 
 from sp.errors import ConfigError
-from sp.models import Model, load_model, prefill, prefill_by_layer, stream_by_layer
+from sp.models import Hooks, Model, load_model, prefill, prefill_by_layer, stream_by_layer
 from sp.ops.attention.attention_rows import attention_rows
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.attention.heads import HeadMap, model_key
 
 N = 300
 
@@ -36,7 +36,7 @@ def tail_weights(request: ScoreRequest, queries: int, *, logits: bool = False) -
     cache = request.model.new_cache(N)
     prefill_by_layer(
         request.model, request.ids, request.positions, cache, rows=queries,
-        watch=lambda layer, q, _: kept.update({layer: q[-queries:].copy()}),
+        hooks=Hooks(lambda layer, q, _: kept.update({layer: q[-queries:].copy()})),
     )  # fmt: skip
     rows = []
     for layer, q in kept.items():

@@ -13,7 +13,7 @@ from sp.models import Cards, load_model
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
 N, KEPT = 1300, 0.2

@@ -17,9 +17,9 @@ from sp.errors import ConfigError
 from sp.hub import KNOWN
 from sp.models import Model, ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
-from sp.scoring.calibration import known
-from sp.scoring.trained.scoring_head import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, opened, shipped
-from sp.session.load import embedded, load
+from sp.scoring.calibration import record
+from sp.scoring.trained.late_interaction import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, opened, shipped
+from sp.session.loaded import embedded, load
 
 CONFIG: ModelConfig = find_shape("tiny-qwen3").config
 SMOLLM2 = KNOWN["smollm2-135m"].sha256
@@ -181,7 +181,7 @@ def test_what_ships_is_small_and_sound_and_belongs_to_a_model_that_has_a_name() 
 
 def test_whatever_has_a_head_has_a_calibration_that_names_it() -> None:
     """For a head is found by the sha256 that the calibration brings."""
-    named = {sha256 for sha256, found in known.shipped().items() if found.scorer == "late_interaction"}
+    named = {sha256 for sha256, found in record.shipped().items() if found.scorer == "late_interaction"}
     assert named == set(shipped())
-    for path in known.SHIPPED.glob("*.json"):
+    for path in record.SHIPPED.glob("*.json"):
         assert json.loads(path.read_text())["scorer"] in ("tail", "late_interaction", "calibrated")

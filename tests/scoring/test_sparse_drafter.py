@@ -13,6 +13,7 @@ from retriever_files import token_task
 from sp.errors import ConfigError, SpWarning
 from sp.models import (
     Cache,
+    Hooks,
     Model,
     SparseAttention,
     dense_attention,
@@ -27,7 +28,7 @@ from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.attention import Fold, Reduction
-from sp.scoring.reading import SPARSE_TOKENS, by_length
+from sp.scoring.base import SPARSE_TOKENS, by_length
 
 N = 1500
 KNOWN: dict[str, Any] = {}
@@ -119,7 +120,7 @@ def stored_of(model: Model, ids: np.ndarray) -> tuple[dict[int, np.ndarray], Cac
     queries: dict[int, np.ndarray] = {}
     cache = model.new_cache(len(ids))
     prefill_by_layer(
-        model, ids, np.arange(len(ids)), cache, rows=8, watch=lambda i, q, _: queries.update({i: q[-8:].copy()})
+        model, ids, np.arange(len(ids)), cache, rows=8, hooks=Hooks(lambda i, q, _: queries.update({i: q[-8:].copy()}))
     )
     KNOWN[key] = queries, cache
     return queries, cache
@@ -156,14 +157,20 @@ def test_streaming_equals_scoring_what_was_stored(drafter, ids, sparse, chunk) -
 
     cache = drafter.new_cache(len(ids))
     prefill_by_layer(
-        drafter, ids, where, cache, rows=8, attend=attend(), watch=lambda i, q, _: queries.update({i: q[-8:].copy()})
+        drafter,
+        ids,
+        where,
+        cache,
+        rows=8,
+        attend=attend(),
+        hooks=Hooks(lambda i, q, _: queries.update({i: q[-8:].copy()})),
     )
     late, early = Fold(Reduction()), Fold(Reduction())
     for layer, q in queries.items():
         late.add_layer(q, cache.stored(layer), causal=True)
     one = drafter.new_cache(len(ids), layers=1)
     read_by_layer(
-        drafter, ids, where, one, lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True),
+        drafter, ids, where, one, Hooks(lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True)),
         attend=attend(), rows=8, chunk=chunk,
     )  # fmt: skip
     assert one.peak_pages == -(-len(ids) // 128)

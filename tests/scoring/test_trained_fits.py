@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from sp.prompt.sentences import chunk_bounds
-from sp.scoring.trained.choice import Choice, Choices, fit_choice
-from sp.scoring.trained.cross_head import Seen, fit_head, loss_and_gradient, start_params, unit_rows
-from sp.scoring.trained.units import Pool, unit_of_token
+from sp.prompt.spans import chunk_bounds
+from sp.scoring.trained.attention_features import Pool, unit_of_token
+from sp.scoring.trained.base import Choice, Choices, fit_choice
+from sp.scoring.trained.cross_attention import Seen, fit_head, loss_and_gradient, start_params, unit_rows
 from sp.studies.training import auc
 
 HEADS = 12

@@ -18,14 +18,19 @@ from sp.errors import ConfigError
 from sp.evals import TASKS
 from sp.evals.run import counter
 from sp.models import Model, load_model
-from sp.prompt.sentences import chunk_bounds
+from sp.prompt.spans import chunk_bounds
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.head_map import model_key
-from sp.scoring.trained.attention_features import Asking, attention_features, feature_count, with_neighbours
-from sp.scoring.trained.base import TrainedScorer
-from sp.scoring.trained.units import Pool, line_units
-from sp.scoring.trained.weights_file import EMBEDDED_SCORER, SCHEMA, ScorerFile
-from sp.session.load import embedded, load
+from sp.scoring.attention.heads import model_key
+from sp.scoring.trained.attention_features import (
+    Asking,
+    Pool,
+    attention_features,
+    feature_count,
+    line_units,
+    with_neighbours,
+)
+from sp.scoring.trained.base import EMBEDDED_SCORER, SCHEMA, ScorerFile, TrainedScorer
+from sp.session.loaded import embedded, load
 from sp.session.request import score_request
 from sp.studies.training import auc
 
@@ -92,7 +97,7 @@ def test_features_are_those_of_the_weights(drafter) -> None:
     """Against attention taken apart by hand: mean and maximum a head over the mean of the document's units, then the
     largest of the means over all heads."""
     from sp.ops.attention.attention_rows import attention_rows
-    from sp.scoring.attention.tail import TailScorer
+    from sp.scoring.attention.attention import TailScorer
 
     task = token_task(203, 4, seed=5, key=KEY, value=4)
     asked = np.arange(203) >= 203 - KEY
@@ -241,7 +246,7 @@ def test_missing_folders_strange_metadata_and_size(tmp_path: Path, monkeypatch: 
         ScorerFile.load(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"make one with sp train scorer"):
         ScorerFile.load(tmp_path)
-    monkeypatch.setattr("sp.scoring.trained.weights_file.MOST_BYTES", 10)
+    monkeypatch.setattr("sp.scoring.trained.base.MOST_BYTES", 10)
     with pytest.raises(ConfigError, match="too many"):
         ScorerFile.load(tmp_path / "0.safetensors")
 

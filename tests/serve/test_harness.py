@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -48,8 +49,9 @@ def served(folder: Path) -> Iterator[str]:
 def prompts(folder: Path, amount: int) -> list[dict[str, Any]]:
     """What the script writes for the task."""
     out = folder / "sp_needle.jsonl"
-    script = [sys.executable, TASKS / "make_sp_needle.py", out, "--n", str(amount)]
-    subprocess.run(script, check=True, env=ENVIRONMENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["make_sp_needle.py", str(out), "--n", str(amount)])
+        run_path(str(TASKS / "make_sp_needle.py"), run_name="__main__")
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

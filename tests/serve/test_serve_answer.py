@@ -12,7 +12,7 @@ import pytest
 
 from sp.serve import app
 from sp.serve.app import Answer
-from sp.serve.choices.speaker import Piece
+from sp.serve.text import Piece
 
 
 def answer(stream: bool) -> Answer:

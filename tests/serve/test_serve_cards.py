@@ -17,9 +17,9 @@ from command_line import invoke
 from sp.commands.serve import talks_of
 from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
-from sp.models.shards.shared_model import SharedModel
+from sp.models.shards.shards import SharedModel
 from sp.parallel.host import HostGroup
-from sp.serve.choices.format import GrammarConstraint
+from sp.serve.fields import GrammarConstraint
 from sp.serve.options import ServerOptions
 from sp.session import Pipeline, embedded, load
 

@@ -14,8 +14,7 @@ import web
 from sampling_reference import LEAST, agree, shares
 
 from sp.decode import Chooser
-from sp.serve.choices.format import Format, GrammarConstraint, Grammars
-from sp.serve.fields import RequestError
+from sp.serve.fields import Format, GrammarConstraint, Grammars, RequestError
 from sp.session import Conversations, Pipeline
 
 PROMPT = "The grass is"

@@ -20,7 +20,7 @@ from fuzz_bodies import fuzz
 
 from sp.errors import ConfigError
 from sp.serve.fields import RequestError
-from sp.serve.http.access import AT_ONCE, Bodies, Limits, origins_of
+from sp.serve.http import AT_ONCE, Bodies, Limits, origins_of
 from sp.serve.protocol import MOST_VALUES, check_shape
 from sp.session import Pipeline
 

@@ -19,7 +19,7 @@ import web
 from serving import ALWAYS, TASKS, chat, client
 
 from sp import cli
-from sp.serve.http.access import Limits
+from sp.serve.http import Limits
 from sp.session import Pipeline, embedded
 
 openai = pytest.importorskip("openai")
@@ -181,52 +181,19 @@ def test_the_server_adds_little_to_the_time_to_first_token() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_ends_in_order_on_sigterm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_killed_server_starts_clean_and_ends_in_order_on_sigterm(
+    expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--grace", "20"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
-        monkeypatch.setattr("sys.argv", ["sp", "serve", "--port", url.rpartition(":")[2]])
-        with pytest.raises(SystemExit) as taken:
-            cli.main()
-        told = capsys.readouterr().err
-        assert (taken.value.code, told.count("\n")) == (2, 1)
-        assert "choose --host and --port" in told
-        tool.until(lambda: _up(url), 30, pause=0.05)
-
-        async def talk() -> tuple[list[str], int]:
-            async with tool.async_client(url) as api:
-                ask = api.chat.completions.create
-                stream = await ask(model="any", messages=chat(*TASKS[0]), stream=True, max_tokens=12)
-                parts = stream.__aiter__()
-                pieces = [(await parts.__anext__()).choices[0].delta.content]
-                process.send_signal(signal.SIGTERM)
-                async for chunk in parts:
-                    pieces.append(chunk.choices[0].finish_reason)
-                return pieces, len(pieces)
-
-        pieces, _ = asyncio.run(talk())
-        assert pieces[-1] in ("stop", "length")
-        out, said = process.communicate(timeout=20)
-        assert process.returncode == 0, (out, said)
-        assert "Traceback" not in said
-    finally:
-        if process.poll() is None:
-            process.kill()
-
-
-@pytest.mark.slow
-def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
-    """SIGKILL in the middle of an answer, then the same command: same port, nothing left over, right answers."""
+    """SIGKILL in the middle of an answer, then the same command: same port, nothing left over, right answers, and an
+    answer that SIGTERM does not cut short.
+    """
     key, value = TASKS[0]
     body = {"messages": chat(key, value), "stream": True, "max_tokens": 200} | ALWAYS
     port, drafter = "0", str(embedded("drafter"))  # those of `pair`
     for life in range(2):
         command = [sys.executable, "-m", "sp.cli", "serve", "--port", port, "--device", "cpu", "--keep-ratio", "0.5",
-                   "--target", drafter, "--drafter", drafter]  # fmt: skip
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+                   "--target", drafter, "--drafter", drafter, "--grace", "20"]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
             port = url.rpartition(":")[2]
@@ -248,9 +215,36 @@ def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
             assert "cancelled" not in told
             assert 'sp_session_requests_total{found="miss"} 1.0' in told  # nothing is left of the other life's session
             assert "sp_sessions 1.0" in told
+            _refused(port, monkeypatch, capsys)
+            asyncio.run(_ended_while_it_answers(url, process))
+            out, said = process.communicate(timeout=20)
+            assert process.returncode == 0, (out, said)
+            assert "Traceback" not in said
         finally:
             process.kill()
             process.communicate()
+
+
+def _refused(port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second server on a port that is taken."""
+    monkeypatch.setattr("sys.argv", ["sp", "serve", "--port", port])
+    with pytest.raises(SystemExit) as taken:
+        cli.main()
+    told = capsys.readouterr().err
+    assert (taken.value.code, told.count("\n")) == (2, 1)
+    assert "choose --host and --port" in told
+
+
+async def _ended_while_it_answers(url: str, process: subprocess.Popen[str]) -> None:
+    """SIGTERM behind the first piece of an answer, of which all comes."""
+    async with tool.async_client(url) as api:
+        ask = api.chat.completions.create
+        parts = (await ask(model="any", messages=chat(*TASKS[0]), stream=True, max_tokens=12)).__aiter__()
+        pieces = [(await parts.__anext__()).choices[0].delta.content]
+        process.send_signal(signal.SIGTERM)
+        async for chunk in parts:
+            pieces.append(chunk.choices[0].finish_reason)
+    assert pieces[-1] in ("stop", "length")
 
 
 class Counting(Pipeline):

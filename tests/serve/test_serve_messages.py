@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sp.chat import Call
-from sp.chat.calling import Calling
-from sp.chat.calls import CALLS
+from sp.chat.calls import CALLS, Calling
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt

@@ -22,9 +22,9 @@ import web
 from sp import cli, cluster
 from sp.chat import Thinking
 from sp.errors import ConfigError
+from sp.serve.door import Beginnings, prefixes_of
 from sp.serve.fields import RequestError
-from sp.serve.replicas.router import Beginnings, prefixes_of
-from sp.serve.server import Server, listen
+from sp.serve.http import Server, listen
 from sp.session import ConversationOptions, embedded
 from sp.session.device_memory import Size
 from sp.session.options import ModelOptions, PlaceOptions
@@ -32,9 +32,9 @@ from sp.session.options import ModelOptions, PlaceOptions
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
 from sp.commands.serve import Asked, open_door, open_service
+from sp.serve.door import Passing
 from sp.serve.options import ServerOptions
-from sp.serve.replicas.door import Passing
-from sp.serve.replicas.replica import deployed
+from sp.serve.replica import deployed
 
 ASKED = Asked(
     ModelOptions(), None, PlaceOptions(device="cpu"), tool.OPTIONS, Thinking(), ConversationOptions(),

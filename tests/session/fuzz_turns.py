@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from talks import check, first_logits, nmse, options, pair, replayed, said, text
 
 from sp.prompt import transfer_scores
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.session import ConversationOptions, Conversations, RunOptions, TurnResult
 

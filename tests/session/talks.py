@@ -20,7 +20,7 @@ from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.session import Conversation, Loaded, Pipeline, RunOptions, TurnResult, load
-from sp.session.decide import fixed
+from sp.session.decision import fixed
 from sp.session.request import selection_request
 
 ARCHS = ("qwen3", "qwen35")

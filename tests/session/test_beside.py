@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from sp.prompt import Prompt
-from sp.session.result import silent
 from sp.session.tokenise import PART, awaited, once_reading
-from sp.trace import Trace
+from sp.trace import Trace, silent
 
 PROMPT, TOTAL = Prompt("a b", ()), 28
 FIRST = round(PART * TOTAL)

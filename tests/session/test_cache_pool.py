@@ -7,7 +7,7 @@ import json
 import pytest
 from dry_walk import walked
 
-from sp.models.drafts.dflash_shapes import DraftShape
+from sp.models.synthetic.dflash_synthetic import DraftShape
 from sp.models.synthetic.synthetic import write_random
 
 WALK = """

@@ -11,10 +11,9 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.scoring import SCORERS
-from sp.scoring.attention.calibrated import CalibratedScorer, rule_of_thumb
-from sp.scoring.calibration import known
-from sp.scoring.calibration import use as calibrations
-from sp.scoring.calibration.known import find_calibration
+from sp.scoring.attention.heads import CalibratedScorer, rule_of_thumb
+from sp.scoring.calibration import measure, record
+from sp.scoring.calibration.record import find_calibration
 from sp.session import Conversation, Pipeline, RunOptions, embedded, load, synthetic
 
 TEXT = "The lamp is green. " * 60 + "The code of Ada is 4417. " + "The lamp is green. " * 60 + "\n\nWhat is Ada's code?"
@@ -24,7 +23,7 @@ OPTIONS = RunOptions(keep_ratio=0.2, scorer=CalibratedScorer(), compress="always
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
-    known._sha256.cache_clear()
+    record._sha256.cache_clear()
 
 
 @pytest.fixture
@@ -89,8 +88,8 @@ def test_a_file_without_a_calibration_gets_one_at_first_use(unknown) -> None:
 
 def test_python_that_names_no_scorers_gets_the_same(unknown, monkeypatch) -> None:
     pair = Pipeline(load(embedded("target"), device="cpu"), load(unknown, device="cpu", extrapolate=True))
-    made = replace(find_calibration(embedded("drafter")), sha256=known.file_sha256(unknown))
-    monkeypatch.setattr(calibrations, "measured", lambda *_: made)
+    made = replace(find_calibration(embedded("drafter")), sha256=record.file_sha256(unknown))
+    monkeypatch.setattr(measure, "measured", lambda *_: made)
     pair.run(TEXT, OPTIONS, full=False)
     assert pair.drafter.model.config.retrieval == made.retrieval(pair.drafter.model.config)
 
@@ -100,14 +99,14 @@ def test_never_means_the_rule(unknown) -> None:
     drafter = load(unknown, device="cpu", extrapolate=True, scorers=[scorer])
     assert drafter.model.config.retrieval is None
     assert drafter.model.depth == rule_of_thumb(drafter.model.config).depth
-    assert not known.folder().joinpath(f"{known.file_sha256(unknown)}.json").exists()
+    assert not record.folder().joinpath(f"{record.file_sha256(unknown)}.json").exists()
 
 
 def test_a_calibration_that_cannot_be_kept_is_one_line(unknown, tmp_path, monkeypatch) -> None:
     made = find_calibration(embedded("drafter"))
     (tmp_path / "blocked").write_text("")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "blocked"))
-    monkeypatch.setattr(calibrations, "measured", lambda *_: made)
+    monkeypatch.setattr(measure, "measured", lambda *_: made)
     with pytest.raises(ConfigError, match="cannot keep the calibration of drafter"):
         load(unknown, device="cpu", extrapolate=True, scorers=[OPTIONS.scorer])
 

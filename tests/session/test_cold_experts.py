@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dry_walk import MODELS, walked
 
-from sp.models.layers.stack_ring import ring_bytes
+from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.memory import cold_layers, held_weights, stack_bytes, work_bytes

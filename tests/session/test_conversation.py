@@ -13,7 +13,7 @@ from sp.errors import ConfigError, PromptError
 from sp.gguf import ChatTemplate
 from sp.models import prefill
 from sp.prompt import transfer_scores
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.session import Conversation, ConversationOptions, RunOptions
 from sp.session.memory import message_starts

@@ -14,7 +14,7 @@ import dry_device, dry_memory
 dry_device.install()
 import numpy as np
 from sp.session import Conversation, Conversations
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Pipeline, RunOptions
 from sp.studies.sample import sample
 

@@ -14,7 +14,7 @@ from sp.errors import ConfigError, GGUFError
 from sp.hub import KNOWN, KnownModel
 from sp.scoring import SCORERS
 from sp.session import Pipeline, embedded
-from sp.session.pair import default_drafter
+from sp.session.loaded import default_drafter
 from sp.studies.sweep.sweep import load_sweep
 
 GET = r"^mine.gguf needs a drafter that scores prompts, and none is here; fetch one with: sp get smollm2-135m, or name"

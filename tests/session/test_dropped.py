@@ -12,8 +12,8 @@ from sp.chat import Turn
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.prompt import Prompt
-from sp.prompt.messages import prompt_of
-from sp.serve.usage import Told, usage
+from sp.prompt.prompt import prompt_of
+from sp.serve.messages import Told, usage
 from sp.session import Conversation, Loaded, Pipeline, RunOptions, RunResult, embedded, load
 from sp.studies.pages.run_report import print_outcome, summary
 from sp.studies.sample import sample
@@ -46,7 +46,8 @@ def dirty(clean: str, needle: str) -> str:
 @pytest.fixture(scope="module")
 def result(pair: Pipeline) -> RunResult:
     document, example = sample()
-    text = dirty(document[:12000] if example.needle in document[:12000] else document, example.needle)
+    at = document.index(example.needle)
+    text = dirty(document[at - 3000 : at + 3000], example.needle)
     prompt = Prompt.from_document(text, example.question, pair.target.template, needle=example.needle)
     return pair.run(prompt, OPTIONS, full=False)
 

@@ -11,10 +11,9 @@ from retriever_files import text_task
 
 from sp.chat import Segment
 from sp.prompt import Prompt, Span, TokenisedPrompt
-from sp.prompt.omitted import Omitted
 from sp.selection import SELECTORS
 from sp.session import Pipeline, RunOptions, load
-from sp.session.compress import Cut, compress, rejoin
+from sp.session.compress import Cut, Omitted, compress, rejoin
 
 
 @pytest.fixture(scope="module")

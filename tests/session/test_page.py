@@ -9,12 +9,12 @@ from typing import get_args
 
 import pytest
 
-from sp.commands.talk import COMMANDS
+from sp.commands.chat import COMMANDS
 from sp.decode import DECODERS
 from sp.errors import ConfigError
 from sp.scoring import SCORERS
 from sp.session import RunOptions, load
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.session.options import Recall, check_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()

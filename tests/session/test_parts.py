@@ -14,7 +14,7 @@ from talks import said
 from sp.chat import Call, Turn
 from sp.errors import ConfigError, PromptError
 from sp.gguf import ChatTemplate
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS, Selection, SelectionRequest, Selector
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, embedded

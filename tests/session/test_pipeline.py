@@ -20,7 +20,7 @@ from sp.scoring.attention.attention import Reduction
 from sp.selection import SELECTORS
 from sp.session import Pipeline, RunOptions, RunResult, load
 from sp.session.compress import compress, rejoin, widen
-from sp.session.decide import speedup
+from sp.session.decision import speedup
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
 OPTIONS = RunOptions(keep_ratio=0.15, scorer="tail", selector=SELECTOR, compress="always", max_new_tokens=8)

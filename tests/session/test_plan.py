@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from sp.models import ModelConfig
-from sp.models.cost import flops
+from sp.models.network.cost import flops
 from sp.ops.rope import Rope
 from sp.scoring import SCORERS
-from sp.session.decide import break_even, decide, speedup
+from sp.session.decision import break_even, decide, speedup
 from sp.session.measured import BreakEven
 
 DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, Rope(1e6, 128), 1e-6)

@@ -9,7 +9,7 @@ from talks import loaded, said
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt, Span
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session.tokenise import PromptTokens
 
 PIECES = [

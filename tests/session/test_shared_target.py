@@ -10,13 +10,12 @@ from command_line import invoke
 from sp.bench.ttft import measure, pair_config
 from sp.errors import ConfigError, PromptError
 from sp.models import Cards
-from sp.models.shards.shared_model import SharedModel
-from sp.models.shards.stream import stream
+from sp.models.shards.shards import SharedModel, stream
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
 from sp.session import Conversation, Pipeline, RunOptions, embedded, load
-from sp.session.pair import sharing
+from sp.session.loaded import sharing
 from sp.studies.sample import sample
 
 LINE = "target: shared by 2 cards, 86 + 86 MB of weights"

@@ -14,7 +14,7 @@ from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.session import Pipeline, RunOptions, load
-from sp.session.decide import speedup
+from sp.session.decision import speedup
 from sp.studies.pages.run_report import summary
 
 V1 = FlashPrefill(0.05, sink=1, window=1)

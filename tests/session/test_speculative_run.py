@@ -12,7 +12,7 @@ from retriever_files import text_task
 
 from sp import cli
 from sp.decode import DDTree, DFlash, Greedy
-from sp.decode.greedy import gather
+from sp.decode.base import gather
 from sp.errors import ConfigError
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt

@@ -15,7 +15,7 @@ from sp.prompt import Prompt
 from sp.scoring import Importance, ScoreRequest
 from sp.scoring.controls import RecencyScorer
 from sp.selection import SELECTORS
-from sp.serve.usage import PromptTokens
+from sp.serve.messages import PromptTokens
 from sp.session import Pipeline, RunOptions, load, synthetic
 from sp.trace import Trace
 

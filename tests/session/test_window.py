@@ -14,13 +14,13 @@ from retriever_files import TextTask, text_task
 
 from sp import cli
 from sp.errors import PromptError
-from sp.models.passes import forward
+from sp.models.run import chunked
 from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.serve.usage import Told, usage
+from sp.serve.messages import Told, usage
 from sp.session import Conversation, Pipeline, RunOptions, RunResult, load, request
-from sp.session.decide import FRAME, Fit, decide, fit, may_be_over
+from sp.session.decision import FRAME, Fit, decide, fit, may_be_over
 from sp.session.residency import Residency
 from sp.studies.pages import run_report
 
@@ -62,14 +62,14 @@ def test_what_is_kept_of_a_long_prompt_is_answered(
     pair: Pipeline, task: TextTask, compress: Any, threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    check = forward.check_context
+    check = chunked.check_context
 
     def note(model: Any, positions: Any) -> None:
         if model is pair.target.model:
             seen.append(int(np.max(positions)))
         check(model, positions)
 
-    monkeypatch.setattr(forward, "check_context", note)
+    monkeypatch.setattr(chunked, "check_context", note)
     result = run(pair, task, compress=compress, threshold=threshold)
     assert len(result.prompt) > 2 * WINDOW
     assert result.decision.activated

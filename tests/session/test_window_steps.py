@@ -8,7 +8,7 @@ import pytest
 from conversation_walks import chats, error, options, said
 
 from sp.prompt import transfer_scores
-from sp.prompt.messages import prompt_of
+from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, TurnResult, embedded, load
 
 BOUND = 1e-6
@@ -17,8 +17,9 @@ WINDOW, TURNS, SIZE = 300, 6, 700
 
 @pytest.fixture(scope="module")
 def pair() -> Pipeline:
-    drafter = load(embedded("drafter"), extrapolate=True, device="cpu")
-    return Pipeline(load(embedded("target"), device="cpu"), replace(drafter, trained=WINDOW))
+    """The drafter is its own target, which reads four times faster."""
+    target, drafter = (load(embedded("drafter"), extrapolate=far, device="cpu") for far in (False, True))
+    return Pipeline(target, replace(drafter, trained=WINDOW))
 
 
 def factors(result: TurnResult) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from sp.gguf import GGUFFile
 from sp.scoring import SCORERS
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sweep.sweep import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "ablations"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sp import cli
 from sp.errors import ConfigError
 from sp.models import flops
-from sp.session.load import embedded, load
+from sp.session.loaded import embedded, load
 from sp.studies.sweep.conduct import Work, carry_out, deal, fit, from_earlier, make_plan, work_of
 from sp.studies.sweep.executor import Outcome, Worker, stored_rows
 from sp.studies.sweep.sweep import load_sweep

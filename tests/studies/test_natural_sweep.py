@@ -12,7 +12,7 @@ from sp.errors import ConfigError
 from sp.evals.natural.questions import own_questions
 from sp.evals.natural.rows import Work
 from sp.session import Pipeline
-from sp.session.load import embedded
+from sp.session.loaded import embedded
 from sp.studies.sweep.conduct import carry_out, make_plan
 from sp.studies.sweep.store import dump_line, read_results
 from sp.studies.sweep.sweep import Sweep, load_sweep

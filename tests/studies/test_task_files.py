@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sp.errors import ConfigError
-from sp.scoring.attention.retrieval_heads import RetrievalHeadsScorer
+from sp.scoring.attention.heads import RetrievalHeadsScorer
 from sp.studies.sweep.conduct import make_plan
 from sp.studies.sweep.sweep import load_sweep
 

@@ -16,9 +16,8 @@ from sp.evals import TASKS
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer
-from sp.scoring.trained.base import TrainedScorer
-from sp.scoring.trained.weights_file import ScorerFile
-from sp.session.load import Loaded, embedded, load
+from sp.scoring.trained.base import ScorerFile, TrainedScorer
+from sp.session.loaded import Loaded, embedded, load
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training import (
     Labels,

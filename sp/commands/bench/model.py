@@ -1,20 +1,24 @@
-"""`sp bench`: the speed of whole models, and pictures of what was measured."""
+"""sp bench model and drafter: prefill and decode of one model, and how a drafter reads."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from sp.commands.asked import KernelPath, OnDevice, Results, kernels_of
+import numpy as np
+
+from sp.commands.asked import KernelPath, OnDevice, Prompts, Results, kernels_of
+from sp.commands.bench.ttft import SparseWays
 from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
-from sp.models.cache.pages import KVType
-from sp.scoring.reading import Sparse
+from sp.models.cache.block_tables import KVType
+from sp.scoring.base import Sparse
 from sp.session.options import MathName
 
 
@@ -58,7 +62,7 @@ def bench_model(
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
-    from sp.models.cache.pages import cache_name
+    from sp.models.cache.block_tables import cache_name
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):
@@ -161,15 +165,13 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
-    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading.
-
-    The last is None for random weights.
+    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
+    last is None for random weights.
     """
     from sp.gguf import GGUFFile
     from sp.models import load_model
     from sp.models.shards.load_shards import load_shards
-    from sp.models.synthetic.random_shards import random_shards
-    from sp.models.synthetic.random_store import random_model
+    from sp.models.synthetic.random_store import random_model, random_shards
 
     if shape is not None:
         if device == "cpu":
@@ -196,7 +198,6 @@ def name_of(file: Any) -> str:
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
-    import numpy as np
 
     from sp.bench.model import read
     from sp.bench.timing import kernel_times
@@ -230,3 +231,108 @@ def print_kernels(test: str, found: Any, results: Results) -> None:
     print(f"{test}: {total:.3f} ms")
     cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in found]
     results.table(["kernel", "variant and grid", "launches", "ms", "share"], cells, 2)
+
+
+DRAFTER_MAIN = ("model", "tokens", "attention", "density", "score (s)", "limit (s)")
+
+
+def bench_drafter(
+    results: Results,
+    file: Annotated[
+        Path | None, opt("-m", "--model", help="A GGUF file; the embedded drafter if nothing is named.")
+    ] = None,
+    synthetic: Annotated[
+        str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3-0.6b.")
+    ] = None,
+    type_: Annotated[str, opt("--type", help="File type of the random weights.")] = "bf16",
+    prompts: Prompts = (8192,),
+    sparse: SparseWays = (),
+    layers: Annotated[int | None, opt(least=1, help="Run only so many layers.")] = None,
+    cards: Annotated[
+        int, opt(least=1, help="GPUs on which the drafter reads a prompt together, from the first on.")
+    ] = 1,
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test; of short ones more.")] = 5,
+    device: OnDevice = "auto",
+    path: KernelPath = "auto",
+    math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
+) -> None:
+    """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
+
+    A model from a file reads the embedded document over and over, so that densities are those of text. Random weights
+    attend to everything alike, so synthetic drafters read random tokens and are timed at a set density.
+
+    Examples
+    --------
+      sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --sparse density:0.05
+      sp bench drafter --synthetic qwen3-0.6b -p 128k --sparse density:0.05 --math auto
+      sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --sparse blocks:64,sqrt:64,density:0.05
+      sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --sparse density:0.05 --cards 4
+      sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --sparse off,alpha:0.05,alpha:0.1,alpha:0.2 -o md
+    """
+    from sp.bench.drafter import Draft, describe, run_drafts
+    from sp.bench.record import make_record
+    from sp.gguf import GGUFFile, Tokenizer
+    from sp.kernels.device import pick_device
+    from sp.models import Cards, read_math
+    from sp.models.network.arithmetic import scoring
+    from sp.parallel.nccl import copies, group_of
+    from sp.session.loaded import LONGEST_DRAFT, embedded
+    from sp.studies.sample import sample
+
+    if file is not None and synthetic is not None:
+        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+    common = {} if layers is None else {"depth": layers}
+    drafts = [Draft(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
+    where, asked = pick_device(device), read_math(math, "--math")
+    named = file or (embedded("drafter") if synthetic is None else None)
+    group = group_of(cards, where)
+    with kernels_of(path, where)[1]:
+        model, name, _ = open_model(named, synthetic, type_, where, asked)
+        spread = None
+        if group is not None:
+            others = copies(group, lambda: open_model(named, synthetic, type_, where, asked)[0])
+            spread = Cards(group, [model, *others])
+    text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
+    for one in [model] if spread is None else spread.models:
+        one.arithmetic = scoring(one.arithmetic, where, one.config.head_dim)
+        one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
+    timings, (taken, kernels) = [], kernels_of(path, where)
+    with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
+        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text, spread):
+            timings.append(timing)
+            if where == "cuda" and results.record is not None:
+                tokens = "random" if text is None else "text"
+                results.keep(make_record(**describe(timing, name, taken, tokens, model.arithmetic)))
+    rows = [_drafter_row(timing, name, taken) for timing in timings]
+    if not results.plain(rows, [timing.seconds for timing in timings]):
+        print_drafter_rows(rows, results)
+
+
+def _drafter_row(timing: Any, name: str, path: str) -> dict[str, Any]:
+    metrics = timing.metrics()
+    return {
+        "model": name,
+        "path": path,
+        "cards": timing.cards,
+        "prompt_tokens": timing.draft.tokens,
+        "attention": timing.draft.attention,
+        **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},
+        **{f"{stage}_ms": ms for stage, ms in timing.stages.items()},
+        **({"sum_ms": sum(timing.stages.values())} if timing.stages else {}),
+    }
+
+
+def print_drafter_rows(rows: list[dict[str, Any]], results: Results) -> None:
+    """Readings, one a row; rates of a GPU have their stages besides."""
+    stages = [key for key in rows[0] if key.endswith("_ms")]
+    columns: list[Column] = [
+        *((name, f"{{{key}}}") for name, key in (("model", "model"), ("path", "path"), ("tokens", "prompt_tokens"))),
+        ("attention", "{attention}"),
+        ("density", "{density:.1%}"),
+        ("score (s)", "{score_s:.3f}"),
+        ("limit (s)", lambda row: f"{row['limit_s']:.3f}" if row["limit_s"] else ""),
+        ("peak memory", lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else ""),
+        ("of it weights", lambda row: f"{row['weight_bytes'] / 1e9:.2f} GB" if row["weight_bytes"] else ""),
+        *((f"{key.removesuffix('_ms').replace('_', '+')} (ms)", f"{{{key}:.1f}}") for key in stages),
+    ]
+    results.table(*cells_of(rows, columns), 2, DRAFTER_MAIN)

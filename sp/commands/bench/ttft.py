@@ -1,4 +1,4 @@
-"""`sp bench ttft`: time to first token of whole requests, by stage, beside the full prefill of the same prompt."""
+"""sp bench ttft and turn: time to the first token of runs, and of the turns of a conversation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_o
 from sp.commands.line import Part, opt
 from sp.commands.terminal import check_folder, progress_bar, text_width
 from sp.config import Tokens
-from sp.errors import ConfigError
-from sp.scoring.reading import Sparse
-from sp.session import RunOptions
+from sp.errors import ConfigError, unknown_name
+from sp.scoring.base import Sparse
+from sp.session import ConversationOptions, RunOptions
 from sp.session.device_memory import Size
 from sp.session.options import ModelOptions, PlaceOptions
 
@@ -40,7 +40,6 @@ def settings_of(
     ratios: Sequence[float], scorer: str, selector: str, sparse: Sequence[Sparse], common: RunOptions
 ) -> list[RunOptions]:
     """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend."""
-    from dataclasses import replace
 
     from sp.named import read_strategies
     from sp.scoring import SCORERS
@@ -181,7 +180,7 @@ def open_timed_pair(
     from sp.bench.ttft import without_ends
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
-    from sp.session.pair import default_drafter, sharing
+    from sp.session.loaded import default_drafter, sharing
 
     shapes, drafter = synthetic, models.drafter
     if (shapes.synthetic_target, drafter, shapes.synthetic_drafter) == (None, None, None):
@@ -205,7 +204,7 @@ def open_timed_pair(
 
 
 def open_model(role: str, file: Path | None, shape: str | None, file_type: str, **how: Any) -> Any:
-    """A file, random weights in a shape, or the embedded model of a role; the rest as for `sp.session.load`."""
+    """A file, random weights in a shape, or the embedded model of a role; the rest as for `load`."""
     from sp.session import embedded, load, synthetic
 
     if file is not None and shape is not None:
@@ -249,3 +248,81 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], results: Res
         print(f"- {line}" if results.output == "md" else fill(line, text_width()))
     for picture in pictures:
         print(picture)
+
+
+TURN_MAIN = ("policy", "recall", "within", "transcript", "new", "p50 (s)", "p95 (s)", "read")
+
+
+def bench_turn(
+    models: ModelOptions,
+    synthetic: Synthetic,
+    run: Annotated[RunOptions, Part(TIMED)],
+    memory: ConversationOptions,
+    place: Annotated[PlaceOptions, Part("vram break_even cards target_cards")],
+    results: Results,
+    prompts: Prompts = (1 << 17,),
+    new_tokens: Annotated[Tokens, opt(least=1, help="Tokens that a turn adds, its question among them.")] = 4096,
+    keep_ratio: Annotated[float, opt(help="Share of the new tokens the target reads.")] = 0.1,
+    policies: Annotated[
+        tuple[str, ...], opt(help="conversation, cold (all compressed anew), prefix (all that is new is read).")
+    ] = ("conversation", "cold", "prefix"),
+    scorer: Annotated[str, opt(help="How tokens get their importance.")] = "auto",
+    selector: Annotated[str, opt(help="How tokens are chosen from their importance.")] = "top_chunks",
+    sparse: SparseWays = (),
+    vram: Budgets = ("none",),
+    new: Annotated[Tokens, opt("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 8,
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Turns a policy, after a warm-up.")] = 20,
+    path: KernelPath = "auto",
+) -> None:
+    """Time turns of a long chat, from its messages to the first token, by three policies that take turns.
+
+    A policy reads the transcript once; then every turn goes back to its end and adds another text and question. The
+    first turns are not counted. Within a limit of memory the policies come one after the other.
+
+    Examples
+    --------
+      sp bench turn -p 2k --new-tokens 512 -r 5
+      sp bench turn --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --sparse density:0.05 \\
+      --vram none,23g --keys q4_0 --record results
+    """
+    from sp.bench.prompts import TranscriptMaker
+    from sp.bench.record import make_record
+    from sp.bench.turn import POLICIES, TurnBench, describe_turn
+    from sp.kernels.device import pick_device
+    from sp.studies.sample import sample
+
+    for name in policies:
+        if name not in POLICIES:
+            raise unknown_name("policy", name, POLICIES)
+    if not policies:
+        raise ConfigError(f"--policies needs at least one of {', '.join(POLICIES)}")
+    settings = settings_of((keep_ratio,), scorer, selector, sparse, replace(run, max_new_tokens=new))
+    if len(settings) > 1:
+        raise ConfigError("give one --scorer and one --sparse; a policy is timed in one way")
+    lengths, budgets, added = sorted(set(prompts)), budgets_of(vram), new_tokens
+    where = pick_device(place.device)
+    with kernels_of(path, where)[1]:
+        pair = open_timed_pair(models, synthetic, place, budgets)
+    if max(lengths) + added + new > (most := pair.target.model.config.context):
+        raise ConfigError(f"-p {max(prompts)}: with {added:,} new tokens beyond the target's context of {most:,}")
+    taken, kernels = kernels_of(path, where)
+    document, example = sample()
+    maker = TranscriptMaker(document, example.question, pair.target)
+    records = []
+    with kernels, progress_bar("measuring", len(lengths) * len(budgets) * len(policies) * repeats) as advance:
+        bench = TurnBench(pair, maker, repeats, [*policies], lambda: advance(1))
+        for timing in bench.run(lengths, added, settings[0], memory, budgets):
+            records.append(make_record(**describe_turn(timing, pair, taken)))
+            results.keep(records[-1])
+    show_turns(records, results)
+
+
+def show_turns(records: Sequence[Mapping[str, Any]], results: Results) -> None:
+    """The table, or all of it as JSON."""
+    from sp.studies.tables.turn_page import cells_of, row_of, title_of
+
+    rows = [row_of(record) for record in records]
+    if not results.plain(rows, [record["samples"] for record in records]):
+        heads, cells, left = cells_of(rows)
+        results.title(title_of(rows))
+        results.table(heads, cells, left, TURN_MAIN)

@@ -78,12 +78,8 @@ class Asked:
         return self.run.seed
 
     def cells(self, task: str = "") -> list[RunOptions]:
-        """Every scorer with every selector and keep ratio; controls with the first selector.
-
-        Parameters
-        ----------
-        task : str
-            Stands in place of ``{task}`` in options of the scorers, where weights are another task's every time.
+        """Every scorer with every selector and keep ratio; controls with the first selector. `task`: stands in place of
+        ``{task}`` in options of the scorers, where weights are another task's every time.
         """
         from sp.evals.base import TASK_SLOT
         from sp.scoring import SCORERS
@@ -143,18 +139,11 @@ def run_tasks(
 
     A length without room for a task, or one that the target has no room for, is found before anything runs.
 
-    Parameters
-    ----------
-    tasks : sequence of Task
-    lengths : sequence of int
-        Tokens of the prompts; those of files that are too long for it, or for the target, are passed over, and told.
-    n : int
-        Examples of every task and length; of files, which are all read before the models are, at most so many.
-    asked : Asked
-        Models and cells; ``{task}`` in an option of a scorer stands for the name of each task.
-    name : callable, optional
-        What a task is called in rows and table, where that is more than its name; else rows on disk have its options
-        in a column of their own.
+    `lengths`: tokens of the prompts; those of files that are too long for it, or for the target, are passed over, and
+    told; `n`: examples of every task and length; of files, which are all read before the models are, at most so many;
+    `asked`: models and cells; ``{task}`` in an option of a scorer stands for the name of each task; `name`: what a task
+    is called in rows and table, where that is more than its name; else rows on disk have its options in a column of
+    their own.
     """
     from sp.evals import TASKS, evaluate
     from sp.evals.formats.records import FileTask, LongPromptError

@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
-from sp.checked import is_number
 from sp.config import Registry, Tokens, check_fields
 from sp.errors import ConfigError, PromptError, short
 from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
-from sp.json_lines import LONGEST, decoded, parse_json
+from sp.json_lines import LONGEST_LINE, decoded, is_number, parse_json
 
 
 @dataclass(frozen=True)
@@ -146,11 +145,11 @@ class Records:
     def _one(self, file: BinaryIO, line: int) -> bytes:
         """The bytes of the record that begins here: a line, or of CSV so many that every quote is closed."""
         parts, size, quotes = [], 0, 0
-        while raw := file.readline(LONGEST + 1):
+        while raw := file.readline(LONGEST_LINE + 1):
             parts.append(raw)
             size, quotes = size + len(raw), quotes + raw.count(b'"')
-            if size > LONGEST:
-                raise ConfigError(f"{self.path}, line {line}: longer than {LONGEST >> 20} MiB; this is no example")
+            if size > LONGEST_LINE:
+                raise ConfigError(f"{self.path}, line {line}: longer than {LONGEST_LINE >> 20} MiB; this is no example")
             if not (self._csv and quotes % 2):
                 break
         if self._csv and quotes % 2:

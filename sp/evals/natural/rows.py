@@ -20,7 +20,7 @@ from sp.evals.summary import mean, middle, wilson
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection, token_budget
 from sp.session import Pipeline, RunOptions, Scored
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.trace import Trace
 
 RANK, CUT, BUDGET, PLACE = "rank", "cut", "budget", "one of several"

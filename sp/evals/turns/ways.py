@@ -14,7 +14,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.chat import Thinking, split_reply
-from sp.decode.greedy import gather, generate
+from sp.decode.base import gather, generate
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.matches import Caught, Evidence
@@ -35,13 +35,13 @@ from sp.evals.summary import mean, middle, paired_difference, wilson
 from sp.evals.transcripts.plan import KINDS
 from sp.evals.transcripts.turns import Transcript
 from sp.models import prefill
-from sp.models.cache.checkpoint import Checkpoint
+from sp.models.cache.trail import Checkpoint
 from sp.prompt import TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions
-from sp.session.cache_pool import CachePool
-from sp.session.decide import check_context
+from sp.session.decision import check_context
 from sp.session.options import check_run
+from sp.session.residency import CachePool
 from sp.trace import Trace
 
 Progress = Callable[[int], None]

@@ -9,19 +9,13 @@ from typing import Any, Literal
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors
-from sp.models.cache.block_tables import BlockTables, ring_pages
+from sp.models.cache.block_tables import BlockTables, PagePool, page_format, ring_pages, rotates
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import PagePool, page_format, rotates
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
-from sp.ops.attention.attention_heads import attention_heads, context_heads
-from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
-from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_attention import attention_output
 from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.tree_attention import tree_attention
-from sp.quant import Math, Weight
+from sp.quant import Math
 
 
 class Cache:
@@ -116,36 +110,10 @@ class Cache:
         PromptError
             Past the capacity, after `release`, or when the pool has no free page.
         """
-        self._room(layer, len(k)).append(k, v)
+        self.add(layer, len(k)).append(k, v)
 
-    def append_heads(
-        self,
-        layer: int,
-        q: Floats,
-        k: Floats,
-        v: Floats,
-        norms: HeadNorms,
-        positions: Ints,
-        out: Floats | None = None,
-    ) -> Floats:
-        """Norm and turn projected heads, store k and v as `append` does, and return q; see `attention_heads`.
-
-        Parameters
-        ----------
-        q : float32 (tokens, heads, head_dim or more)
-        k, v : float32 (tokens, kv_heads, head_dim)
-        positions : int64 (tokens,)
-        out : float32 (tokens, heads, head_dim), optional
-            Where to write the queries, which are returned in any case.
-        """
-        return attention_heads(q, k, v, norms, positions, self.config.rope, self._room(layer, len(k)), out)
-
-    def append_context(self, layer: int, k: Floats, v: Floats, norms: HeadNorms, positions: Ints) -> None:
-        """As `append_heads`, for tokens that ask nothing."""
-        context_heads(k, v, norms, positions, self.config.rope, self._room(layer, len(k)))
-
-    def _room(self, layer: int, tokens: int) -> PagedKV:
-        """Where the next tokens of a layer go, which are counted."""
+    def add(self, layer: int, tokens: int) -> PagedKV:
+        """Where the next tokens of a layer go, which are counted; PromptError as `append`."""
         return self._tables.add(layer, tokens)
 
     def together(self, tokens: int) -> AbstractContextManager[None]:
@@ -198,52 +166,6 @@ class Cache:
         """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
         at = self.stored(layer)
         return hadamard(at.keys(), at.key_block) if at.rotated else at.keys()
-
-    def attend(self, layer: int, q: Floats, gate: Floats | None) -> Floats:
-        """Attention of the last tokens of a layer over all it holds, gated; see `attention_output`.
-
-        Parameters
-        ----------
-        layer : int
-        q : float32 (n, heads, head_dim)
-            After RoPE, not rotated for the cache.
-        gate : float32 (n, heads, 2 head_dim), optional
-            Query and gate rows as the wide query matrix gives them.
-        """
-        output = byte_output if takes_bytes(self.math, len(q)) else attention_output
-        return output(q, self.stored(layer), gate)
-
-    def attend_tree(
-        self,
-        layer: int,
-        q: Floats,
-        seen: Ints,
-        window: int | None = None,
-        gate: Floats | None = None,
-        reader: Weight | None = None,
-    ) -> Floats:
-        """Attention of the last tokens of a layer under a mask among themselves, gated; see `tree_attention`.
-
-        Parameters
-        ----------
-        layer : int
-        q : float32 (n, heads, head_dim)
-            After RoPE, not rotated for the cache.
-        seen : uint64 (n,)
-            Where the model is: which of the n last tokens each one sees.
-        window : int, optional
-            Tokens that a query sees back to, itself among them.
-        gate : float32 (n, heads, 2 head_dim), optional
-            See `attend`.
-        reader : Weight (out, heads * head_dim), optional
-            The weight of the `project_add` that alone reads the result.
-
-        Returns
-        -------
-        float32 (n, heads * head_dim)
-            For `project_add`; see `tree_attention`.
-        """
-        return tree_attention(q, self.stored(layer), seen=seen, window=window, wide=gate, reader=reader)
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values of a layer lie, for ops that read pages."""

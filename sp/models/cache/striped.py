@@ -103,7 +103,7 @@ class Stripes:
 class StripedCache(Cache):
     """What a card has of two layers that follow each other: room for all pages of the prompt, some written by itself.
 
-    `append` and `append_heads` take the tokens of the card's stripes, one after the other; the host alone counts them.
+    `add` takes the tokens of the card's stripes, one after the other; the host alone counts them.
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
 
@@ -201,7 +201,8 @@ class StripedCache(Cache):
             found = self._wholes[place, which] = k, v
         return found
 
-    def _room(self, layer: int, tokens: int) -> PagedKV:
+    def add(self, layer: int, tokens: int) -> PagedKV:
+        """See `Cache`."""
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1

@@ -4,14 +4,171 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from sp.arrays import Floats
+from sp.kernels import is_device
 from sp.models.cache.cache import Cache
-from sp.models.cache.carry import Parked, carry, clear_states, put_states, states_on_host, take_states
-from sp.models.cache.host_room import HostRoom
-from sp.models.cache.snapshots import Snapshots
+from sp.models.cache.carry import (
+    HostRoom,
+    Parked,
+    States,
+    carry,
+    clear_states,
+    put_states,
+    states_nbytes,
+    states_on_host,
+    take_states,
+)
 from sp.models.config import ModelConfig
 from sp.quant import Math
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What it takes to make a cache forget the tokens that it reads from now on.
+
+    Keys and values behind it are left where they are and written over. Recurrent states are copied, since they cannot
+    be unread: `DeltaState.nbytes` for each layer that has one. Not for caches with `windows`, whose pages are
+    written again.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens read so far.
+    states : dict of int to (conv, recurrent)
+        Copies by recurrent layer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.models import ModelConfig
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
+    >>> cache, token = Cache(config, tokens=300), np.ones((1, 1, 64), np.float32)
+    >>> cache.append(0, token, token)
+    >>> before = Checkpoint.of(cache)
+    >>> cache.append(0, token, token)
+    >>> before.restore(cache)
+    >>> cache.tokens
+    1
+    """
+
+    tokens: int
+    states: dict[int, tuple[Floats, Floats]]
+
+    @classmethod
+    def of(cls, cache: Cache) -> Checkpoint:
+        """Where a cache stands now."""
+        states = {layer: cache.state(layer) for layer in cache.config.delta_layers}
+        return cls(cache.tokens, {layer: (each.conv.copy(), each.recurrent.copy()) for layer, each in states.items()})
+
+    def restore(self, cache: Cache) -> None:
+        """Make the cache it was taken of forget what it has read since; as often as wanted."""
+        more = cache.tokens - self.tokens
+        assert more >= 0, f"the cache holds {cache.tokens} tokens, fewer than at the checkpoint, {self.tokens}"
+        cache.count(-more)
+        cache.advance(-more)
+        for layer, (conv, recurrent) in self.states.items():
+            state = cache.state(layer)
+            state.conv[...], state.recurrent[...] = conv, recurrent  # in place: trees know where they lie
+
+
+NEAR = 2
+"""Snapshots that stay on the device between turns: a turn goes back to one of the last two, or to an old one."""
+MOST_ON_DEVICE = 6
+"""While a turn reads."""
+
+
+class Snapshots:
+    """States by the number of tokens they have read, ascending.
+
+    To take one on the device is a copy within it, which takes as long as reading the states once; the host does not
+    wait. They go to host memory when nobody waits, by `settle`.
+
+    Parameters
+    ----------
+    most : int
+        Of more, those go first that lie close to others for how far back they are: the newer, the denser.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.models import ModelConfig
+    >>> from sp.models.cache.cache import Cache
+    >>> from sp.models.cache.carry import take_states
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
+    >>> snapshots, cache = Snapshots(4), Cache(config, 9)
+    >>> for tokens in range(100, 1000, 100):
+    ...     snapshots.take(tokens, take_states(cache))
+    >>> snapshots.places
+    (400, 700, 800, 900)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._states: list[tuple[int, States]] = []
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Numbers of tokens."""
+        return tuple(tokens for tokens, _ in self._states)
+
+    def at(self, tokens: int) -> States | None:
+        """The states after so many tokens."""
+        return dict(self._states).get(tokens)
+
+    def take(self, tokens: int, states: States) -> None:
+        """Hold copies of states, which nobody else has, behind all that were taken."""
+        self._states.append((tokens, states))
+        if len(self._states) > self._most:
+            places = (0, *self.places)
+
+            def loss(at: int) -> float:
+                return (places[at + 1] - places[at - 1]) / (places[-1] - places[at])
+
+            del self._states[min(range(1, len(places) - 1), key=loss, default=1) - 1]
+        if len(self._on_device) > MOST_ON_DEVICE:
+            self.settle()
+
+    def settle(self, near: int = NEAR) -> None:
+        """Move all but the last `near` on the device to host memory; waits for the device."""
+        going = self._on_device
+        for at in going[: len(going) - near]:
+            tokens, states = self._states[at]
+            self._states[at] = tokens, states_on_host(states)
+
+    def crop(self, tokens: int) -> None:
+        """Forget those behind so many tokens."""
+        self._states = [each for each in self._states if each[0] <= tokens]
+
+    def first(self, tokens: int) -> Snapshots:
+        """Others that share those of so many tokens; no states are ever written to."""
+        other = Snapshots(self._most)
+        other._states = [each for each in self._states if each[0] <= tokens]
+        return other
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(states_nbytes(self._states[at][1]) for at in self._on_device)
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes in host memory."""
+        return sum(states_nbytes(states) for _, states in self._states) - self.device_nbytes
+
+    @property
+    def _on_device(self) -> list[int]:
+        """Which of them are on the device."""
+        return [at for at, (_, states) in enumerate(self._states) if any(map(_is_there, states.values()))]
+
+
+def _is_there(state: tuple[Any, Any]) -> bool:
+    return is_device(state[1])
+
 
 STEPS = 8
 """Caches are at least this many times larger than the steps by which they grow."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sp.kernels import import_cupy
-from sp.models.trunk import Trunk, mapped
+from sp.models.network.trunk import Trunk, mapped
 from sp.ops.byte_rows.kept import KeptRows, keep, kept_bytes
 from sp.ops.byte_rows.rows import BYTE_KINDS
 from sp.ops.matmul.packed import PackedWeight

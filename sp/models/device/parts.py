@@ -10,9 +10,9 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.models.device.kept import let_go
-from sp.models.layers.pinned_weight import PinnedWeight
-from sp.models.model import Model
-from sp.models.trunk import mapped
+from sp.models.layer.pinned_weight import PinnedWeight
+from sp.models.network.model import Model
+from sp.models.network.trunk import mapped
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Weight
 

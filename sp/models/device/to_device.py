@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -13,18 +13,48 @@ from sp.arrays import Bytes
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
-from sp.models.device.cold import stacks_of, with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
-from sp.models.layers.cold_experts import ColdExperts
-from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
-from sp.models.layers.share import CopiedWeight
-from sp.models.trunk import Trunk, mapped
+from sp.models.layer.block import Block
+from sp.models.layer.cold_experts import ColdExperts, StackRing
+from sp.models.layer.feed_forward import Experts
+from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.layer.share import CopiedWeight
+from sp.models.network.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BF16, F32, BlockFormat, Weight
 from sp.quant.packing import TILE
 from sp.quant.repack import Repacked, count_repacked, device_format, is_split, repack
+
+
+def stacks_of(trunk: Trunk, layers: Iterable[int]) -> dict[int, tuple[Any, ...]]:
+    """The stacks of some layers, which are layers of experts, in the order they are used."""
+    found = {}
+    for index in layers:
+        ffn = _experts(trunk.blocks[index], index)
+        found[index] = (*ffn.into, ffn.down_stack)
+    return found
+
+
+def with_cold(trunk: Trunk, layers: Sequence[int]) -> tuple[Trunk, ColdExperts | None]:
+    """The same trunk, whose layers know that their stacks are `PinnedWeight`; None where there are no such layers."""
+    if not layers:
+        return trunk, None
+    last = len(trunk.blocks) - 1
+    ring = StackRing(stacks_of(trunk, layers), [layer for layer in layers if layer != last])
+    ring.open()
+    cold = ColdExperts(ring, last + 1, _experts(trunk.blocks[layers[0]], layers[0]).sizes.count)
+    blocks = list(trunk.blocks)
+    for index in layers:
+        blocks[index] = replace(blocks[index], ffn=replace(_experts(blocks[index], index), cold=cold.layer(index)))
+    return replace(trunk, blocks=tuple(blocks)), cold
+
+
+def _experts(block: Block, index: int) -> Experts:
+    assert isinstance(block.ffn, Experts), f"layer {index} has no experts"
+    return block.ffn
+
 
 SLICE = 64 << 20
 """Most bytes of a matrix that are staged at a time; whole tiles of rows."""

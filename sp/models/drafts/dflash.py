@@ -11,26 +11,138 @@ z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sp.arrays import Floats
+from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.device.to_device import repacked, to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
-from sp.models.drafts.dflash_refusals import refuse_later
-from sp.models.drafts.dflash_store import DraftStore
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
-from sp.models.layers.feed_forward import SwiGLU
-from sp.models.model import Device, Model
-from sp.models.safetensors_file import SafetensorsFile
-from sp.models.weights import Store
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed
+from sp.models.file.safetensors_file import SafetensorsFile
+from sp.models.file.weights import Store, WeightStore
+from sp.models.layer.block import Block
+from sp.models.layer.spec import LayerSpec
+from sp.models.network.model import Device, Model
 from sp.ops.attention.head_norm_rope import checked_head_dim
 from sp.quant import Weight
 from sp.quant.repack import Repacked
+
+LATER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "DFlash2": (
+        ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+        ("attn_conv_", "ffn_conv_", "selector_"),
+    ),
+    "DSpark": (("markov_rank", "has_confidence_head"), ("markov_", "conf_proj", "d2t")),
+}
+"""Keys that such files have, and how parts of their tensors' names begin.
+
+Source: llama.cpp, ``src/models/dflash.cpp`` and ``src/models/dspark.cpp``, August to October 2026.
+"""
+READ = ("logit_scale", "embedding_scale", "attention.sliding_window", "attention.causal")
+"""Keys of `sp.models.file.refusals.NEUTRAL` that drafts honour."""
+
+
+def refuse_later(keys: Keys, names: Iterable[str]) -> None:
+    """Refuse what only looks like a DFlash draft, or has keys that no part of one computes.
+
+    Parameters
+    ----------
+    keys : Keys
+    names : iterable of str
+        Of the file's tensors.
+
+    Raises
+    ------
+    ModelError
+        The message says what the file is, by which key or tensor that was told, and what to do.
+
+    Examples
+    --------
+    >>> refuse_later(Keys("dflash", {}, "d.gguf"), ["blk.0.attn_conv_base"])
+    Traceback (most recent call last):
+    sp.errors.ModelError: d.gguf: is a DFlash2 draft (tensor blk.0.attn_conv_base), and sp runs drafts of the first \
+DFlash; use such a draft of this target, or leave --draft and --decode out
+    """
+    listed = list(names)
+    for kind, (wanted, parts) in LATER.items():
+        found = [f"key {key}" for key in wanted if keys.told(key)]
+        found += [f"tensor {name}" for name in listed if any(part.startswith(parts) for part in name.split("."))]
+        if found:
+            raise ModelError(
+                f"{keys.path}: is a {kind} draft ({found[0]}), and sp runs drafts of the first DFlash; "
+                "use such a draft of this target, or leave --draft and --decode out"
+            )
+    refuse_changed(keys, READ)
+
+
+ALIASES = {
+    "fc.weight": ("fc.weight", "dflash.fc.weight", "dflash_fc.weight"),
+    "hidden_norm.weight": (
+        "hidden_norm.weight",
+        "enc.output_norm.weight",
+        "dflash.hidden_norm.weight",
+        "dflash_hidden_norm.weight",
+    ),
+    "output_norm.weight": ("output_norm.weight", "norm.weight"),
+}
+"""First our name, then those of GGUF dialects and of published checkpoints."""
+PUBLISHED_PARTS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """What files may call a tensor, which we call by the name it has in most GGUF files.
+
+    Examples
+    --------
+    >>> names_of("blk.3.ffn_norm.weight")
+    ('blk.3.ffn_norm.weight', 'blk.3.post_attention_norm.weight', 'layers.3.post_attention_layernorm.weight')
+    """
+    if name in ALIASES:
+        return ALIASES[name]
+    block, number, part, kind = name.split(".")
+    names = [name]
+    if part == "ffn_norm":
+        names.append(f"{block}.{number}.post_attention_norm.{kind}")
+    if part in PUBLISHED_PARTS:
+        names.append(f"layers.{number}.{PUBLISHED_PARTS[part]}.{kind}")
+    return tuple(names)
+
+
+class DraftStore(WeightStore):
+    """See `WeightStore`; a tensor is looked for under all its names."""
+
+    def __contains__(self, name: str) -> bool:
+        return any(one in self.file.tensors for one in names_of(name))
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
+        return super()._take(self._found(name), shape)
+
+    def _found(self, name: str) -> str:
+        """The name in the file; if it is in there under none, the one that such a file would have."""
+        names = (name,) if name in self.file.tensors else names_of(name)
+        found = next((one for one in names if one in self.file.tensors), None)
+        if found is None:
+            published = any(one.startswith("layers.") for one in self.file.tensors)
+            found = names[-1] if published else names[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,7 +212,7 @@ def take_draft(store: Store, config: DraftConfig) -> Parts:
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
         store.vector("hidden_norm.weight", c.hidden),
-        tuple(Block.take(store, i, Attention.take, SwiGLU.take) for i in range(c.layers)),
+        tuple(Block.take(store, i, LayerSpec(window=window)) for i, window in enumerate(config.windows)),
         store.vector("output_norm.weight", c.hidden),
     )
 

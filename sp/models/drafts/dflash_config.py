@@ -17,9 +17,9 @@ from sp import values
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.metadata_keys import Keys
-from sp.models.refusals import refuse_prediction
-from sp.models.rope_keys import read_rope
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_prediction
+from sp.models.file.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
 
 PUBLISHED = {

@@ -12,11 +12,12 @@ from sp.kernels import import_cupy
 from sp.models.cache.block_tables import AT_ONCE
 from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash import Draft
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
-from sp.models.model import Model
-from sp.models.passes.captured_graph import CapturedGraph
-from sp.models.passes.pinned_staging import PinnedStaging
+from sp.models.layer.attention import Attention
+from sp.models.layer.block import Block
+from sp.models.layer.steps import Flow, Nodes, run
+from sp.models.network.model import Model
+from sp.models.run.captured_graph import CapturedGraph, PinnedStaging
+from sp.ops.attention.attention_heads import context_heads
 from sp.ops.attention.tree_attention import seen_words
 from sp.ops.matmul.project import project
 from sp.ops.norms import rms_norm
@@ -117,7 +118,7 @@ class DraftSession:
 
     def store(self, features: Floats, positions: Ints) -> None:
         """Keys and values of all layers for tokens the target has read; `positions` where the target is."""
-        draft, mixers = self._draft, [_mixer(block) for block in self._draft.blocks]
+        draft, mixers, rotary = self._draft, list(map(_mixer, self._draft.blocks)), self._cache.config.rope
         with self._cache.together(len(positions)):
             (fused,) = project(features, (draft.fuse,), f32=(True,))
             fused = rms_norm(fused, draft.hidden_norm, draft.config.model.eps)
@@ -125,7 +126,7 @@ class DraftSession:
             found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
             for layer, mixer in enumerate(mixers):
                 k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
-                self._cache.append_context(layer, k, v, mixer.norms, positions)
+                context_heads(k, v, mixer.norms, positions, rotary, self._cache.add(layer, len(k)))
 
     def read_block(self, ids: Ints, positions: Ints) -> Floats:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
@@ -134,19 +135,14 @@ class DraftSession:
             x = self._target.whole(self._target.embed(ids))
             if draft.config.embedding_scale != 1:
                 x *= np.float32(draft.config.embedding_scale)
-            for layer, block in enumerate(draft.blocks):
-                x = self._through(layer, block, x, positions)
+            for block, seen in zip(draft.blocks, self._seen, strict=True):
+                flow = Flow(x, positions, self._cache, size, nodes=Nodes(ids, positions, seen))
+                for half in block.steps():
+                    run(half, flow)
+                x = flow.x
         self._cache.count(-size)
         self._cache.advance(-size)
         return self._target.head(x[1:], (draft.output_norm, draft.config.model.eps))
-
-    def _through(self, layer: int, block: Block, x: Floats, positions: Ints) -> Floats:
-        """The block (block_size, hidden) through a layer."""
-        mixer, norm = _mixer(block), (block.attn_norm, block.eps)
-        q, _ = mixer.enter(x, norm, positions, self._cache, len(x))
-        window = self._draft.config.windows[layer]
-        attended = self._cache.attend_tree(layer, q, self._seen[layer], window, reader=mixer.out)
-        return block.feed_forward(mixer.leave(x, attended))
 
 
 class _Graphs:

@@ -10,17 +10,17 @@ from typing import Any
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.kernels import device_errors
-from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
-from sp.models.asked_scaling import AskedScaling
 from sp.models.device.kept import keep_rounded
+from sp.models.device.load import asked_config, taken_trunk
 from sp.models.device.to_device import trunk_to_device
-from sp.models.layers.share import Share, Shareable
-from sp.models.load import asked_config, taken_trunk
-from sp.models.model import Device
-from sp.models.shards.shard_model import ShardModel
+from sp.models.file.rope_keys import AskedScaling
+from sp.models.file.weights import WeightStore
+from sp.models.layer.share import Share, Shareable
+from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
+from sp.models.network.model import Device
+from sp.models.network.trunk import Trunk, mapped
+from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
-from sp.models.trunk import Trunk, mapped
-from sp.models.weights import WeightStore
 from sp.parallel.group import Group
 from sp.quant import Math
 
@@ -67,7 +67,7 @@ def load_shards(
     --------
     >>> from sp.models import load_model
     >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.load import embedded
+    >>> from sp.session.loaded import embedded
     >>> shards = load_shards(embedded("target"), HostGroup(2))
     >>> shards.config.kv_heads, [model.config.kv_heads for model in shards.models]
     (2, [1, 1])
@@ -105,6 +105,8 @@ def cut(trunk: Trunk, share: Share) -> Trunk:
     output = replace(
         trunk.output, shape=(rows.stop - rows.start, *trunk.output.shape[1:]), data=trunk.output.data[rows]
     )
+    if any(block.spec.behind for block in trunk.blocks):
+        raise ConfigError("several cards cannot share layers with norms behind their halves; use one card")
     blocks = tuple(
         replace(block, mixer=_half(block.mixer, share), ffn=_half(block.ffn, share)) for block in trunk.blocks
     )

@@ -12,21 +12,22 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
-from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
-from sp.models.asked_scaling import AskedScaling
-from sp.models.auto_math import SAMPLED
 from sp.models.config import ModelConfig
-from sp.models.device.cold import with_cold
 from sp.models.device.kept import keep_rounded
 from sp.models.device.parts import arrays_of
-from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
-from sp.models.layers.share import Share
-from sp.models.model import Model
-from sp.models.recording import layer_of
+from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices, with_cold
+from sp.models.file.rope_keys import AskedScaling
+from sp.models.file.weights import layer_of
+from sp.models.layer.share import Share
+from sp.models.network.arithmetic import SAMPLED, arithmetic, attention_math, check_math, read_math, with_math
+from sp.models.network.model import Model
+from sp.models.network.trunk import Trunk
+from sp.models.run.tensor_parallel import ShardModel
+from sp.models.shards.shards import Shards
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
-from sp.models.trunk import Trunk
+from sp.parallel.group import Group
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
@@ -179,3 +180,36 @@ class RandomStore:
         numbers = cupy.arange(count, dtype=np.uint32) + np.uint32(start)
         chosen = (numbers * np.uint32(2654435761)) >> np.uint32(32 - POOL_BITS)  # Knuth's multiplicative hash
         return self._pools[key][chosen].reshape(shape[0], fmt.row_bytes(shape[1]))
+
+
+def random_shards(
+    shape: str,
+    file_type: str,
+    group: Group,
+    math: str = Math.BF16,
+    seed: int = 0,
+    rope: AskedScaling | None = None,
+) -> Shards:
+    """`sp.models.synthetic.random_store.random_model`, of which each card of a group holds its heads and columns.
+
+    Cards draw shares of their own, not those of one model: what it says is noise in any case.
+
+    Raises
+    ------
+    ConfigError, DeviceError
+        As `random_model` and `Share.config`.
+    """
+    found, asked = find_shape(shape), read_math(math, "math")
+    require_device()
+    check_math(asked, "cuda")
+    config, models = found.config if rope is None else rope.applied(found.config), []
+    for rank in range(group.size):
+        share = Share(rank, group.size)
+        with group.at(rank), device_errors():
+            store = RandomStore(config, found.plan(file_type), seed * group.size + rank, share=share)
+            trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
+            trunk, kept = keep_rounded(trunk)
+            made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", config.head_dim), kept)
+            model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share, group)
+        models.append(model)
+    return Shards(group, config, tuple(models))

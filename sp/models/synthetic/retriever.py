@@ -27,12 +27,11 @@ import numpy as np
 from sp.arrays import Doubles, Floats
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFWriter, Value
-from sp.models.architectures.base import find_architecture
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
-from sp.models.file_type import file_type_id, tensor_format
-from sp.models.recording import RecordingStore
-from sp.models.synthetic.retriever_delta import delta_layer
-from sp.models.synthetic.retriever_parts import Heads, Residual, Tensors, match_layer, offset_layer
+from sp.models.families.base import find_architecture
+from sp.models.file.file_type import file_type_id, tensor_format
+from sp.models.file.weights import RecordingStore
+from sp.models.synthetic.retriever_parts import Heads, Residual, Tensors, delta_layer, match_layer, offset_layer
 from sp.models.synthetic.synthetic_vocab import CHATML, tokenizer_metadata
 from sp.ops.rope import Rope
 

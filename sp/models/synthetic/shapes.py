@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
-from sp.models.architectures.base import find_architecture
-from sp.models.architectures.llama import llama3_factors
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
-from sp.models.file_type import tensor_format
-from sp.models.recording import Tensor
-from sp.models.trunk import trunk_tensors
+from sp.models.families.base import find_architecture
+from sp.models.families.llama import llama3_factors
+from sp.models.file.file_type import tensor_format
+from sp.models.file.weights import Tensor
+from sp.models.network.trunk import trunk_tensors
 from sp.ops.rope import Rope
 from sp.quant import BlockFormat
 

@@ -20,8 +20,8 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.gguf import GGUFWriter, Value
-from sp.models.architectures.base import find_architecture
-from sp.models.file_type import file_type_id
+from sp.models.families.base import find_architecture
+from sp.models.file.file_type import file_type_id
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, Shape, find_shape
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
@@ -47,7 +47,7 @@ def write_synthetic(
     shape : str
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
-        One of `sp.models.file_type.FILE_TYPES`.
+        One of `sp.models.file.file_type.FILE_TYPES`.
     seed : int
         Not negative. The same seed gives the same bytes.
     progress : callable, optional

@@ -15,10 +15,10 @@ from string import ascii_lowercase
 import numpy as np
 
 from sp.errors import ConfigError
+from sp.gguf import Value
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.gguf.tokens.sentencepiece import SPACE
-from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import BYTE, CONTROL, NORMAL, SENTENCEPIECE, UNKNOWN, UNUSED, USER_DEFINED
 
 CHATML = (

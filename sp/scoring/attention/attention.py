@@ -1,35 +1,52 @@
-"""AttentionScorer: which queries and layers count, and how their weights become importance."""
+"""Importance by the attention of a drafter: options, reading, folding, and the scorer that asks with the tail."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
-from sp.models.cache.host_room import looked_at
-from sp.models.config import first_layers
+from sp.models import (
+    Cache,
+    Hooks,
+    LayerAttention,
+    Model,
+    ModelConfig,
+    read_by_layer,
+    read_by_layer_on,
+    read_repeated,
+)
+from sp.models.cache.carry import looked_at
 from sp.ops.array_module import array_module
-from sp.ops.attention.importance import Folded, fold_weights, importance
+from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Edges, Pooling, Reduction, average_pool
 from sp.ops.attention.unrotate import unrotate
 from sp.quant import F16, F32
-from sp.scoring.base import Importance, ScoreRequest
-from sp.scoring.reading import ReadingScorer, densities
+from sp.scoring.base import (
+    HEATMAP_CHUNK,
+    Importance,
+    ReadingScorer,
+    ScoreRequest,
+    densities,
+    question_start,
+    register_scorer,
+)
 
 Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
 MOST_QUESTION_TOKENS = 64
 """Of a longer question only the last tokens are queries, for the memory of their weights."""
+
+reduction_by = cache(Reduction)  # which are all alike, and checked when they are made
 
 Take = Callable[[int, Floats, PagedKV], None]
 """Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
@@ -56,6 +73,8 @@ class AttentionScorer(ReadingScorer):
         Run only so many of the drafter's layers.
     """
 
+    keeps: ClassVar[bool] = True
+
     queries: int | Literal["question"] = 8
     rotary: Rotary = "post"
     order: str = "pool,heads,queries"
@@ -73,23 +92,16 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"queries must be at least 1, not {self.queries}")
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
-        self.reduction()
+        _ = self.reduction  # which checks its steps
 
+    @property
     def reduction(self) -> Reduction:
         """The reduction these options describe."""
-        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run."""
-        return super().flops(first_layers(config, self.scored_layers(config)[-1] + 1), tokens)
+        return reduction_by(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Attention layers that count, ascending.
-
-        Raises
-        ------
-        ConfigError
-            For a layer that is not run or has no attention, or when none is left.
+        """Attention layers that count, ascending. ConfigError for a layer that is not run or has no attention, or when
+        none is left.
         """
         depth = config.layers if self.depth is None else self.depth
         if depth > config.layers:
@@ -111,10 +123,6 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
         return tuple(sorted(set(asked)))
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """All that are run."""
-        return first_layers(config, self.scored_layers(config)[-1] + 1)
-
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Up to the last layer that counts."""
         return self.scored_layers(config)[-1] + 1
@@ -127,22 +135,21 @@ class AttentionScorer(ReadingScorer):
         return min(n - question_start(request), MOST_QUESTION_TOKENS)
 
     def read(self, request: ScoreRequest, take: Take, like: Hashable | None = None) -> LayerAttention:
-        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries.
-
-        The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
-        that counts are not run, and that one does not attend. `like` names what `take` does on the device, for
-        `read_by_layer_on`.
+        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries. The memory
+        held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last that counts
+        are not run, and that one does not attend. `like` names what `take` does on the device, for `read_by_layer_on`.
         """
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
 
-        def watch(layer: int, q: Floats, cache: Cache) -> None:
+        def show(layer: int, q: Floats, cache: Cache) -> None:
             if layer in scored:
                 rows = self.rows(q[-queries:], request.positions[-queries:], model)
                 take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
 
         like = None if like is None or self.rotary != "post" else (scored, like)
-        read_on(request, watch, attend=attend, rows=queries, depth=scored[-1] + 1, like=like)
+        hooks = Hooks(on_attention=show, queues=like)
+        read_on(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
 
     def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
@@ -159,64 +166,43 @@ class AttentionScorer(ReadingScorer):
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
-    found = fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend)
-    return Importance(*found, weighing=fold.laps.seconds())
+    by_head = np.stack(looked_at(fold.heads)) if fold.heads else None
+    found = fold.result(), fold.heatmap(), generated, by_head, densities(attend)
+    return Importance(*found, weighing=fold.seconds())
 
 
-def read_on(
-    request: ScoreRequest,
-    watch: Watch,
-    *,
-    attend: LayerAttention,
-    rows: int,
-    depth: int,
-    like: Hashable | None = None,
-) -> None:
-    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
-
-    Where several cards are given and no keys are kept, they read it together; see there for `like`.
-
-    The last `rows` tokens are read in any case, since their queries are wanted.
+def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
+    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it. Where
+    several cards are given and no keys are kept, they read it together. Progress goes to the request's. The last `rows`
+    tokens are read in any case, since their queries are wanted.
     """
     model, n, keys = request.model, len(request.ids), request.keys
-    how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
+    how: dict[str, Any] = {"attend": attend, "depth": depth}
+    hooks = replace(hooks, progress=request.progress)
     if keys is None and request.cards is not None:
-        read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, like=like, **how)
+        read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **how)
         return
-    if keys is None and read_repeated(model, request.ids, request.positions, watch, rows=rows, **how):
+    if keys is None and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **how):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
-        read_by_layer(model, request.ids, request.positions, cache, watch, rows=rows, **how)
+        read_by_layer(model, request.ids, request.positions, cache, hooks, rows=rows, **how)
         return
     at, trail = keys.trail.back_to(n - rows), keys.trail
     stops = [stop for stop in keys.stops if at < stop <= n - rows] if trail.recurrent else []
     for stop in [*stops, n]:
         part, last = (request.ids[at:stop], request.positions[at:stop]), stop == n
         with trail.reading(n - at) as cache:
-            read_by_layer(
-                model, *part, cache, watch if last else _unseen, rows=rows if last else 1, keep_kv=True, **how
-            )
+            seen = hooks if last else replace(hooks, on_attention=None)
+            read_by_layer(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **how)
         at = stop
         if not last:
             trail.mark()
 
 
-def _unseen(layer: int, q: Floats, cache: Cache) -> None:
-    """Looks at nothing."""
-
-
-def question_start(request: ScoreRequest) -> int:
-    """Index of the question's first token; ConfigError if the prompt names no question."""
-    if not request.question.any():
-        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
-    return int(request.question.argmax())
-
-
 def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own.
-
-    They stand in place of the values, which none reads.
+    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They stand in place
+    of the values, which none reads.
     """
     at = replace(at, tokens=len(positions))
     if is_device(at.k):
@@ -233,56 +219,8 @@ __all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
 
 
 @dataclass
-class Laps:
-    """Adds up times; on the device by events, which nobody waits for before `seconds` is asked.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> laps = Laps()
-    >>> with laps.lap(np.zeros(1)):
-    ...     pass
-    >>> 0 < laps.seconds() < 1
-    True
-    """
-
-    _host: float = 0.0
-    _events: list[tuple[Any, Any]] = field(default_factory=list)
-
-    @contextmanager
-    def lap(self, array: Any) -> Iterator[None]:
-        """The block is work on this array, and where it lies."""
-        if not is_device(array):
-            start = time.perf_counter()
-            yield
-            self._host += time.perf_counter() - start
-            return
-        cuda = import_cupy().cuda
-        begun, ended, stream = cuda.Event(), cuda.Event(), cuda.get_current_stream()
-        begun.record(stream)
-        yield
-        ended.record(stream)
-        self._events.append((begun, ended))
-
-    def seconds(self) -> float:
-        """Of all laps; waits for the device."""
-        cuda = import_cupy().cuda if self._events else None
-        for _, ended in self._events:
-            ended.synchronize()
-        return self._host + sum(cuda.get_elapsed_time(*pair) for pair in self._events) / 1e3 if cuda else self._host
-
-
-@dataclass
 class Fold:
-    """Running reduction over the layers of a drafter, in NumPy or on the device.
-
-    Examples
-    --------
-    >>> fold = Fold(Reduction(pool=1))
-    >>> fold.add(np.full((2, 1, 4), 0.25, np.float32))
-    >>> fold.result().tolist()
-    [0.25, 0.25, 0.25, 0.25]
-    """
+    """Running reduction over the layers of a drafter, in NumPy or on the device."""
 
     reduction: Reduction
     by_head: bool = False
@@ -290,22 +228,35 @@ class Fold:
     count: int = 0
     layers: list[Any] = field(default_factory=list)
     heads: list[Any] = field(default_factory=list)
-    laps: Laps = field(default_factory=Laps)
-    """What `add_layer` takes."""
+    _host: float = 0.0  # seconds that `add_layer` took, or
+    _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
+
+    joined: ClassVar[bool] = True
+    """Whether the heads of a layer are folded into those of the layers before."""
 
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
-        self._take(fold_weights(probs, self.reduction, self._so_far(), by_head=self.by_head), len(probs))
+        into = self.running if self.joined else None
+        self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
-        with self.laps.lap(q):
-            found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
-            self._take(found, q.shape[1])
+        stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
+        start, begun = time.perf_counter(), stream and stream.record()
+        into = self.running if self.joined else None
+        found = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
+        self._take(found, q.shape[1])
+        if stream is None:
+            self._host += time.perf_counter() - start
+        else:
+            self._events.append((begun, stream.record()))
 
-    def _so_far(self) -> Any:
-        """What the heads of the next layer are folded into."""
-        return self.running
+    def seconds(self) -> float:
+        """What `add_layer` took of all layers; waits for the device, which nobody does before."""
+        for _, ended in self._events:
+            ended.synchronize()
+        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
+        return float(self._host + sum(times) / 1e3)
 
     def _take(self, found: Folded, heads: int) -> None:
         self.running = found.running
@@ -323,22 +274,13 @@ class Fold:
         """Importance by layer, (layers, chunks)."""
         return np.stack(looked_at(self.layers))
 
-    def head_maps(self) -> Floats | None:
-        """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
-        return np.stack(looked_at(self.heads)) if self.heads else None
-
 
 @dataclass
 class FoldByLayer(Fold):
     """A `Fold` that reduces the heads of each layer by themselves, and then the layers.
 
-    Parameters
-    ----------
-    over_layers : {"mean", "max"}
-        With heads reduced likewise it is what `Fold` does, since all layers have as many.
+    `over_layers`: with heads reduced likewise it is what `Fold` does, since all layers have as many.
 
-    Examples
-    --------
     >>> fold = FoldByLayer(Reduction(pool=1))
     >>> for top in (0.5, 1.0):
     ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
@@ -348,8 +290,7 @@ class FoldByLayer(Fold):
 
     over_layers: Literal["mean", "max"] = "mean"
 
-    def _so_far(self) -> None:
-        """Nothing: each layer starts anew."""
+    joined: ClassVar[bool] = False
 
     def _take(self, found: Folded, heads: int) -> None:
         before, layer = self.running, found.running
@@ -364,3 +305,48 @@ class FoldByLayer(Fold):
         assert self.running is not None, "no layer was folded in"
         layers = len(self.layers) if self.over_layers == "mean" else 1
         return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)
+
+
+@register_scorer("tail")
+@dataclass(frozen=True)
+class TailScorer(AttentionScorer):
+    """Attention of the last `queries` prompt tokens; nothing is generated.
+
+    Where the chat template opens or closes thinking behind the question, it is that of the question's last tokens, and
+    the drafter reads no further: the marks would be most of the queries, and a drafter asked by them finds few needles.
+
+    Notes
+    -----
+    Source of the idea: SpecPrefill (arXiv 2502.02789) with prompt tokens in place of look-ahead tokens.
+    It fails where the end of the prompt does not yet ask for the needle; `lookahead` is safer there.
+    """
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Run the drafter once over the prompt and reduce the tail's attention."""
+        fold = Fold(self.reduction, request.by_head)
+        asking = request if self.queries == "question" else without_markup(request)
+        like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
+        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
+        return found if asking is request else padded(found, len(request.ids))
+
+
+def without_markup(request: ScoreRequest) -> ScoreRequest:
+    """The request up to its last token that asks."""
+    end = request.asked
+    if end is None or end >= len(request.ids):
+        return request
+    cut = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
+    return replace(request, **cut, spans=None if request.spans is None else request.spans[:end])
+
+
+def padded(found: Importance, tokens: int) -> Importance:
+    """The same for so many tokens: those behind the queries have no importance."""
+
+    def pad(values: Floats | None, size: int) -> Floats | None:
+        if values is None:
+            return None
+        return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
+
+    chunks = -(-tokens // HEATMAP_CHUNK)
+    scores = np.pad(found.scores, (0, tokens - len(found.scores)))
+    return replace(found, scores=scores, by_layer=pad(found.by_layer, chunks), by_head=pad(found.by_head, chunks))

@@ -1,35 +1,29 @@
-"""Score by the attention of the last prompt token and of tokens the drafter generates after it."""
+"""Scorers that ask with an answer: a draft of it, or the known one."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from sp.arrays import Floats, Ints
+import numpy as np
+
+from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_by_layer
+from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
-from sp.scoring.attention.attention import AttentionScorer, Fold, importance_of
+from sp.ops.attention.attention_rows import attention_rows
+from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer, importance_of
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import ReadingScorer
 
 
 @dataclass(frozen=True)
 class LookAhead:
-    """What a drafter leaves that has read a prompt and gone on for some tokens.
+    """What a drafter leaves that has read a prompt and gone on for some tokens."""
 
-    Attributes
-    ----------
-    queries : dict of int to float (queries, heads, head_dim)
-        By scored layer: of the last prompt token if that counts, then of the generated ones.
-    generated : tuple of int
-    cache : Cache
-        Keys and values of the prompt and of the generated tokens.
-    attend : LayerAttention
-    """
-
-    queries: dict[int, Floats]
+    queries: dict[int, Floats]  # by scored layer: of the last prompt token if that counts, then of the generated ones
     generated: tuple[int, ...]
-    cache: Cache
+    cache: Cache  # keys and values of the prompt and of the generated tokens
     attend: LayerAttention
 
 
@@ -54,6 +48,9 @@ class LookaheadScorer(AttentionScorer):
     last prompt token counts.
     """
 
+    keeps: ClassVar[bool] = False
+    """What it generates would have to be forgotten, which recurrent layers cannot."""
+
     queries: int = 8
     last: bool = True
 
@@ -62,22 +59,14 @@ class LookaheadScorer(AttentionScorer):
         if self.depth is not None:
             raise ConfigError("scorer lookahead runs all layers of the drafter, since it generates; leave depth out")
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """None: what it generates would have to be forgotten, which recurrent layers cannot."""
-        return None
-
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """All: it generates."""
+        """All: it generates, which costs few operations beside the reading."""
         return None
-
-    def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of reading the prompt; those of generation are few."""
-        return ReadingScorer.flops(self, config, tokens)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Prefill, generate the look-ahead, then reduce each layer's attention from its cached keys."""
         ahead = self.look_ahead(request)
-        fold = Fold(self.reduction(), request.by_head)
+        fold = Fold(self.reduction, request.by_head)
         for layer, queries in ahead.queries.items():
             keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
             fold.add_layer(queries, keys, causal=False)
@@ -91,24 +80,74 @@ class LookaheadScorer(AttentionScorer):
         room = model.config.context - 1 - position
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
-        def watch(layer: int, q: Floats, cache: Cache) -> None:
+        def last(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured and self.last:  # a copy, so that the other queries can go
                 captured[layer].append(self.rows(q[-1:].copy(), request.positions[-1:], model))
 
-        def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+        def new(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured:
-                captured[layer].append(self.rows(q, positions, model))
+                captured[layer].append(self.rows(q, np.array([position + len(generated)]), model))
 
         cache = model.new_cache(n + new_tokens)
-        logits = prefill_by_layer(
-            model, request.ids, request.positions, cache, watch=watch, attend=attend, progress=request.progress
-        )
-        generated: list[int] = []
+        generated, hooks = list[int](), Hooks(on_attention=last, progress=request.progress)
+        logits = prefill_by_layer(model, request.ids, request.positions, cache, attend=attend, hooks=hooks)
         while len(generated) < new_tokens:
             token = int(logits.argmax())
             generated.append(token)
-            logits = decode_step(model, token, position + len(generated), cache, tap=tap)
+            logits = decode_step(model, token, position + len(generated), cache, hooks=Hooks(new))
             if token in request.eos_ids:
                 break
         queries = {layer: array_module(q[0]).concatenate(q) for layer, q in captured.items()}
         return LookAhead(queries, tuple(generated), cache, attend)
+
+
+@register_scorer("answer_attention")
+@dataclass(frozen=True)
+class AnswerAttentionScorer(LookaheadScorer):
+    """Attention over the prompt of the tokens that the target answers with when it has read all of it.
+
+    It saves no time. What it puts first is what the target looked at while it said so, and that no drafter can know:
+    a bound for scorers by attention, not for all of them. Weights on text that is kept anyway count for nothing, so
+    that the sink at the beginning of a prompt does not lift the chunk it stands in. The weights of one layer,
+    ``4 queries heads tokens`` bytes, are held at a time.
+
+    Parameters
+    ----------
+    queries : int
+        Tokens of the answer, at most; it ends before an end-of-generation token unless that is all of it.
+    last : bool
+        Let the last prompt token count as the first of them: it predicts where the answer begins.
+    over_layers : {"mean", "max"}
+        Of what each layer's heads leave, see `FoldByLayer`.
+
+    Notes
+    -----
+    The answer-informed oracle of CLAA (arXiv 2602.16054), which found that single layers rank unstably and that to
+    aggregate over layers closes most of the gap.
+    """
+
+    reads_target = True
+    oracle: ClassVar[bool] = True
+
+    queries: int = 48
+    last: bool = False
+    over_heads: Literal["max", "mean"] = "mean"
+    over_layers: Literal["mean", "max"] = "mean"
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Let the target answer, then reduce the attention of its answer layer by layer."""
+        ahead = self.look_ahead(request)
+        fold = FoldByLayer(self.reduction, request.by_head, over_layers=self.over_layers)
+        rows = self.last + len(spoken(ahead.generated, request.eos_ids))
+        for layer, queries in ahead.queries.items():
+            keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
+            weights = attention_rows(queries[:rows], keys, causal=False)
+            weights *= array_module(weights).asarray(~request.kept, np.float32)
+            fold.add(weights)
+        return importance_of(fold, ahead.attend, ahead.generated)
+
+
+def spoken(generated: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
+    """Generated tokens without the one that ended them, unless there is no other."""
+    ended = len(generated) > 1 and generated[-1] in eos_ids
+    return tuple(generated[:-1] if ended else generated)

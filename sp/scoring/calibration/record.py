@@ -1,20 +1,26 @@
-"""Calibration: which heads of one drafter's file retrieve, kept as a small JSON file that belongs to it."""
+"""A calibration: which heads of a file retrieve, as a file, and the one that is known of a model's file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from sp.checked import OBJECT, TEXT, Wanted, is_whole, number, whole
 from sp.errors import ConfigError, plain
+from sp.folders import cache_folder
+from sp.json_lines import OBJECT, TEXT, Wanted, is_whole, number, read_object, whole
 from sp.models import ModelConfig, Retrieval
-from sp.scoring.layer_record import read_layers
+from sp.scoring.attention.heads import read_layers
+from sp.trace import write_atomic
 
 SCHEMA = "sp-calibration/1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -41,44 +47,20 @@ HEADS = Wanted(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen for a file, and how well it finds what it was not chosen by.
-
-    Parameters
-    ----------
-    sha256 : str
-        Of the GGUF file.
-    file : str
-        Its name when it was measured; for people.
-    heads : dict of int to tuple of int
-        By attention layer, the heads that count.
-    rotary : {"none", "post"}
-        Whether queries and keys count without rotary embedding or with it.
-    rank, top_5_percent : float
-        On phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles
-        whose chunk is among the first 5 % of all.
-    n : int
-        Questions behind them.
-    made : dict
-        How it was measured; for people.
-    over_heads, over_queries : {"max", "mean"}
-    scorer : str
-        Name of the scorer that finds most with this file: `calibrated`, unless another was found to be better.
-
-    Examples
-    --------
-    >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
-    >>> found.depth
-    4
+    """What was chosen for a file, and how well it finds what it was not chosen by. `rank`, `top_5_percent`: on
+    phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles whose
+    chunk is among the first 5 % of all; `scorer`: name of the scorer that finds most with this file: `calibrated`,
+    unless another was found to be better.
     """
 
-    sha256: str
-    file: str
-    heads: Mapping[int, tuple[int, ...]]
-    rotary: Literal["none", "post"]
+    sha256: str  # of the GGUF file
+    file: str  # its name when it was measured; for people
+    heads: Mapping[int, tuple[int, ...]]  # by attention layer, the heads that count
+    rotary: Literal["none", "post"]  # whether queries and keys count without rotary embedding or with it
     rank: float
     top_5_percent: float
-    n: int
-    made: Mapping[str, Any] = field(default_factory=dict)
+    n: int  # questions behind them
+    made: Mapping[str, Any] = field(default_factory=dict)  # how it was measured; for people
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["max", "mean"] = "max"
     scorer: str = "calibrated"
@@ -108,22 +90,11 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write the file in one piece: what stood there before stays until the new one is complete."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomic(path, f"{json.dumps(self.as_dict(), indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            If it is missing, no calibration, or of another schema.
-        """
+        """Read a file that `save` wrote. ConfigError: if it is missing, no calibration, or of another schema."""
         try:
             found, rows = read_layers(path, "a calibration", SCHEMA, FIELDS, "heads", HEADS)
             heads = {layer: tuple(map(int, row)) for layer, row in rows.items()}
@@ -136,15 +107,7 @@ class Calibration:
         return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, found["made"], *how)
 
     def retrieval(self, config: ModelConfig) -> Retrieval:
-        """The same for a model of that file; ConfigError for heads that it does not have.
-
-        Examples
-        --------
-        >>> from sp.models.synthetic.shapes import find_shape
-        >>> found = Calibration("0" * 64, "tiny.gguf", {3: (0, 1)}, "none", 0.01, 0.98, 64)
-        >>> found.retrieval(find_shape("qwen3-0.6b").config).layers
-        (3,)
-        """
+        """The same for a model of that file; ConfigError for heads that it does not have."""
         for layer, heads in self.heads.items():
             if layer not in config.attention_layers or heads[-1] >= config.heads:
                 raise ConfigError(
@@ -153,3 +116,70 @@ class Calibration:
                 )
         how = self.rotary, self.over_heads, self.over_queries, True, self.sha256, self.scorer
         return Retrieval(tuple(sorted(self.heads.items())), *how)
+
+
+SHIPPED = Path(str(files("sp") / "assets" / "calibrations"))
+
+
+def folder() -> Path:
+    """Where calibrations made on this machine are kept."""
+    return cache_folder() / "calibrations"
+
+
+def find_calibration(path: Path) -> Calibration | None:
+    """That of a file, one made on this machine before one that ships; None if there is none. ConfigError: the file
+    cannot be read, or its calibration is damaged.
+    """
+    sha256 = file_sha256(path)
+    own = folder() / f"{sha256}.json"
+    if own.exists():
+        return Calibration.load(own)
+    return shipped().get(sha256)
+
+
+def keep_calibration(calibration: Calibration) -> Path | None:
+    """Keep one for its file; where, or None if nothing can be written there."""
+    path = folder() / f"{calibration.sha256}.json"
+    try:
+        calibration.save(path)
+    except OSError:
+        return None
+    return path
+
+
+@cache
+def shipped() -> dict[str, Calibration]:
+    """Those that ship, by the sha256 of their files."""
+    found = map(Calibration.load, sorted(SHIPPED.glob("*.json")))
+    return {each.sha256: each for each in found}
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, in hexadecimal, remembered as long as the file keeps its place, size and time. Of a model in
+    several files it is that of the first. ConfigError: the file cannot be read.
+    """
+    try:
+        path = path.resolve()
+        facts = path.stat()
+        return _sha256(path, facts.st_size, facts.st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or 'cannot be read'}; check the path") from None
+
+
+@cache
+def _sha256(path: Path, size: int, mtime: int) -> str:
+    key = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
+    note = folder() / "hashes" / f"{key}.json"
+    facts = {"path": str(path), "size": size, "mtime_ns": mtime}
+    try:
+        held = read_object(note, "a hash")
+        sha256 = held.pop("sha256", None)
+        if held == facts and isinstance(sha256, str) and SHA256.fullmatch(sha256):
+            return sha256
+    except ConfigError:
+        pass  # none yet, or damaged: it is made anew
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError):  # it is only slower next time
+        write_atomic(note, f"{json.dumps(facts | {'sha256': sha256})}\n".encode())
+    return sha256

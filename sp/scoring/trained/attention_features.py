@@ -1,20 +1,9 @@
-"""How hard every head of a drafter looks at each unit of a prompt: the features of a logistic probe.
-
-A unit has four numbers a head: the mean and the largest weight that the last tokens, and the question's, give its
-tokens, each as the logarithm of its ratio to the mean over the document's units. So an unread unit is near
-``log FLOOR`` and an evenly read one near zero at any length, and sinks, which the first unit holds, shift nothing.
-Two more are the largest of the means over all heads, of the question and of the last tokens: no sum of heads says
-that one of them, whichever, looks here.
-
-References
-----------
-Sentinel (arXiv 2505.23277) probes such features of the last token alone.
-"""
+"""What trained scorers see of a drafter's attention, and how values of tokens are pooled over units."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,10 +12,71 @@ from sp.models import LayerAttention, ModelConfig
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.paged_kv import PagedKV
-from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
-from sp.scoring.attention.tail import TailScorer
+from sp.prompt.spans import cut_long
+from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, TailScorer
 from sp.scoring.base import ScoreRequest
-from sp.scoring.trained.units import Pool
+
+NEWLINE = 10
+
+
+def line_units(request: ScoreRequest, longest: int) -> Ints:
+    """Bounds (units + 1,) in tokens of the lines of a prompt, its blank lines joined to those before them. A token that
+    reaches over the end of a line belongs to the line it begins in. Lines of more than `longest` tokens are cut into
+    parts that differ by one token at most; of a prompt whose text is not known all is one line.
+    """
+    n = len(request.ids)
+    bounds = np.array([0, n])
+    if request.spans is not None:
+        text = np.frombuffer(request.text, np.uint8)
+        ends = np.flatnonzero(text == NEWLINE) + 1
+        cuts = np.searchsorted(request.spans[:, 0], ends, side="left")
+        after = ends[ends < len(text)]
+        blank = np.zeros(len(ends), bool)
+        blank[: len(after)] = text[after] == NEWLINE
+        bounds = np.unique(np.concatenate([[0], np.minimum(cuts[~blank], n), [n]]))
+    return cut_long(bounds, longest)
+
+
+def unit_of_token(bounds: Ints) -> Ints:
+    """The unit of each token, (tokens,)."""
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+
+
+class Pool(NamedTuple):
+    """Places of the tokens of each unit, where the values lie: one gather pools any number of rows. `index` int (units,
+    longest unit): tokens of a unit; its last one again where it is shorter; `inside` float32 (units, longest unit): 1
+    for the unit's own tokens, 0 for repeated ones; `lengths` float32 (units,).
+    """
+
+    index: Any
+    inside: Any
+    lengths: Any
+
+    @classmethod
+    def of(cls, bounds: Ints, like: Any) -> Pool:
+        """For units with these bounds, as arrays of the kind of `like`."""
+        lengths = np.diff(bounds)
+        steps = np.arange(int(lengths.max()))
+        index = np.minimum(bounds[:-1, None] + steps, bounds[1:, None] - 1)
+        inside = (steps < lengths[:, None]).astype(np.float32)
+        xp = array_module(like)
+        return cls(xp.asarray(index), xp.asarray(inside), xp.asarray(lengths.astype(np.float32)))
+
+    def sums(self, values: Floats) -> Floats:
+        """Sum over each unit of (rows, tokens): (rows, units)."""
+        found: Floats = (values[:, self.index] * self.inside).sum(axis=-1)
+        return found
+
+    def means(self, values: Floats) -> Floats:
+        """Mean over each unit of (rows, tokens): (rows, units)."""
+        found: Floats = self.sums(values) / self.lengths
+        return found
+
+    def largest(self, values: Floats) -> Floats:
+        """Largest value of each unit of (rows, tokens): (rows, units)."""
+        found: Floats = values[:, self.index].max(axis=-1)
+        return found
+
 
 FLOOR = 1e-2
 """Share of the mean below which units count alike: what a head does not look at is noise in its logarithm."""
@@ -42,35 +92,16 @@ Rotations = Literal["post", "none", "both"]
 
 @dataclass(frozen=True)
 class Asking:
-    """Which tokens ask.
+    """Which tokens ask."""
 
-    Parameters
-    ----------
-    start : int
-        The first of them: what stands before is the document.
-    rows : int
-        Last tokens whose queries are wanted.
-    question : slice
-        The question's among those rows.
-    tail : slice
-        The last ones.
-    """
-
-    start: int
-    rows: int
-    question: slice
-    tail: slice
+    start: int  # the first of them: what stands before is the document
+    rows: int  # last tokens whose queries are wanted
+    question: slice  # the question's among those rows
+    tail: slice  # the last ones
 
     @classmethod
     def of(cls, request: ScoreRequest, queries: int) -> Asking:
-        """The tokens that ask of a prompt; where no question is known, the last `queries` alone.
-
-        Examples
-        --------
-        >>> none, ids = np.zeros(9, bool), np.arange(9)
-        >>> Asking.of(ScoreRequest(None, ids, ids, ids // 2 == 2, none), 3)
-        Asking(start=4, rows=5, question=slice(0, 2, None), tail=slice(2, 5, None))
-        """
+        """The tokens that ask of a prompt; where no question is known, the last `queries` alone."""
         n = len(request.ids)
         queries = min(queries, n)
         asked = request.question.nonzero()[0]
@@ -87,8 +118,6 @@ class Asking:
 def document_units(bounds: Ints, asking: Asking) -> slice:
     """Units that a mean is taken over: those before the first token that asks, without the one of the sinks.
 
-    Examples
-    --------
     >>> document_units(np.array([0, 4, 8, 12]), Asking(9, 3, slice(0, 3), slice(0, 3)))
     slice(1, 2, None)
     """
@@ -105,24 +134,18 @@ def feature_count(config: ModelConfig, rotary: Rotations, neighbours: int) -> in
 def attention_features(
     request: ScoreRequest, reader: TailScorer, asking: Asking, bounds: Ints, rotary: Rotations
 ) -> tuple[Floats, LayerAttention]:
-    """Let the drafter read a prompt once, and keep what its heads say of each unit.
+    """Let the drafter read a prompt once, and keep what its heads say of each unit: how hard they look at it.
 
-    Parameters
-    ----------
-    request : ScoreRequest
-        Without marks of thinking behind the question.
-    reader : TailScorer
-        How it reads, with rotary embedding; its queries are the rows of `asking`.
-    asking : Asking
-    bounds : int (units + 1,)
-    rotary : {"post", "none", "both"}
-        Attention as the drafter has it, without rotary embedding, or one after the other.
+    A unit has four numbers a head: the mean and the largest weight that the last tokens, and the question's, give its
+    tokens, each as the logarithm of its ratio to the mean over the document's units. So an unread unit is near
+    ``log FLOOR`` and an evenly read one near zero at any length, and sinks, which the first unit holds, shift nothing.
+    Two more are the largest of the means over all heads, of the question and of the last tokens: no sum of heads says
+    that one of them, whichever, looks here. Sentinel (arXiv 2505.23277) probes such features of the last token alone.
 
-    Returns
-    -------
-    float32 (units, features), and what attended
-        Where the model is. By feature: layer, rotation, question or tail, mean or largest, head; then rotation,
-        question or tail over all heads.
+    `request`: without marks of thinking behind the question; `reader`: how it reads, with rotary embedding; its queries
+    are the rows of `asking`; `bounds` int (units + 1,); `rotary`: attention as the drafter has it, without rotary
+    embedding, or one after the other; Returns float32 (units, features), and what attended: where the model is. By
+    feature: layer, rotation, question or tail, mean or largest, head; then rotation, question or tail over all heads.
     """
     document, model, positions = document_units(bounds, asking), request.model, request.positions
     turned = replace(reader, rotary="none")
@@ -155,13 +178,7 @@ def attention_features(
 
 
 def relative(pooled: Floats, document: slice, tokens: int) -> Floats:
-    """Logarithm of weights (heads, units) over their mean in the document, which is no less than `LEAST` of it all.
-
-    Examples
-    --------
-    >>> relative(np.array([[0.9, 0.025, 0.075], [1.0, 0.0, 0.0]]), slice(1, 3), 3).round(2).tolist()
-    [[2.89, -0.67, 0.41], [10.31, -4.61, -4.61]]
-    """
+    """Logarithm of weights (heads, units) over their mean in the document, which is no less than `LEAST` of it all."""
     xp = array_module(pooled)
     mean = xp.maximum(pooled[:, document].mean(axis=1, keepdims=True), np.float32(LEAST / tokens))
     found: Floats = xp.log(pooled / mean + np.float32(FLOOR))
@@ -169,14 +186,8 @@ def relative(pooled: Floats, document: slice, tokens: int) -> Floats:
 
 
 def with_neighbours(features: Floats, count: int) -> Floats:
-    """Features (units, f) beside those of `count` units before and behind: (units, (2 count + 1) f).
-
-    At the ends the last unit stands in for those that are not there.
-
-    Examples
-    --------
-    >>> with_neighbours(np.array([[1.0], [2.0], [3.0]]), 1).tolist()
-    [[1.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 3.0]]
+    """Features (units, f) beside those of `count` units before and behind: (units, (2 count + 1) f). At the ends the
+    last unit stands in for those that are not there.
     """
     xp, units = array_module(features), len(features)
     places = xp.arange(units)
@@ -188,8 +199,6 @@ def with_neighbours(features: Floats, count: int) -> Floats:
 def weigh_neighbours(features: Floats, weights: Floats, count: int) -> Floats:
     """``with_neighbours(features, count) @ weights`` without the copies: (units,).
 
-    Examples
-    --------
     >>> features, weights = np.array([[1.0], [2.0], [3.0]]), np.array([1.0, 10.0, 100.0])
     >>> weigh_neighbours(features, weights, 1).tolist()
     [211.0, 321.0, 332.0]

@@ -1,54 +1,143 @@
-"""Score by one trained cross-attention head on the drafter's hidden states."""
+"""A trained cross-attention from the question to units: the head, and the scorer with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import Model, stream_by_layer
+from sp.models import Hooks, Model, stream_by_layer
 from sp.ops.array_module import array_module, on_host
-from sp.prompt.sentences import chunk_bounds
+from sp.prompt.spans import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
-from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import densities
-from sp.scoring.trained.attention_features import Asking
-from sp.scoring.trained.base import Progress, TrainedScorer, unit_shares
-from sp.scoring.trained.cross_head import Seen, attended, fit_head, start_params, unit_rows
-from sp.scoring.trained.units import Pool, unit_of_token
+from sp.scoring.base import Importance, ScoreRequest, densities, register_scorer
+from sp.scoring.trained.attention_features import Asking, Pool, unit_of_token
+from sp.scoring.trained.base import Progress, TrainedScorer, softmax, unit_shares
+
+EPSILON = 1e-9
+BETAS = (0.9, 0.98)
+
+Params = Mapping[str, Any]
+
+
+class Seen(NamedTuple):
+    """One prompt. `asking` (m, d): of unit mean square, as are `document`'s; `document` (n, d); `pool`: which tokens
+    each unit has; `unit` int (n,): the unit of each token; `shares` (units,): target shares, which sum to one.
+    """
+
+    asking: Any
+    document: Any
+    pool: Pool
+    unit: Any
+    shares: Any
+
+
+def unit_rows(x: Any) -> Any:
+    """Rows scaled to a mean square of one."""
+    xp = array_module(x)
+    return x / xp.sqrt((x * x).mean(axis=1, keepdims=True) + x.dtype.type(1e-12))
+
+
+def start_params(width: int, rank: int, seed: int) -> dict[str, Any]:
+    """Where the fit begins: `query` and `key` one random projection, so that what is alike attends to its like."""
+    drawn = np.random.default_rng(seed).standard_normal((width, rank)) / np.sqrt(width)
+    return {"query": drawn.astype(np.float32), "key": drawn.astype(np.float32), "gate": np.zeros(width, np.float32)}
+
+
+def attended(params: Params, asking: Any, document: Any) -> tuple[Any, Any, Any, Any]:
+    """Projected queries (m, r) over sqrt(r), keys (n, r), weights P (m, n) and gates a (m,)."""
+    q = asking @ params["query"] / np.sqrt(params["query"].shape[1]).astype(asking.dtype)
+    k = document @ params["key"]
+    return q, k, softmax(q @ k.T), softmax(asking @ params["gate"])
+
+
+def loss_and_gradient(params: Params, seen: Seen) -> tuple[float, dict[str, Any]]:
+    """The loss of one prompt, and its gradient by every parameter.
+
+    Hidden states of the tokens that ask, ``Q`` (m, d), look at those of the document, ``X`` (n, d), each of mean square
+    1:
+
+        ``P = softmax_j( (Q A)(X B)^T / sqrt(r) )``, ``a = softmax(Q g)``, ``p_u = sum of (a P)_j over tokens j of u``,
+        loss ``- sum_u t_u log(p_u + EPSILON)``
+
+    with `query` A and `key` B of shape (d, r), and `gate` g (d,), which says how much each asking token counts.
+    """
+    xp = array_module(seen.document)
+    q, k, weights, gates = attended(params, seen.asking, seen.document)
+    mass = seen.pool.sums((gates @ weights)[None])[0]
+    loss = -float(seen.shares @ xp.log(mass + EPSILON))
+    by_token = (-seen.shares / (mass + EPSILON))[seen.unit].astype(weights.dtype)
+    by_query = weights @ by_token
+    by_logit = gates[:, None] * weights * (by_token - by_query[:, None])
+    scale = np.sqrt(params["query"].shape[1]).astype(weights.dtype)
+    return loss, {
+        "query": seen.asking.T @ (by_logit @ k) / scale,
+        "key": seen.document.T @ (by_logit.T @ q),
+        "gate": seen.asking.T @ (gates * (by_query - gates @ by_query)),
+    }
+
+
+def fit_head(
+    prompts: Sequence[Seen],
+    params: Params,
+    *,
+    epochs: int,
+    batch: int,
+    rate: float,
+    decay: float,
+    seed: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    """Adam with decoupled decay (arXiv 1711.05101), the rate falling to zero along a cosine. `prompts`: float16 or
+    float32, in NumPy or on the device, where the fit is done then; `epochs`, `batch`: rounds over all prompts, and
+    prompts a step; `progress`: called with 1 after every round.
+    """
+    xp = array_module(prompts[0].document)
+    now = {name: xp.asarray(value) for name, value in params.items()}
+    first = {name: xp.zeros_like(value) for name, value in now.items()}
+    second = {name: xp.zeros_like(value) for name, value in now.items()}
+    rng, step = np.random.default_rng(seed), 0
+    steps = epochs * -(-len(prompts) // batch)
+    for _ in range(epochs):
+        order = rng.permutation(len(prompts))
+        for at in range(0, len(order), batch):
+            chosen = [_as_float32(prompts[i]) for i in order[at : at + batch]]
+            slopes = [loss_and_gradient(now, one)[1] for one in chosen]
+            pace = rate * (1 + np.cos(np.pi * step / steps)) / 2
+            step += 1
+            for name in now:
+                slope = sum(each[name] for each in slopes) / len(slopes)
+                first[name] = BETAS[0] * first[name] + (1 - BETAS[0]) * slope
+                second[name] = BETAS[1] * second[name] + (1 - BETAS[1]) * slope * slope
+                ahead = first[name] / (1 - BETAS[0] ** step)
+                size = xp.sqrt(second[name] / (1 - BETAS[1] ** step)) + 1e-8
+                now[name] = (now[name] - pace * (ahead / size + decay * now[name])).astype(xp.float32)
+        progress(1)
+    return now
+
+
+def _as_float32(seen: Seen) -> Seen:
+    return seen._replace(asking=seen.asking.astype("float32"), document=seen.document.astype("float32"))
+
 
 MOST_RANK = 256
 
 
 @dataclass(frozen=True)
 class CrossLearning:
-    """How the head learns.
-
-    Parameters
-    ----------
-    rank : int
-        Width of its queries and keys.
-    depth : int, optional
-        Layers of the drafter behind which hidden states are taken; all by default.
-    chunk_size : int
-        Tokens whose weights are summed, in the loss and in the scores.
-    queries : int
-        Last tokens that ask, besides the question's.
-    epochs, batch, rate, decay
-        See `fit_head`.
-    most_tokens : int
-        Of a longer document so many tokens are learnt from: all chunks with evidence, others drawn at random.
+    """How the head learns. `epochs`, `batch`, `rate`, `decay`: see `fit_head`; `most_tokens`: of a longer document so
+    many tokens are learnt from: all chunks with evidence, others drawn at random.
     """
 
-    rank: int = 32
-    depth: int | None = None
-    chunk_size: int = 32
-    queries: int = 8
+    rank: int = 32  # width of its queries and keys
+    depth: int | None = None  # layers of the drafter behind which hidden states are taken; all by default
+    chunk_size: int = 32  # tokens whose weights are summed, in the loss and in the scores
+    queries: int = 8  # last tokens that ask, besides the question's
     epochs: int = 20
     batch: int = 8
     rate: float = 3e-3
@@ -78,7 +167,7 @@ class CrossAttentionScorer(TrainedScorer):
 
     Notes
     -----
-    LongAttnComp (arXiv 2606.01336) trains one cross-attention layer; here it is a single head, see `cross_head`.
+    LongAttnComp (arXiv 2606.01336) trains one cross-attention layer; here it is a single head, see `loss_and_gradient`.
     """
 
     learning: ClassVar[type[Any]] = CrossLearning
@@ -88,7 +177,7 @@ class CrossAttentionScorer(TrainedScorer):
         model, n, attend = request.model, len(request.ids), self.attend(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
-            attend=attend, depth=options.depth, progress=request.progress,
+            attend=attend, depth=options.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip
         asking = Asking.of(request, options.queries)
         rows = unit_rows(x[n - asking.rows :])
@@ -116,7 +205,6 @@ class CrossAttentionScorer(TrainedScorer):
         return Seen(*half, Pool.of(ends, document), xp.asarray(number), xp.asarray(shares[kept]))
 
     def fit(self, samples: Sequence[Seen], options: Any, seed: int, progress: Progress) -> dict[str, Floats]:
-        """See `fit_head`."""
         begin = start_params(samples[0].document.shape[1], options.rank, seed)
         how = {name: getattr(options, name) for name in ("epochs", "batch", "rate", "decay")}
         found = fit_head(samples, begin, **how, seed=seed, progress=progress)
@@ -132,7 +220,6 @@ class CrossAttentionScorer(TrainedScorer):
         return {"gate": (width,), "key": (width, options.rank), "query": (width, options.rank)}
 
     def weigh(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
-        """See `TrainedScorer`."""
         asking_rows, document, _, density = self.hidden(request, options)
         xp = array_module(document)
         placed = {name: xp.asarray(value) for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""Score by a logistic probe on the attention of all layers and heads."""
+"""Linear probes on attention features, of chunks and of lines."""
 
 from __future__ import annotations
 
@@ -11,48 +11,32 @@ from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import LayerAttention, Model, ModelConfig
 from sp.ops.array_module import array_module
-from sp.prompt.sentences import chunk_bounds
-from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
-from sp.scoring.attention.tail import TailScorer
-from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import densities
+from sp.prompt.spans import chunk_bounds
+from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, TailScorer
+from sp.scoring.base import Importance, ScoreRequest, densities, register_scorer
 from sp.scoring.trained.attention_features import (
     Asking,
     Rotations,
     attention_features,
     feature_count,
+    line_units,
     weigh_neighbours,
     with_neighbours,
 )
-from sp.scoring.trained.base import Progress, TrainedScorer, spread_over, unit_shares
-from sp.scoring.trained.choice import Choice, fit_choice
+from sp.scoring.trained.base import Choice, Progress, TrainedScorer, fit_choice, spread_over, unit_shares
 
 MOST_NEIGHBOURS = 4
 
 
 @dataclass(frozen=True)
 class ProbeLearning:
-    """How a probe learns.
+    """How a probe learns."""
 
-    Parameters
-    ----------
-    chunk_size : int
-        Tokens that are judged as one.
-    neighbours : int
-        Chunks on either side whose attention a chunk is judged by as well.
-    queries : int
-        Last tokens that ask, besides the question's.
-    rotary : {"post", "none", "both"}
-        Judge by attention as the drafter has it, by that without rotary embedding, or by both.
-    l2 : float
-        Weight of the squares of the weights in the loss.
-    """
-
-    chunk_size: int = 8
-    neighbours: int = 1
-    queries: int = 8
-    rotary: Rotations = "both"
-    l2: float = 1e-3
+    chunk_size: int = 8  # tokens that are judged as one
+    neighbours: int = 1  # chunks on either side whose attention a chunk is judged by as well
+    queries: int = 8  # last tokens that ask, besides the question's
+    rotary: Rotations = "both"  # judge by attention as the drafter has it, by that without rotary embedding, or by both
+    l2: float = 1e-3  # weight of the squares of the weights in the loss
 
     def __post_init__(self) -> None:
         check_fields(self, "options")
@@ -118,8 +102,39 @@ class ProbeScorer(TrainedScorer):
         return {"weight": (feature_count(model.config, options.rotary, options.neighbours),)}
 
     def weigh(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
-        """See `TrainedScorer`."""
         features, bounds, asking, attend = self.features(request, options)
         weight = array_module(features).asarray(weights["weight"])
         logits = weigh_neighbours(features, weight, options.neighbours)
         return Importance(spread_over(logits, bounds, asking), densities=densities(attend))
+
+
+@dataclass(frozen=True)
+class LineLearning(ProbeLearning):
+    """How a line head learns; of `ProbeLearning`, a line takes the place of a chunk. `neighbours`: lines on either side
+    whose attention a line is judged by as well.
+    """
+
+    chunk_size: int = 64  # longer lines are cut into parts of so many tokens or fewer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_size < 2:
+            raise ConfigError("chunk_size of lines must be at least 2, not 1")
+
+
+@register_scorer("lines")
+@dataclass(frozen=True)
+class LinesScorer(ProbeScorer):
+    """Likelihood that a line holds the evidence; all its tokens score alike, so that `sentence` keeps it whole.
+
+    Notes
+    -----
+    After SWE-Pruner (arXiv 2601.16746), which keeps or drops lines by a head with a conditional random field; here the
+    lines beside a line stand for that.
+    """
+
+    learning: ClassVar[type[Any]] = LineLearning
+
+    def units(self, request: ScoreRequest, options: Any) -> Ints:
+        """Bounds of lines."""
+        return line_units(request, options.chunk_size)

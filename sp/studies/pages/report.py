@@ -10,10 +10,9 @@ from matplotlib import rc_context
 
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
-from sp.json_lines import parse_object
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
 from sp.kernels.machine import machine_slug
 from sp.session.measured import cards_of, check_machine, check_timed
 from sp.studies.figures import save_png

@@ -14,8 +14,7 @@ from rich.text import Text
 from sp.errors import printable
 from sp.page.heat import Heated, Place, strip
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
-from sp.prompt.heat import LEVELS
-from sp.prompt.pieces import KINDS, edges, kinds, text_of
+from sp.prompt.heat import KINDS, LEVELS, edges, kinds, text_of
 from sp.session import Answer, Pipeline, RunOptions, RunResult
 from sp.trace import Trace, write_atomic
 

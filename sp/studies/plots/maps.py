@@ -19,10 +19,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sp.arrays import Floats, Ints
-from sp.checked import LIST, OBJECT, TEXT, check
-from sp.checked import whole as checked_whole
 from sp.errors import ConfigError, short
-from sp.json_lines import read_jsonl, read_object
+from sp.json_lines import LIST, OBJECT, TEXT, check, read_jsonl, read_object
+from sp.json_lines import whole as checked_whole
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.studies.figures import INK, KEPT, NEEDLE, QUESTION, tokens_label
 from sp.studies.sweep.store import Row

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from sp.bench.simulate import SIMULATED
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 from sp.session.measured import maths_told, target_alone
 from sp.studies.figures import COLOURS, INK, MARKERS, apart, plain_log, save_png, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding

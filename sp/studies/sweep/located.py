@@ -21,7 +21,7 @@ import yaml
 from sp.config import check_type
 from sp.errors import ConfigError, short, unknown_name
 from sp.evals.base import TASK_SLOT
-from sp.plain_yaml import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
+from sp.named import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
 from sp.models import ModelConfig, read_config
 from sp.plugins import file_of
-from sp.session.load import embedded
-from sp.session.pair import default_drafter
+from sp.session.loaded import default_drafter, embedded
 from sp.studies.sweep.sweep import Pair, Run
 from sp.trace import write_atomic
 

@@ -40,11 +40,10 @@ from uuid import uuid4
 import numpy as np
 
 from sp import __version__
-from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError, short
 from sp.evals.run import COLUMNS, RESULTS
 from sp.evals.run import Row as Row
-from sp.json_lines import LONGEST, parse_object
+from sp.json_lines import ATOM, LIST, LONGEST_LINE, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
 from sp.kernels.machine import machine_facts
 from sp.values import whole as whole_of
 
@@ -365,12 +364,14 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a file, unpacked; ConfigError if it cannot be read, or is packed so as to fill the memory."""
     try:
         packed, size = path.name.endswith(".gz"), 0
-        most = MOST_UNPACKED * path.stat().st_size + LONGEST
+        most = MOST_UNPACKED * path.stat().st_size + LONGEST_LINE
         with gzip.open(path) if packed else path.open("rb") as file:
-            while raw := file.readline(LONGEST + 1):
+            while raw := file.readline(LONGEST_LINE + 1):
                 size += len(raw)
-                if len(raw) > LONGEST or (packed and size > most):
-                    raise ConfigError(f"{path}: a line of more than {LONGEST >> 20} MiB, or more packed than rows are")
+                if len(raw) > LONGEST_LINE or (packed and size > most):
+                    raise ConfigError(
+                        f"{path}: a line of more than {LONGEST_LINE >> 20} MiB, or more packed than rows are"
+                    )
                 yield raw
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None

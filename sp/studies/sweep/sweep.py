@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sp.chat import Thinking
-from sp.config import Option, Registry, Tokens, from_mapping
+from sp.config import REQUIRED, Option, Registry, Tokens, fields_of, from_mapping
 from sp.decode import Greedy, Speculative
 from sp.errors import ConfigError, GGUFError, unknown_name
 from sp.evals import TASKS, Task
@@ -27,14 +27,12 @@ from sp.evals.natural.questions import NaturalTask
 from sp.evals.run import label as strategy_label
 from sp.evals.run import thinking_facts
 from sp.hub import model_path
-from sp.options import REQUIRED, fields_of
 from sp.plugins import find_plugin
 from sp.scoring import Scorer
-from sp.scoring.reading import ReadingScorer
+from sp.scoring.base import ReadingScorer
 from sp.session import RunOptions
-from sp.session.load import embedded
+from sp.session.loaded import default_drafter, embedded
 from sp.session.options import BY_NAME, ModelOptions
-from sp.session.pair import default_drafter
 from sp.studies.sweep.located import (
     Combination,
     Located,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 from sp.session.device_memory import parse_bytes
 from sp.session.measured import (
     PLAIN_MATHS,

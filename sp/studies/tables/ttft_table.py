@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 from sp.session.measured import cards_of, maths_told
 from sp.studies.tables.lookup import GIB, Record, grouped, number
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sp.kernels.machine import machine_slug
-from sp.scoring.reading import attending
+from sp.scoring.base import attending
 from sp.session.device_memory import parse_bytes
 from sp.session.measured import maths_of, maths_told
 from sp.studies.tables.lookup import GIB, Record, age, grouped, markdown, number

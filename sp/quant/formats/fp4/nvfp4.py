@@ -3,7 +3,7 @@
 Layout (36 bytes): ``u1 scales[4]; u1 q[32]``. Each sub-block of 16 values takes 8 bytes of ``q``, value ``j`` the low
 and ``j + 8`` the high nibble of byte ``j``. A scale is an E4M3 without sign, its bias 7, and
 ``x = scale / 2 * E2M1_VALUES[code]``; the code 0x7F, NaN there, is 0 as in ggml. A scale of the whole tensor is another
-tensor of the file, see `sp.models.weights`.
+tensor of the file, see `sp.models.file.weights`.
 """
 
 from __future__ import annotations

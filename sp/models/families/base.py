@@ -1,0 +1,120 @@
+"""Architecture: all that is one family's own, in one record; and the records that there are, by their GGUF name.
+
+A family is a file of this folder, or of anywhere else, that makes a record and registers it. What else needs to know of
+it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.file.weights`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from sp.arrays import Floats
+from sp.errors import ConfigError, ModelError, unknown_name
+from sp.gguf import GGUFFile, Value
+from sp.models.config import ModelConfig
+from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.file.weights import Store, TensorFile
+from sp.models.layer.block import Block
+from sp.models.layer.spec import LayerSpec
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family of models.
+
+    Attributes
+    ----------
+    name : str
+        ``general.architecture`` in its files, and what their keys begin with.
+    layer : LayerSpec or callable
+        What each layer computes, or what says so: ``layer(config, index)``. The tensors that a file must hold follow
+        from it.
+    tokenizers : tuple of str
+        Names in ``tokenizer.ggml.pre`` that its files come with; synthetic ones take the first.
+    config : callable
+        Reads the configuration: ``config(keys, file)``. `shared_config` does for dense families, which may hand it
+        their RoPE's pairing; it raises ModelError, for a key by ``keys.refuse``.
+    metadata : callable
+        The way back: from a configuration to keys without their prefix, in file order.
+    config_tensors : mapping of str to callable
+        Tensors that `config` reads, so that no block asks for them, each with the way back: from a configuration to
+        its numbers, or None if a file of that configuration has no such tensor.
+    honours : tuple of str
+        Keys of `sp.models.file.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
+    about : str
+        What `sp list families` says of it.
+    """
+
+    name: str
+    layer: LayerSpec | Callable[[ModelConfig, int], LayerSpec]
+    tokenizers: tuple[str, ...]
+    config: Callable[[Keys, TensorFile], ModelConfig] = shared_config
+    metadata: Callable[[ModelConfig], Mapping[str, Value]] = shared_metadata
+    config_tensors: Mapping[str, Callable[[ModelConfig], Floats | None]] = field(default_factory=dict)
+    honours: tuple[str, ...] = ()
+    about: str = ""
+
+    def spec(self, config: ModelConfig, index: int) -> LayerSpec:
+        """What a layer computes."""
+        return self.layer if isinstance(self.layer, LayerSpec) else self.layer(config, index)
+
+    def block(self, store: Store, index: int) -> Block:
+        """A layer, built out of a store, which is asked for all of its tensors."""
+        return Block.take(store, index, self.spec(store.config, index))
+
+    def keys(self, config: ModelConfig) -> dict[str, Value]:
+        """Metadata of a file of this configuration, without tokenizer and file type."""
+        named: dict[str, Value] = {f"{self.name}.{key}": value for key, value in self.metadata(config).items()}
+        return {"general.architecture": self.name} | named
+
+
+_records: dict[str, Architecture] = {}
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_records)
+"""Every record by its name, those registered later among them."""
+
+
+HOMES: dict[str, str] = {}
+"""The module that registered each, as its file is where a reader looks."""
+
+
+def register_architecture(record: Architecture) -> Architecture:
+    """Make a family known; ConfigError where its name is taken."""
+    if record.name in _records:
+        raise ConfigError(f"architecture {record.name!r} is registered twice")
+    _records[record.name] = record
+    HOMES[record.name] = str(sys._getframe(1).f_globals.get("__name__", ""))
+    return record
+
+
+def find_architecture(name: str) -> Architecture:
+    """The record of a family; ConfigError with the nearest names when there is none.
+
+    >>> find_architecture("qwen3").tokenizers
+    ('qwen2',)
+    """
+    if name not in _records:
+        raise unknown_name("architecture", name, _records)
+    return _records[name]
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """Read the configuration of a model file.
+
+    Raises
+    ------
+    ModelError
+        For an unsupported architecture, a missing or senseless key, one that asks for what no part computes, or a
+        file of multi-token prediction alone; the message names key and file.
+    """
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in _records:
+        raise ModelError(f"{file.path}: {unsupported(name, _records)}")
+    record, keys = _records[name], Keys(name, file.metadata, str(file.path))
+    refuse_prediction(keys.path, file.tensors)
+    refuse_changed(keys, record.honours)
+    return record.config(keys, file)

@@ -1,0 +1,161 @@
+"""What files of most families say of a model in the same keys: how it is read, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sp import values
+from sp.gguf import Value
+from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.rope_keys import read_rope, rope_metadata
+from sp.models.file.weights import TensorFile
+from sp.ops.rope import Pairing, Scaling
+
+MOST_EXPERTS = 1 << 12
+"""More than any model has."""
+
+
+def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
+    """Sizes of the experts of every layer.
+
+    Parameters
+    ----------
+    keys : Keys
+    shared : bool
+        Whether the family has an expert that all tokens pass.
+
+    Raises
+    ------
+    ModelError
+        For a missing or senseless key.
+
+    Examples
+    --------
+    >>> told = {"expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": 512}
+    >>> read_experts(Keys("m", {f"m.{key}": value for key, value in told.items()}, "m.gguf"), shared=False).active
+    4096
+    """
+    count = keys.count("expert_count", most=MOST_EXPERTS)
+    used = keys.count("expert_used_count")
+    if used > count:
+        keys.refuse("expert_used_count", f"is {used} of {count} experts")
+    normalised = keys.get("expert_weights_norm")
+    if normalised is not None and values.flag(normalised) is None:
+        keys.refuse("expert_weights_norm", f"is {values.shown(normalised)}; it is true or false")
+    return ExpertConfig(
+        count=count,
+        used=min(used, count),
+        width=keys.count("expert_feed_forward_length"),
+        shared=keys.count("expert_shared_feed_forward_length") if shared else 0,
+        # Without the key llama.cpp normalises, src/models/qwen3moe.cpp.
+        normalised=True if normalised is None else bool(values.flag(normalised)),
+    )
+
+
+def expert_metadata(config: ExpertConfig) -> dict[str, Value]:
+    """The keys that `read_experts` reads, without prefix."""
+    found: dict[str, Value] = {
+        "expert_count": config.count,
+        "expert_used_count": config.used,
+        "expert_feed_forward_length": config.width,
+    }
+    if config.shared:
+        found["expert_shared_feed_forward_length"] = config.shared
+    if not config.normalised:
+        found["expert_weights_norm"] = False
+    return found
+
+
+def shared_config(
+    keys: Keys,
+    file: TensorFile,
+    *,
+    kinds: Sequence[LayerKind] = (),
+    gated: bool = False,
+    delta: DeltaConfig | None = None,
+    experts: ExpertConfig | None = None,
+    pairing: Pairing = "halves",
+    scaling: Scaling | None = None,
+    base: float | None = None,
+) -> ModelConfig:
+    """Read what families have in common; the rest is given.
+
+    Parameters
+    ----------
+    keys : Keys
+    file : TensorFile
+        Its embedding tells the size of the vocabulary.
+    kinds : sequence of {"attention", "delta"}
+        What mixes tokens in every layer of the trunk; attention in all by default.
+    gated, delta, experts
+        See `ModelConfig`; with experts in every layer files need not tell ``feed_forward_length``.
+    pairing, scaling
+        See `Rope`; a scaling that the keys do not tell.
+    base : float, optional
+        ``rope.freq_base`` of files that do not tell it; needed if left out.
+
+    Raises
+    ------
+    ModelError
+        For a missing or senseless key; the message names key and file.
+    """
+    layers = keys.layers(len(file.tensors))
+    mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
+    with_attention = [i for i, kind in enumerate(mixers) if kind == "attention"]
+    hidden = keys.count("embedding_length")
+    heads = keys.uniform("attention.head_count", layers, with_attention)
+    kv_heads = keys.uniform("attention.head_count_kv", layers, with_attention, default=heads)
+    if heads % kv_heads:
+        keys.refuse("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+    even = None if hidden % heads else hidden // heads
+    head_dim = keys.count("attention.key_length", default=even)
+    value_dim = keys.count("attention.value_length", default=even)
+    if value_dim != head_dim:
+        keys.refuse("attention.value_length", f"is {value_dim}; sp needs the key length {head_dim}")
+    rope_dim = keys.count("rope.dimension_count", default=head_dim)
+    if rope_dim % 2 or rope_dim > head_dim:
+        keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
+    rope, context = read_rope(keys, rope_dim, keys.count("context_length", most=1 << 40), pairing, scaling, base)
+    return ModelConfig(
+        architecture=keys.arch,
+        hidden=hidden,
+        vocab=keys.rows(file.tensors, "token_embd.weight"),
+        context=context,
+        ffn=tuple(keys.per_layer("feed_forward_length", layers)) if experts is None else (experts.active,) * layers,
+        kinds=tuple(mixers),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope=rope,
+        eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
+        gated=gated,
+        delta=delta,
+        experts=experts,
+    )
+
+
+def shared_metadata(config: ModelConfig) -> dict[str, Value]:
+    """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads.
+
+    Examples
+    --------
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (24, 24), ("attention",) * 2, 2, 1, 4, Rope(1e6, 4), 1e-6)
+    >>> shared_metadata(config)["feed_forward_length"]
+    24
+    """
+    c = config
+    width: dict[str, Value] = {"feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn)}
+    return {
+        "block_count": c.layers,
+        "context_length": c.context,
+        "embedding_length": c.hidden,
+        **(width if c.experts is None else expert_metadata(c.experts)),
+        "attention.head_count": c.heads,
+        "attention.head_count_kv": c.kv_heads,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        "attention.layer_norm_rms_epsilon": c.eps,
+        **rope_metadata(c.rope),
+    }

@@ -1,0 +1,1 @@
+"""What a file says of a model: its keys, its tensors, and what is refused."""

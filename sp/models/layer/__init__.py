@@ -1,0 +1,1 @@
+"""What a layer computes: its spec, its weights, and its steps."""

@@ -1,0 +1,126 @@
+"""Attention: the mixer of every layer that keeps keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sp.arrays import Floats, Ints
+from sp.models.cache.cache import Cache
+from sp.models.config import ModelConfig
+from sp.models.file.weights import Store, split_rows
+from sp.models.layer.share import Share
+from sp.models.layer.spec import PLAIN, LayerSpec
+from sp.ops.add_bias import add_bias
+from sp.ops.attention.attention_heads import attention_heads
+from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
+from sp.ops.matmul.project import project
+from sp.ops.norms import Norm, Ready
+from sp.quant import Weight
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention with RoPE; what a family may have besides is told by what is there.
+
+    Attributes
+    ----------
+    index : int
+    config : ModelConfig
+        If it is `gated`, a sigmoid gate lies on the output and its rows beside those of q.
+    q, k, v, out : Weight
+    biases : tuple of float32, optional
+        Of q, k and v, added before anything else.
+    norms : HeadNorms
+        Of q and k before RoPE, if there are any.
+    spec : LayerSpec
+        Of the layer, for its RoPE and its window.
+    """
+
+    index: int
+    config: ModelConfig
+    q: Weight
+    k: Weight
+    v: Weight
+    biases: tuple[Floats, ...] | None
+    norms: HeadNorms
+    out: Weight
+    spec: LayerSpec = PLAIN
+
+    @classmethod
+    def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Attention:
+        """Build from split q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
+        config = store.config
+        blk, hidden, d = f"blk.{index}.", config.hidden, config.head_dim
+        q_rows = config.heads * d * (2 if config.gated else 1)
+        kv_rows = config.kv_heads * d
+        if f"{blk}attn_qkv.weight" in store:
+            fused = store.matrix(f"{blk}attn_qkv.weight", (q_rows + 2 * kv_rows, hidden))
+            q, k, v = split_rows(fused, [q_rows, kv_rows, kv_rows])
+        else:
+            q = store.matrix(f"{blk}attn_q.weight", (q_rows, hidden))
+            k = store.matrix(f"{blk}attn_k.weight", (kv_rows, hidden))
+            v = store.matrix(f"{blk}attn_v.weight", (kv_rows, hidden))
+        out = store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d))
+        added, normed = None, HeadNorms()
+        if f"{blk}attn_q.bias" in store if spec.bias is None else spec.bias:
+            sizes = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+            added = tuple(store.vector(f"{blk}attn_{part}.bias", size) for part, size in sizes.items())
+        if spec.qk_norm:
+            q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
+            normed = HeadNorms(q_norm, k_norm, config.eps)
+        return cls(index, config, q, k, v, added, normed, out, spec)
+
+    def cut(self, share: Share) -> Attention:
+        """See `Shareable`: kv heads with the heads that read them."""
+        return replace(
+            self,
+            config=share.config(self.config),
+            q=share.rows(self.q),
+            k=share.rows(self.k),
+            v=share.rows(self.v),
+            biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
+            out=share.columns(self.out),
+        )
+
+    def qkv(
+        self,
+        x: Floats,
+        norm: Norm | Ready,
+        positions: Ints,
+        cache: Cache,
+        rows: int,
+        out: Floats | None = None,
+    ) -> tuple[Floats, Floats | None]:
+        """All that comes before attention: keys and values of the n tokens are stored.
+
+        Returns
+        -------
+        q : float32 (rows, heads, head_dim), on the device float16
+            Queries of the last `rows`; in `out` if that is given and all rows are asked for.
+        gate : float32 (rows, heads, 2 head_dim), on the device bf16, optional
+            Query and gate rows as the wide query matrix gives them.
+        """
+        c, n = self.config, len(x)
+        rotary = self.spec.rope or cache.config.rope  # not that of the weights: a reading may scale it
+        # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
+        wide, k, v = self._projected(x, norm, rows)
+        wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
+        k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
+        gate, at = wide if c.gated else None, cache.add(self.index, n)
+        if rows == n:
+            return attention_heads(wide, k, v, self.norms, positions, rotary, at, out), gate
+        at.append(head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, rotary), v)
+        return head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], rotary), gate
+
+    def _projected(self, x: Floats, norm: Norm | Ready, rows: int) -> tuple[Floats, ...]:
+        """q of the last `rows` tokens, k and v of all; on the device bf16. A bias is added before that rounding."""
+        f32 = None if self.biases is None else (True, True, True)
+        if rows == len(x):
+            found = project(x, (self.q, self.k, self.v), norm, f32)
+        else:
+            last = x[len(x) - rows :]
+            found = (
+                *project(last, (self.q,), norm, f32 and f32[:1]),
+                *project(x, (self.k, self.v), norm, f32 and f32[1:]),
+            )
+        return found if self.biases is None else add_bias(found, self.biases)

@@ -1,0 +1,118 @@
+"""GatedDelta: the recurrent mixer of hybrid models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sp.arrays import Floats
+from sp.models.config import DeltaConfig
+from sp.models.file.weights import Store
+from sp.models.layer.share import Share
+from sp.models.layer.steps import Flow, Nodes
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.delta_tree import delta_tree
+from sp.ops.delta.padding import hide_padding, keep_taps
+from sp.ops.matmul.project import project
+from sp.ops.norms import Norm, Ready
+from sp.quant import Weight
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages.
+
+    GGUF files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``.
+    """
+
+    index: int
+    sizes: DeltaConfig
+    qkv: Weight  # rows q | k | v
+    gate: Weight
+    conv: Floats
+    alpha: Weight
+    beta: Weight
+    dt_bias: Floats
+    a: Floats
+    norm: Floats
+    out: Weight
+    eps: float
+
+    @classmethod
+    def take(cls, store: Store, index: int) -> GatedDelta:
+        """Build layer `index`."""
+        c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
+        assert c is not None, "a delta layer without delta sizes"
+        return cls(
+            index=index,
+            sizes=c,
+            qkv=store.matrix(f"{blk}attn_qkv.weight", (c.conv_dim, hidden)),
+            gate=store.matrix(f"{blk}attn_gate.weight", (c.value_dim, hidden)),
+            alpha=store.matrix(f"{blk}ssm_alpha.weight", (c.value_heads, hidden)),
+            beta=store.matrix(f"{blk}ssm_beta.weight", (c.value_heads, hidden)),
+            out=store.matrix(f"{blk}ssm_out.weight", (hidden, c.value_dim)),
+            conv=store.table(f"{blk}ssm_conv1d.weight", (c.conv_dim, c.conv_kernel)),
+            a=store.vector(f"{blk}ssm_a", c.value_heads),
+            dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
+            norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
+            eps=store.config.eps,
+        )
+
+    def cut(self, share: Share) -> GatedDelta:
+        """See `Shareable`: key heads with the value heads that read them.
+
+        Value head p reads key head ``p % key_heads``, so value heads lie in rounds of one for each key head. A card has
+        its part of every round, and in what it has they are again in that order.
+        """
+        c = self.sizes
+        rounds = c.value_heads // c.key_heads
+        return replace(
+            self,
+            sizes=share.delta(c),
+            qkv=share.rows(self.qkv, rounds + 2),
+            gate=share.rows(self.gate, rounds),
+            alpha=share.rows(self.alpha, rounds),
+            beta=share.rows(self.beta, rounds),
+            conv=share.values(self.conv, rounds + 2),
+            a=share.values(self.a, rounds),
+            dt_bias=share.values(self.dt_bias, rounds),
+            out=share.columns(self.out, rounds),
+        )
+
+    @cached_property
+    def params(self) -> DeltaParams:
+        """The small parameters, as ops take them."""
+        c = self.sizes
+        small = self.conv, self.a, self.dt_bias, self.norm, self.eps
+        return DeltaParams(*small, c.key_heads, c.value_heads, c.head_dim)
+
+    def __call__(self, norm: Norm | Ready, flow: Flow) -> Floats:
+        """See `Mixer`; positions belong to attention layers."""
+        if flow.nodes is not None:
+            return self._tree(norm, flow, flow.nodes)
+        x, rows, n = flow.x, flow.rows, len(flow.x)
+        if rows == n:
+            weights = self.qkv, self.alpha, self.beta, self.gate
+            qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
+        else:
+            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
+            (z,) = project(x[n - rows :], (self.gate,), norm)
+        state = flow.cache.state(self.index)
+        if state.real is not None:
+            hide_padding(alpha, beta, state.real)
+        out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
+        if state.real is not None:
+            keep_taps(qkv, state.conv, state.real)
+        state.tokens += n
+        return out
+
+    def _tree(self, norm: Norm | Ready, flow: Flow, nodes: Nodes) -> Floats:
+        """Of a tree: the state stays, and the flow's trace takes what moves it on."""
+        x, cache = flow.x, flow.cache
+        assert flow.trace is not None, f"layer {self.index} has nowhere to note a tree"
+        weights = self.qkv, self.alpha, self.beta, self.gate
+        qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
+        state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
+        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, flow.trace, row, self.out)
+        state.tokens += len(x)
+        return out

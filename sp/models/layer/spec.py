@@ -1,0 +1,56 @@
+"""LayerSpec: what one layer of a model computes, as data that a family's record gives and that steps read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sp.ops.rope import Rope
+
+Activation = Literal["silu", "gelu"]
+"""Of a gated feed-forward; `gelu` by its tanh approximation, as files of Gemma have it."""
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What a layer computes, where its model's sizes do not tell; defaults are those of Qwen3.
+
+    Attributes
+    ----------
+    qk_norm : bool
+        RMS norms of every query and key head, before RoPE.
+    bias : bool or None
+        Biases of q, k and v; None: where the file has them.
+    ffn_norm : str
+        What files call the norm before the feed-forward.
+    behind : tuple of two str, optional
+        What files call the norms behind the mixer and behind the feed-forward, of what is then added to the stream.
+    rope : Rope, optional
+        Of this layer alone, however a reading scales the model's; by default that of the model.
+    window : int, optional
+        Tokens that a query sees back to, itself among them; in tokens of the sequence, not in positions.
+    activation : {"silu", "gelu"}
+    mixer, ffn : callable, optional
+        Build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default attention or a
+        recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has them.
+
+    Examples
+    --------
+    >>> LayerSpec(qk_norm=False, bias=True).window is None
+    True
+    """
+
+    qk_norm: bool = True
+    bias: bool | None = False
+    ffn_norm: str = "ffn_norm"
+    behind: tuple[str, str] | None = None
+    rope: Rope | None = None
+    window: int | None = None
+    activation: Activation = "silu"
+    mixer: Callable[[Any, int], Any] | None = None
+    ffn: Callable[[Any, int], Any] | None = None
+
+
+PLAIN = LayerSpec()
+"""Of Qwen3."""

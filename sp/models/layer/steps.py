@@ -1,0 +1,324 @@
+"""Steps: what a layer computes, each written once; executors (`sp.models.run`) say when and for which tokens.
+
+    qkv -> attend -> join        a mixer that is no attention:  mix -> join
+    mlp -> join                  the second half of every layer
+
+`Join` adds to the residual stream, and nothing else does. A step that begins with a norm takes it unfused from its own
+field, or as the product before has begun it (`Flow.norm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.kernels.device import current_device
+from sp.kernels.kept import cache as kept
+from sp.models.cache.cache import Cache
+from sp.models.layer.attention import Attention
+from sp.ops.array_module import array_module
+from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
+from sp.ops.attention.paged_attention import attention_output
+from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.tree_attention import MOST_QUERIES, seen_words, tree_attention
+from sp.ops.delta.delta_tree import DeltaTrace
+from sp.ops.matmul.project import project_add, project_add_before
+from sp.ops.norms import Norm, Ready, rms_norm
+from sp.quant import Math, Weight
+
+OnAttention = Callable[[int, Floats, Cache], None]
+"""See `sp.models.run.hooks.Hooks`."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A tree of tokens that goes on from what a cache holds, in arrays where the model is.
+
+    Attributes
+    ----------
+    ids : int64 (nodes,), on the device int32
+    positions : int64 (nodes,)
+        Where RoPE puts them.
+    seen : uint64 (nodes,)
+        Bit j of word i: node i sees node j, which is itself or an ancestor; ancestors come first.
+    """
+
+    ids: Ints
+    positions: Ints
+    seen: Any
+
+
+@dataclass
+class Flow:
+    """Tokens on their way through the steps of layers.
+
+    Attributes
+    ----------
+    x : float32 (n, hidden)
+        The residual stream; behind a mixer of the last `rows` tokens alone. On the device it is written over.
+    positions : int64 (n,)
+        Where the model is.
+    cache : Cache
+    rows : int
+    on_attention : callable, optional
+    nodes : Nodes, optional
+        The tokens are a tree, not a run.
+    trace : DeltaTrace, optional
+        Takes what moves the memory of recurrent layers on by a path of that tree.
+    norm : Norm or Ready, optional
+        The norm that x is to pass, or passed last.
+    h
+        What the last step made.
+    q, gate
+        Queries and gates of the attention that comes.
+    """
+
+    x: Floats
+    positions: Ints
+    cache: Cache
+    rows: int
+    on_attention: OnAttention | None = None
+    nodes: Nodes | None = None
+    trace: DeltaTrace | None = None
+    norm: Norm | Ready | None = None
+    h: Any = None
+    q: Any = None
+    gate: Any = None
+
+    def begin(self, norm: Norm) -> Norm | Ready:
+        """A step begins with this norm: as the product before has begun it, if it has."""
+        if self.norm is None:
+            self.norm = norm
+        return self.norm
+
+    def cut(self) -> None:
+        """Only the tokens that are wanted go on."""
+        if self.rows != len(self.x):  # to cut an array takes the host a good part of a launch
+            self.x = self.x[len(self.x) - self.rows :]
+
+
+class Mixer(Protocol):
+    """A half of a layer where tokens meet that is no `Attention`."""
+
+    @property
+    def out(self) -> Weight | None:
+        """The matrix that ends it, which `Join` multiplies by; None where the call has done all but the addition."""
+        ...
+
+    def __call__(self, norm: Norm | Ready, flow: Flow) -> Any:
+        """What is made of the stream (n, hidden) for the last `rows` tokens: (rows, width); the memory takes all n."""
+        ...
+
+
+class FeedForward(Protocol):
+    """The half of a layer where each token is alone."""
+
+    @property
+    def down(self) -> Weight | None:
+        """As `Mixer.out`."""
+        ...
+
+    def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
+        """Stream (n, hidden) -> (n, width), for the product with `reader` if that is given.
+
+        Without `down` what comes out is added to the stream: float32 (n, hidden), or what has a method ``onto(x)``.
+        """
+        ...
+
+
+class Step(Protocol):
+    """One step of a layer."""
+
+    def __call__(self, flow: Flow) -> None: ...
+
+    def reads(self) -> list[Any] | None:
+        """All weights and vectors that it reads; None where that is not known, so that its launches cannot be repeated
+        with those of another layer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Qkv:
+    """Norm, projections, norms of heads and RoPE: keys and values of all tokens are stored."""
+
+    mixer: Attention
+    norm: Norm
+
+    def __call__(self, flow: Flow, out: Floats | None = None) -> None:
+        """With `out`, queries are written there."""
+        norm = flow.begin(self.norm)
+        flow.q, flow.gate = self.mixer.qkv(flow.x, norm, flow.positions, flow.cache, flow.rows, out)
+        flow.cut()
+
+    def reads(self) -> list[Any]:
+        """See `Step`."""
+        m = self.mixer
+        return _there([m.q, m.k, m.v, self.norm[0], *(m.biases or ()), m.norms.q, m.norms.k])
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention of the last tokens over all that the layer holds, under their tree or causal, gated."""
+
+    mixer: Attention
+    reader: Weight | None = None
+
+    def __call__(self, flow: Flow) -> None:
+        index, window = self.mixer.index, self.mixer.spec.window
+        if flow.on_attention is not None:
+            flow.on_attention(index, flow.q, flow.cache)
+        at, nodes = flow.cache.stored(index), flow.nodes
+        if nodes is None:
+            flow.h = attended(at, flow.q, flow.gate, flow.cache.math, window)
+        else:
+            flow.h = tree_attention(
+                flow.q, at, seen=nodes.seen, window=window, wide=flow.gate, reader=self.reader
+            )  # fmt: skip
+        flow.q = flow.gate = None  # as large as the prompt: gone before the feed-forward needs room
+
+    def reads(self) -> list[Any]:
+        """See `Step`."""
+        return []
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mixer that is no attention."""
+
+    mixer: Mixer
+    norm: Norm
+
+    def __call__(self, flow: Flow) -> None:
+        flow.h = self.mixer(flow.begin(self.norm), flow)
+        flow.cut()
+
+    def reads(self) -> None:
+        """See `Step`."""
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The feed-forward, but for its last product."""
+
+    ffn: FeedForward
+    norm: Norm
+    reader: Weight | None = None
+
+    def __call__(self, flow: Flow) -> None:
+        flow.h = self.ffn(flow.x, flow.begin(self.norm), self.reader)
+
+    def reads(self) -> list[Any] | None:
+        """See `Step`; of a feed-forward that says so itself."""
+        reads = getattr(self.ffn, "reads", None)
+        return None if reads is None else [*reads(), self.norm[0]]
+
+
+@dataclass(frozen=True)
+class Join:
+    """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream.
+
+    Attributes
+    ----------
+    weight : Weight or None
+        W; None where h is the whole contribution.
+    behind : Norm, optional
+        The norm behind this half.
+    then : Norm, optional
+        The norm that comes next, which the product begins if it can: see `project_add_before`.
+    """
+
+    weight: Weight | None
+    behind: Norm | None = None
+    then: Norm | None = None
+
+    def __call__(self, flow: Flow) -> None:
+        x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
+        if self.behind is not None:
+            nothing = array_module(x).zeros(x.shape, np.float32)
+            flow.x = added(x, rms_norm(onto(nothing, h, self.weight), *self.behind, f32=True))
+        elif self.then is not None and self.weight is not None:
+            flow.x, flow.norm = project_add_before(x, h, self.weight, self.then, before)
+        else:
+            flow.x = onto(x, h, self.weight)
+
+    def reads(self) -> list[Any]:
+        """See `Step`."""
+        return _there([self.weight, None if self.behind is None else self.behind[0]])
+
+
+def _there(found: list[Any]) -> list[Any]:
+    """Without what a layer has not."""
+    return [one for one in found if one is not None]
+
+
+def onto(x: Floats, h: Any, weight: Weight | None) -> Floats:
+    """``x + W h``: a new array, on the device x itself."""
+    if weight is not None:
+        return project_add(x, h, weight)
+    return h.onto(x) if hasattr(h, "onto") else added(x, h)
+
+
+def added(x: Floats, y: Floats) -> Floats:
+    """``x + y``: a new array, on the device x itself."""
+    if is_device(x):
+        x += y
+        return x
+    return x + y
+
+
+def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: int | None = None) -> Floats:
+    """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim).
+
+    Parameters
+    ----------
+    q : float32 (n, heads, head_dim)
+        After RoPE, not rotated for the cache.
+    gate : float32 (n, heads, 2 head_dim), optional
+        Query and gate rows as the wide query matrix gives them.
+    math : Math
+        What attention of long runs is made in; see `takes_bytes`.
+    window : int, optional
+        See `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees.
+    """
+    if window is None:
+        output = byte_output if takes_bytes(math, len(q)) else attention_output
+        return output(q, at, gate)
+    n, parts = len(q), list[Floats]()
+    words = _causal_on(current_device()) if is_device(q) else CAUSAL
+    for first in range(0, n, MOST_QUERIES):
+        stop = min(first + MOST_QUERIES, n)
+        behind = n - stop
+        total = at.total if at.total is None or not behind else at.total - behind
+        near, some = replace(at, tokens=at.tokens - behind, total=total), slice(first, stop)
+        wide = None if gate is None else gate[some]
+        parts.append(tree_attention(q[some], near, seen=words[: stop - first], window=window, wide=wide))
+    if parts:
+        return parts[0] if len(parts) == 1 else array_module(q).concatenate(parts)
+    return attention_output(q, at, gate)
+
+
+CAUSAL = seen_words(np.tri(MOST_QUERIES, dtype=bool))
+"""Each of 64 tokens sees itself and those before it."""
+
+
+@kept
+def _causal_on(device: int) -> Any:
+    """`CAUSAL` on a device."""
+    return import_cupy().asarray(CAUSAL)
+
+
+Half = tuple[Step, ...]
+"""Steps of half a layer; the last one joins it to the stream."""
+
+
+def run(half: Sequence[Step], flow: Flow) -> None:
+    """All steps of a half; only the first one, which fills the memory, where no token is wanted."""
+    for step in half:
+        step(flow)
+        if not flow.rows:
+            return

@@ -1,1 +1,0 @@
-"""The layers that blocks are made of."""

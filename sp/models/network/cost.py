@@ -1,0 +1,193 @@
+"""flops: what a prefill costs, counted from the configuration alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from sp.errors import ConfigError, ModelError
+from sp.gguf import GGUFFile
+from sp.models.config import ModelConfig
+from sp.models.families.base import find_architecture
+from sp.models.file.metadata_keys import SketchKeys, TensorShape
+from sp.models.file.weights import RecordingStore
+from sp.models.network.trunk import trunk_tensors
+from sp.ops.delta.gated_delta_net import CHUNK
+from sp.quant import Weight
+
+SCORING = 1 / 256
+"""Scores against one mean key of 128, as a share of dense attention, which multiplies by keys and by values."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of a prefill, by part; a multiply-add counts as two.
+
+    Attributes
+    ----------
+    weights : float
+        Products with weight matrices of the layers; the head is not counted, a prefill needs one row of it.
+    attention : float
+        q·k and weights·v over the causal pairs of tokens that are read, and the choice of them.
+    delta : float
+        The chunked Gated DeltaNet core and its convolution.
+    """
+
+    weights: float
+    attention: float
+    delta: float
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts."""
+        return self.weights + self.attention + self.delta
+
+
+def matmul_params(config: ModelConfig, layer: int) -> int:
+    """Weights of a layer that a token is multiplied by; of experts those it goes to.
+
+    Examples
+    --------
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, Rope(1e6, 128), 1e-6)
+    >>> matmul_params(config, 0)
+    15728640
+    """
+    store = RecordingStore(config)
+    find_architecture(config.architecture).block(store, layer)
+    every = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
+    experts = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "stack")
+    return every + (experts * config.experts.used // config.experts.count if config.experts else 0)
+
+
+def active_params(config: ModelConfig) -> int:
+    """`matmul_params` of all layers."""
+    return sum(matmul_params(config, i) for i in range(config.layers))
+
+
+def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:
+    """Cost of reading `tokens` tokens, every layer in full.
+
+    Attention counts ``4 * heads * head_dim`` a causal pair; Gated DeltaNet counts the chunked form at its chunk
+    of 64, with the products between q and k shared by the value heads of a key head. Sparse attention, of a `density`
+    below 1, counts that share of its pairs, and half a product for every 128 keys to choose among them.
+
+    Examples
+    --------
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
+    >>> round(prefill_cost(config, 32768).attention / 1e15, 3)
+    0.123
+    """
+    if tokens < 0:
+        raise ConfigError(f"tokens is {tokens}; a prompt has at least 0")
+    pairs = tokens * (tokens + 1) / 2
+    if not 0 <= density <= 1:
+        raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
+    share = density + (SCORING if density < 1 else 0)
+    weights, attention, delta = _rates(config)
+    seen = sum(layers * (pairs * share if window is None else _pairs(tokens, window)) for window, layers in attention)
+    return Cost(weights * tokens, 4.0 * config.heads * config.head_dim * seen, delta * tokens)
+
+
+def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
+    """Floating-point operations to prefill a prompt of `tokens`, or only `kept` of them.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    tokens : int
+        Length of the prompt.
+    kept : int, optional
+        Tokens that are really read; all by default. The rest costs nothing.
+    density : float
+        Share of the causal blocks that attention reads, see `prefill_cost`.
+
+    Returns
+    -------
+    float
+        Weights, attention and Gated DeltaNet together; the head is left out.
+
+    Raises
+    ------
+    ConfigError
+        Unless ``0 <= kept <= tokens`` and ``0 <= density <= 1``.
+
+    Examples
+    --------
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
+    >>> flops(config, 32768) > 30 * flops(config, 32768, kept=3277)
+    True
+    """
+    if kept is not None and not 0 <= kept <= tokens:
+        raise ConfigError(f"kept is {kept} of {tokens} tokens")
+    return prefill_cost(config, tokens if kept is None else kept, density).total
+
+
+def _pairs(tokens: int, window: int) -> float:
+    """Pairs of a token and one that it sees, itself among them, within a window.
+
+    >>> _pairs(5, 2), _pairs(5, 100)
+    (9.0, 15.0)
+    """
+    beyond = max(0, tokens - window)
+    return tokens * (tokens + 1) / 2 - beyond * (beyond + 1) / 2
+
+
+@lru_cache(maxsize=64)
+def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
+    """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token.
+
+    Kept, for a break-even is looked for among a thousand lengths while a request waits.
+    """
+    params = active_params(config)
+    windows = Counter(config.windows[layer] if config.windows else None for layer in config.attention_layers)
+    return 2.0 * params, tuple(windows.items()), len(config.delta_layers) * _delta_per_token(config)
+
+
+def _delta_per_token(config: ModelConfig) -> float:
+    """Operations of one Gated DeltaNet core for one token, all heads."""
+    delta = config.delta
+    if delta is None:
+        return 0.0
+    d, chunk = delta.head_dim, CHUNK
+    state = 3 * 2 * d * d  # W S, Q S and the update of S
+    inside = 3 * 2 * chunk * d  # U, W and the product with D
+    inverse = chunk * chunk / 3
+    products = 2 * 2 * chunk * d  # K Kᵀ and Q Kᵀ, once a key head
+    conv = 2 * delta.conv_kernel * delta.conv_dim
+    return delta.value_heads * (state + inside + inverse) + delta.key_heads * products + conv
+
+
+class _NoTensors:
+    """Stands for the file while its configuration is sketched: names are wanted, and no data is read for them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: Mapping[str, TensorShape] = {}
+
+    def weight(self, name: str) -> Weight:
+        raise ModelError(f"{self.path}: tensor {name} is not read to sketch a model")
+
+
+def missing_tensors(architecture: str, file: GGUFFile) -> list[str]:
+    """Names of tensors that a forward pass needs and `file` lacks; blocks come last.
+
+    ``output.weight`` may be absent (a tied head) and so may the blocks of multi-token prediction. The metadata need
+    not be complete or sound.
+
+    Raises
+    ------
+    ModelError
+        When the architecture can make nothing of the metadata.
+    """
+    record = find_architecture(architecture)
+    config = record.config(SketchKeys(record.name, file.metadata, str(file.path)), _NoTensors(file.path))
+    wanted = sorted((one.name for one in trunk_tensors(config, file.tensors)), key=lambda name: name.startswith("blk."))
+    return [name for name in wanted if name not in file.tensors]

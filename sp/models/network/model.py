@@ -1,0 +1,286 @@
+"""Model: embed, layer and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import ModelError, PromptError
+from sp.kernels import import_cupy, is_device
+from sp.models.cache.cache import Cache
+from sp.models.config import ModelConfig
+from sp.models.layer.block import Halves, chained
+from sp.models.layer.cold_experts import ColdExperts
+from sp.models.layer.steps import Flow, OnAttention, run
+from sp.models.network.arithmetic import Arithmetic
+from sp.models.network.trunk import Trunk
+from sp.ops.embedding import embedding
+from sp.ops.matmul.project import project
+from sp.ops.norms import Norm, Ready
+from sp.ops.rope import Rope
+from sp.quant.repack import Repacked
+
+Device = Literal["cpu", "cuda"]
+Found = TypeVar("Found")
+
+
+@dataclass(eq=False)
+class Placement:
+    """Where a model's weights lie now, and what was found in them; one for all models of the same weights.
+
+    Attributes
+    ----------
+    trunk : Trunk
+    facts : dict
+        By the function that found them.
+    """
+
+    trunk: Trunk
+    facts: dict[Any, Any] = field(default_factory=dict)
+
+
+class Model:
+    """A language model ready to run; `load_model` makes one.
+
+    On the device, arrays go in and come out as CuPy arrays, and the residual stream given to `layer` is
+    overwritten by the one it returns.
+
+    Attributes
+    ----------
+    config : ModelConfig
+    trunk : Trunk
+        Another one where weights are put elsewhere.
+    placement : Placement
+        Of the weights, which models by `with_rope` share.
+    device : {"cpu", "cuda"}
+    nbytes : int
+        Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
+        where not, on the device packed; without experts that wait in host memory, but with the room they come to.
+    repacked : tuple of Repacked
+        Weights that the device holds in another format than their file.
+    cold : ColdExperts or None
+        What layers share whose experts wait in host memory.
+    arithmetic : Arithmetic
+        What products of a prompt are made in.
+    captures : bool
+        Whether work on the device may become CUDA graphs.
+    agreed : callable or None
+        See `ShardModel.agreed`; None of a model that nobody else has a share of.
+    sharers : int
+        Cards that have a share of it.
+    """
+
+    captures = True
+    sharers = 1
+    agreed: Callable[[bool], bool] | None = None
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        trunk: Trunk,
+        device: Device,
+        nbytes: int,
+        repacked: tuple[Repacked, ...] = (),
+        cold: ColdExperts | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        self.config = config
+        self.placement = Placement(trunk)
+        self.device: Device = device
+        self.nbytes = nbytes
+        self.repacked = repacked
+        self.cold = cold
+        self.arithmetic = arithmetic or Arithmetic()
+
+    def __repr__(self) -> str:
+        of = self.config
+        return f"Model({of.architecture}: {of.layers} layers of {of.hidden:,}, context {of.context:,}, {self.device})"
+
+    @property
+    def trunk(self) -> Trunk:
+        """See `Model`."""
+        return self.placement.trunk
+
+    @trunk.setter
+    def trunk(self, trunk: Trunk) -> None:
+        self.placement.trunk, self.placement.facts = trunk, {}
+
+    def of_trunk(self, find: Callable[[Trunk], Found]) -> Found:
+        """What is found in the weights, looked for once as long as they lie where they lie."""
+        facts = self.placement.facts
+        if find not in facts:
+            facts[find] = find(self.trunk)
+        found: Found = facts[find]
+        return found
+
+    @property
+    def depth(self) -> int:
+        """Layers that are loaded, the first ones."""
+        return len(self.trunk.blocks)
+
+    def check_loaded(self, depth: int | None = None) -> None:
+        """ModelError unless so many layers are loaded; by default all of them and the head."""
+        headless = depth is None and self.trunk.output is None
+        if headless or self.depth < (self.config.layers if depth is None else depth):
+            wanted = f"all {self.config.layers} and the head are" if depth is None else f"{depth} are"
+            raise ModelError(f"only the first {self.depth} layers of the model are loaded, and {wanted} needed")
+
+    def with_rope(self, rotary: Rope) -> Model:
+        """The same weights, wherever they lie, with another rotary embedding: that of its caches and of its scorers."""
+        if rotary == self.config.rope:
+            return self
+        other = copy(self)
+        other.config = replace(self.config, rope=rotary)
+        return other
+
+    def new_cache(
+        self, tokens: int, kv: str = "f16", *, rotate: bool | None = None, layers: int | None = None
+    ) -> Cache:
+        """An empty cache for `tokens` tokens; see `Cache` for the options."""
+        math = self.arithmetic.attention
+        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
+
+    def embed(self, ids: Ints) -> Floats:
+        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0.
+
+        Raises
+        ------
+        PromptError
+            For an id outside the vocabulary; ids that are on the device already are not looked at.
+        """
+        if not is_device(ids):
+            self.check_ids(ids)
+        x = embedding(self.place(ids, np.int32), self.trunk.embed)
+        if self.config.embedding_scale != 1:
+            x *= np.float32(self.config.embedding_scale)
+        return x
+
+    def place(self, values: Ints, kind: type[np.integer[Any]] = np.int64) -> Ints:
+        """Positions, or as int32 ids, as an array where the model is; on the CPU as they are."""
+        if self.device == "cpu" or is_device(values):
+            return values
+        placed: Ints = import_cupy().asarray(values, kind)
+        return placed
+
+    def check_ids(self, ids: Ints) -> None:
+        """PromptError for an id outside the vocabulary."""
+        outside = ids[(ids < 0) | (ids >= self.config.vocab)]
+        if outside.size:
+            raise PromptError(
+                f"token id {outside[0]} is outside the vocabulary of {self.config.vocab}; was another tokenizer used?"
+            )
+
+    def layer(
+        self,
+        index: int,
+        x: Floats,
+        positions: Ints,
+        cache: Cache,
+        *,
+        rows: int | None = None,
+        on_attention: OnAttention | None = None,
+    ) -> Floats:
+        """Run one layer over the next tokens of a sequence.
+
+        Parameters
+        ----------
+        index : int
+        x : float32 (n, hidden)
+            What the layer before returned for these tokens.
+        positions : int64 (n,)
+            Where RoPE puts them; gaps allowed. Who sees whom follows the order in the cache.
+        cache : Cache
+            Takes the keys and values, or the new state, of all n tokens.
+        rows : int, optional
+            Compute the output only for the last `rows` tokens (0 to n); all by default. Keys, values and states
+            are computed for all n in any case.
+        on_attention : callable, optional
+            See `sp.models.run.hooks.Hooks`.
+
+        Returns
+        -------
+        float32 (rows, hidden)
+        """
+        n = len(x)
+        if len(positions) != n:
+            raise PromptError(f"{len(positions)} positions for {n} tokens; give one position a token")
+        rows = n if rows is None else rows
+        assert 0 <= rows <= n, f"rows {rows} of {n}"
+        return self.pass_layer(self.layers[index], Flow(x, self.place(positions), cache, rows, on_attention))
+
+    @property
+    def layers(self) -> list[Halves]:
+        """The steps of every layer."""
+        return self.of_trunk(_steps)
+
+    @property
+    def chained_layers(self) -> list[Halves]:
+        """The same for tokens that pass all of them at once: products begin the norm that comes next."""
+        return self.of_trunk(_chained_steps)
+
+    def pass_layer(self, layer: Halves, flow: Flow) -> Floats:
+        """What flows, through the steps of a layer: the stream behind it."""
+        for half in layer:
+            with self.turn():
+                run(half, flow)
+            if not flow.rows:
+                break
+            self.join(flow.x)
+        return flow.x
+
+    def parts_at(self, tokens: int) -> int:
+        """Where the second of two parts begins in which `in_parts` takes so many tokens; 0 where it does not."""
+        return 0
+
+    def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
+        """Many tokens (n, hidden) through all layers but the last, where cards share the model; see its subclass."""
+        raise NotImplementedError(f"{self!r} takes tokens in one part")
+
+    def join(self, x: Floats) -> None:
+        """Behind each half of a layer, where cards share it: make x (n, hidden) of the parts that all of them have."""
+
+    def whole(self, x: Floats) -> Floats:
+        """The residual stream as features take it, of one as layers hand it on: the same, but where cards share it."""
+        return x
+
+    def arrived(self, event: Any) -> None:
+        """Wait until an event of the device has happened."""
+        event.synchronize()
+
+    def queueing(self) -> AbstractContextManager[None]:
+        """Around a pass of many tokens; where cards share the model, they queue it side by side."""
+        return nullcontext()
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Around what is queued at once, and nothing waits for; where cards share the model, one after the other."""
+        return nullcontext()
+
+    def done_before(self, known: bool) -> None:
+        """Say whether what is queued next was done before, as after a graph that was replayed; see `Card`."""
+
+    def settled(self) -> None:
+        """Wait until what was queued is done, where cards share the model: one that hangs is found out."""
+
+    def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
+        """Residual stream after the last layer (n, hidden) -> logits (n, vocab).
+
+        `norm`: that before the head if the product before has begun it, see `project_add_before`.
+        """
+        norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
+        assert self.trunk.output is not None, "the model was loaded without its head"
+        (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
+        return logits
+
+
+def _steps(trunk: Trunk) -> list[Halves]:
+    return [block.steps() for block in trunk.blocks]
+
+
+def _chained_steps(trunk: Trunk) -> list[Halves]:
+    return chained(_steps(trunk), (trunk.output_norm, trunk.blocks[-1].eps))

@@ -1,0 +1,338 @@
+"""A prompt through layer after layer, with one attention a layer over all of it: to predict, to look on, to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.models.cache.cache import Cache
+from sp.models.layer.steps import Attend, Flow, Half, Qkv, attended
+from sp.models.network.model import Model
+from sp.models.run.chunked import CHUNK, checked, slices
+from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, Progress
+from sp.models.run.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.ops.sparse.block_selector import BlockSelector
+
+CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
+"""Tokens that are projected together: on the CPU what its caches like, on the device what fills it."""
+SPARSE_CHUNK = {"cpu": 8192, "cuda": 32768}
+"""Tokens that go through a layer together: on the device, what queries and gates of them leave room for."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What all layers of one reading share.
+
+    Attributes
+    ----------
+    model : Model
+    positions : int64 (n,)
+        Where the model is.
+    cache : Cache
+    attend : LayerAttention
+        What attends in layers without a window.
+    chunk : int
+        Tokens that go through a step together, but for attention.
+    pace : Pace
+        Counts tokens x layers.
+    hooks : Hooks
+    """
+
+    model: Model
+    positions: Ints
+    cache: Cache
+    attend: LayerAttention
+    chunk: int
+    pace: Pace
+    hooks: Hooks = NO_HOOKS
+
+    def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
+        """The stream (n, hidden) through a layer, in place; only its last `rows` come out.
+
+        Without `finish` an attention layer stops once its keys, its values and the last queries are known and seen.
+        """
+        rows = min(rows, len(x))
+        first = len(x) - rows
+        if isinstance(self.model.layers[index][0][0], Qkv):
+            q, gate = self.enter(index, x, rows, tell=not finish)
+            self.show(index, q)
+            if finish:
+                mixed = [self.attention(index, q, gate)]
+                del q, gate  # as large as the prompt: gone before the feed-forward needs room
+                self.leave(index, x[first:], mixed)
+                self.pace.done(first)
+        elif finish:
+            for part, wanted in slices(len(x), self.chunk, rows):
+                done = self.model.layer(index, x[part], self.positions[part], self.cache, rows=wanted)
+                if not is_device(done):  # on the device it is there already
+                    x[part.stop - wanted : part.stop] = done
+                self.pace.done(part.stop - part.start)
+        else:
+            self.pace.done(len(x))
+        return x[first:]
+
+    def show(self, index: int, q: Floats) -> None:
+        """Let a hook see an attention layer."""
+        if self.hooks.on_attention is not None:
+            self.hooks.on_attention(index, q, self.cache)
+
+    def attention(self, index: int, q: Floats, gate: Floats | None) -> Floats:
+        """What queries of the last tokens make of a layer, gated."""
+        _, attend, _ = self.attending(index)
+        window = attend.mixer.spec.window
+        if window is None:
+            return self.attend(self.cache, index, q, gate)
+        return attended(self.cache.stored(index), q, gate, self.cache.math, window)
+
+    def enter(
+        self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None
+    ) -> tuple[Floats, Floats | None]:
+        """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
+        qkv, _, _ = self.attending(index)
+        c = self.model.config
+        on_device = is_device(x)
+        xp = import_cupy() if on_device else np
+        kind = np.float16 if on_device else np.float32
+        q: Floats = xp.empty((rows, c.heads, c.head_dim), kind) if into is None else into
+        shape = rows, c.heads, 2 * c.head_dim
+        gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
+        at = 0
+        for part, wanted in slices(len(x), self.chunk, rows):
+            to = _cut(q, slice(at, at + wanted))
+            flow = Flow(_cut(x, part), _cut(self.positions, part), self.cache, wanted)
+            qkv(flow, to)
+            if flow.q is not to and wanted:
+                to[...] = flow.q
+            if gates is not None and wanted:
+                gates[at : at + wanted] = flow.gate
+            at += wanted
+            if tell:
+                self.pace.done(part.stop - part.start)
+        return q, gates
+
+    def leave(self, index: int, x: Floats, mixed: list[Any]) -> None:
+        """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place.
+
+        What attention made is taken out of `mixed`, so that nobody holds it for longer.
+        """
+        _, _, halves = self.attending(index)
+        whole = mixed.pop()
+        for part, _ in slices(len(x), self.chunk, len(x)):
+            flow = Flow(_cut(x, part), _cut(self.positions, part), self.cache, part.stop - part.start)
+            flow.h = _cut(whole, part)
+            done = self.model.pass_layer(halves, flow)
+            if not is_device(done):
+                x[part] = done
+            self.pace.done(part.stop - part.start)
+
+    def attending(self, index: int) -> tuple[Qkv, Attend, tuple[Half, Half]]:
+        """The steps of a layer with attention: up to it, it, and those behind it."""
+        mix, feed = self.model.layers[index]
+        qkv, attend, *rest = mix
+        assert isinstance(qkv, Qkv)
+        assert isinstance(attend, Attend)
+        return qkv, attend, (tuple(rest), feed)
+
+    def through(self, x: Floats, depth: int, rows: int, *, finish: bool = True, keep_kv: bool = False) -> Floats:
+        """The stream through so many layers, of the last one for the last `rows` alone, which is finished or not."""
+        for index in range(depth):
+            last = index == depth - 1
+            x = self.layer(index, x, rows if last else len(x), finish=finish or not last)
+            if not keep_kv:
+                self.cache.release(index)
+        self.pace.done(len(self.positions) * (self.model.config.layers - depth))
+        self.pace.finish()
+        return x
+
+
+def prefill_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    chunk: int | None = None,
+    attend: LayerAttention = dense_attention,
+    rows: int = 1,
+    keep_kv: bool = True,
+    hooks: Hooks = NO_HOOKS,
+) -> Floats:
+    """Read a prompt layer by layer: all of it through layer 0, then all of it through layer 1, and so on.
+
+    The same numbers as `prefill`, beyond rounding. Projections and feed-forward go chunk by chunk, attention once a
+    layer. With ``keep_kv=False`` the pages of each layer are released after it, so a cache with ``layers=1`` is large
+    enough; no token can be decoded from it afterwards.
+
+    Parameters
+    ----------
+    attend : LayerAttention
+        What attends in every layer that has no window.
+    hooks : Hooks
+        Called once a layer, in the last one with the queries of the last `rows`; progress counts tokens x layers.
+    model, ids, positions, cache, chunk, rows
+        See `prefill`.
+
+    Returns
+    -------
+    float32 (vocab,)
+        Logits of the last token.
+    """
+    model.check_loaded()
+    x, walk = _start(model, ids, positions, cache, chunk, rows, attend, hooks)
+    x = walk.through(x, model.config.layers, rows, keep_kv=keep_kv)
+    logits: Floats = model.head(x[-1:])[0]
+    return logits
+
+
+def read_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    hooks: Hooks,
+    *,
+    attend: LayerAttention = dense_attention,
+    rows: int = 1,
+    depth: int | None = None,
+    keep_kv: bool = False,
+    chunk: int | None = None,
+) -> None:
+    """Read a prompt for what its attention layers show, with the keys and values of one layer at a time.
+
+    Layers from `depth` on are not run, and of the last one run only keys, values and the queries of the last `rows`
+    tokens are computed. With `keep_kv` the cache, which is then one of those layers, goes on holding all of it, and
+    more tokens can be read. Everything else is as in `prefill_by_layer`.
+    """
+    depth = checked_depth(model, depth)
+    x, walk = _start(model, ids, positions, cache, chunk, rows, attend, hooks)
+    walk.through(x, depth, rows, finish=False, keep_kv=keep_kv)
+
+
+def stream_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    attend: LayerAttention = dense_attention,
+    depth: int | None = None,
+    chunk: int | None = None,
+    hooks: Hooks = NO_HOOKS,
+) -> Floats:
+    """Read a prompt for its residual stream after the first `depth` layers, all of them by default.
+
+    One layer's keys and values are held at a time. Everything else is as in `read_by_layer`.
+
+    Returns
+    -------
+    float32 (n, hidden)
+        Where the model is; what `Model.head` takes, if all layers were run.
+    """
+    depth = checked_depth(model, depth)
+    x, walk = _start(model, ids, positions, cache, chunk, 1, attend, hooks)
+    return walk.through(x, depth, len(x))
+
+
+def checked_depth(model: Model, depth: int | None) -> int:
+    """Layers to run, all by default; ConfigError if the model has fewer."""
+    layers = model.config.layers
+    depth = layers if depth is None else depth
+    if not 1 <= depth <= layers:
+        raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+    model.check_loaded(depth)
+    return depth
+
+
+def _start(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    chunk: int | None,
+    rows: int,
+    attend: LayerAttention,
+    hooks: Hooks,
+) -> tuple[Floats, Walk]:
+    chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    pace = Pace(model, hooks.progress)
+    return model.embed(ids), Walk(model, model.place(positions), cache, attend, chunk, pace, hooks)
+
+
+def _cut(values: Any, part: slice) -> Any:
+    """``values[part]``; all of them as they are, for to cut an array takes the host a good part of a launch."""
+    return values if part == slice(0, len(values)) else values[part]
+
+
+def prefill_sparse(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    selector: BlockSelector,
+    *,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Floats, tuple[float, ...]]:
+    """Read a prompt whose attention layers see, of what came before, the key blocks a selector lists.
+
+    Chunks go one after the other through all layers, each seeing the cache as its prefix. The last query blocks of
+    the prompt see everything where the selector has it so; those of the chunks before do not.
+
+    Parameters
+    ----------
+    model, ids, positions, progress
+        See `prefill`.
+    cache : Cache
+        Of any format, rotated or not; may hold earlier tokens of the same sequence.
+    selector : BlockSelector
+        ``FlashPrefill(alpha=0.1)`` for example.
+    chunk : int, optional
+        Tokens of a chunk; a good number by default. The result depends on it a little, since query blocks begin
+        where chunks do.
+
+    Returns
+    -------
+    logits : float32 (vocab,)
+        Of the last token, where the model is.
+    densities : tuple of float
+        Share of the causal blocks that each attention layer read; the last layer, of which one row a chunk is
+        computed, reads all and is not listed.
+
+    Raises
+    ------
+    PromptError
+        As `prefill`.
+    """
+    chunk = SPARSE_CHUNK[model.device] if chunk is None else chunk
+    inside = min(chunk, CHUNK[model.device])
+    ids, positions = checked(model, ids, positions, cache, chunk, 1)
+    attend, told = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
+    logits = None
+    for part, _ in slices(len(ids), chunk, 1):
+        if part.stop == len(ids):
+            attend = replace(attend, ends=True)  # what was read is shared
+        logits = prefill_by_layer(
+            model, ids[part], positions[part], cache, chunk=inside, attend=attend, hooks=Hooks(progress=told)
+        )  # fmt: skip
+    assert logits is not None
+    return logits, attend.densities()
+
+
+def _whole_tokens(layers: int, progress: Progress | None) -> Progress | None:
+    """Tells of tokens that are through all layers, given tokens x layers."""
+    if progress is None:
+        return None
+    told, tell = 0, progress
+
+    def count(amount: int) -> None:
+        nonlocal told
+        before, told = told, told + amount
+        tell(told // layers - before // layers)
+
+    return count

@@ -1,1 +1,0 @@
-"""What stands between the socket and a request: bodies within limits, ids, and a line of log for each."""

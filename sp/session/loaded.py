@@ -1,0 +1,387 @@
+"""A model opened for use: weights, tokenizer, chat template; which drafter a target has, and cards that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sp.errors import ConfigError, ModelError, plain, short
+from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
+from sp.hub import best_drafter, model_path
+from sp.kernels.device import pick_device
+from sp.models import (
+    AskedScaling,
+    Cards,
+    Draft,
+    Model,
+    load_draft,
+    load_model,
+    load_shards,
+    needed_scaling,
+    read_config,
+)
+from sp.models.file.rope_keys import rope_facts
+from sp.models.layer.share import shared_config
+from sp.models.network.model import Device
+from sp.models.shards.shards import SharedModel
+from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.parallel.group import Group
+from sp.parallel.nccl import NcclGroup, copies, group_of
+from sp.planning.memory import cold_within, file_formats
+from sp.quant import Math
+from sp.scoring.base import ModelFreeScorer, Scorer
+from sp.scoring.calibration.measure import known_retrieval, made_retrieval, makes_one, needed_depth
+from sp.session.options import Where
+from sp.trace import Reporter
+
+EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
+LONGEST_DRAFT = 1 << 20
+MOST_ON_CPU = 1 << 30
+"""Bytes of random weights beyond which the CPU is no place for them."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One model of the pair.
+
+    Parameters
+    ----------
+    path : Path
+        Where the model came from; of random weights only a name.
+    model : Model
+    tokenizer : Tokenizer
+    template : ChatTemplate or None
+        If the file has one.
+    nbytes : int
+        Bytes of the file.
+    file : GGUFFile, optional
+        Stays open on the CPU, where weights that stay packed are views of it.
+    trained : int, optional
+        Positions that the file, or a scaling of RoPE in its place, says the model is good for; its context may be
+        longer.
+    asked : AskedScaling, optional
+        The scaling of RoPE that was asked for.
+    chosen : str
+        Why it is this file, of a drafter that was not named; empty for others.
+    needed : AskedScaling, optional
+        The scaling that a prompt beyond the window needs; see `for_prompt`.
+    """
+
+    path: Path
+    model: Model
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    nbytes: int
+    file: GGUFFile | None = None
+    trained: int | None = None
+    asked: AskedScaling | None = None
+    chosen: str = ""
+    needed: AskedScaling | None = None
+
+    def __repr__(self) -> str:
+        vocabulary = f"vocabulary of {self.tokenizer.vocab_size:,}, {self.nbytes / 1e6:,.1f} MB"
+        return f"Loaded({plain(self.path.name)!r}, {self.model!r}, {vocabulary})"
+
+    def for_prompt(self, tokens: int) -> Loaded:
+        """The model as it reads so many tokens: beyond its window with YaRN, unless a scaling of RoPE was asked for.
+
+        Only a drafter, whose context is longer than its window, reads more than that; see `needed_scaling`.
+
+        Examples
+        --------
+        >>> drafter = load(embedded("drafter"), extrapolate=True, device="cpu")
+        >>> drafter.for_prompt(163_840) is drafter, str(drafter.for_prompt(200_000).needed)
+        (True, 'yarn:2')
+        """
+        window, config = self.trained, self.model.config
+        if self.asked is not None or window is None or not window < tokens <= config.context:
+            return self
+        own = replace(config, context=window)
+        needed = needed_scaling(own, tokens)
+        if needed is None:
+            return self
+        scaled = needed.applied(own)
+        return replace(self, model=self.model.with_rope(scaled.rope), trained=scaled.context, needed=needed)
+
+    def describe(self) -> dict[str, object]:
+        """Facts for the trace."""
+        config = self.model.config
+        return {
+            "file": self.path.name,
+            "bytes": self.nbytes,
+            "architecture": config.architecture,
+            "device": self.model.device,
+            "layers": config.layers,
+            "layers_loaded": self.model.depth,
+            "hidden": config.hidden,
+            "vocabulary": self.tokenizer.vocab_size,
+            "vocabulary_sha256": self.tokenizer.sha256,
+            "repacked": [asdict(each) for each in self.model.repacked],
+            "math": self.model.arithmetic.as_dict(),
+            "rope": rope_facts(config.rope)
+            | {"positions": self.trained, "asked": self.asked and str(self.asked)}
+            | ({"needed": str(self.needed)} if self.needed else {}),
+        }
+
+
+def embedded(role: str) -> Path:
+    """Path of the embedded `target`, `drafter` (which scores prompts) or `draft` (which guesses answers)."""
+    return Path(str(files("sp") / "assets" / EMBEDDED[role]))
+
+
+def load(
+    path: str | Path,
+    *,
+    extrapolate: bool = False,
+    device: Where = "auto",
+    rope: AskedScaling | None = None,
+    progress: Callable[[int], None] | None = None,
+    room: int | None = None,
+    math: str = Math.BF16,
+    group: Group | None = None,
+    scorers: Sequence[Scorer] = (),
+    reporter: Reporter | None = None,
+) -> Loaded:
+    """Open a GGUF file as a model with its tokenizer.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the first of its shards; or the name of a known model that was fetched.
+    extrapolate : bool
+        Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
+        target's: its scores only have to rank. It then reads them with YaRN, see `Loaded.for_prompt`; where that
+        cannot be RoPE is extrapolated, and the report says so, see `sp.session.report`.
+    device : {"auto", "cpu", "cuda"}
+        `auto` is the GPU where there is one that the kernels run on.
+    rope : AskedScaling, optional
+        Scaling of RoPE in place of the file's own.
+    progress : callable, optional
+        See `load_model`.
+    room : int, optional
+        Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more wait in host
+        memory, see `cold_layers`; without it all weights lie on the device.
+    math : {"bf16", "int8", "fp8", "auto"}
+        See `load_model`.
+    group : Group, optional
+        Cards that share it, see `load_shards`; the model is then a `SharedModel`.
+    scorers : sequence of Scorer
+        Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
+        calibration is looked up, or made, where one of them asks for it.
+    reporter : Reporter, optional
+        Is told when a calibration is made, which may take a minute.
+
+    Raises
+    ------
+    GGUFError
+        The file is damaged or unsupported.
+    ModelError
+        The file is no complete model, or its vocabulary does not fit its embedding.
+    DeviceError
+        With ``cuda``: there is no usable device, or too little memory on it.
+    ConfigError
+        No products are made in `math` there, or so many cards cannot share the model.
+
+    Examples
+    --------
+    >>> loaded = load(embedded("drafter"), device="cpu")
+    >>> loaded.path.name, loaded.model.config.architecture
+    ('drafter.gguf', 'qwen3')
+    """
+    where, file = pick_device(device), GGUFFile.open(path)
+    config = read_config(file)  # first, for a file of another kind is best told by its architecture
+    tokenizer = Tokenizer.from_gguf(file)
+    trained = (config if rope is None else rope.applied(config)).context
+    context = longest(trained) if extrapolate else None
+    formats = file_formats(file)
+    if group is not None:
+        shared_config(config, group.size)
+    how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
+    template = ChatTemplate.of_file(chat_template(file), tokenizer)
+    retrieval = known_retrieval(file.path, config, scorers)
+    if retrieval is None and makes_one(scorers):
+        whole = load_model(file, device=where, context=longest(config.context))
+        retrieval = made_retrieval(file.path, whole, tokenizer, template, reporter)
+        del whole  # before the layers that are needed are loaded
+    if group is None:
+        depth = needed_depth(scorers, replace(config, retrieval=retrieval))
+        model = load_model(file, cold=cold_within(config, formats, room, math), depth=depth, **how)
+        model.config = replace(model.config, retrieval=retrieval)
+    else:
+        model = SharedModel(load_shards(file, group, **how))
+    if tokenizer.vocab_size > model.config.vocab:
+        raise ModelError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
+            f"{model.config.vocab} rows; the file is inconsistent, get another one"
+        )
+    return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
+
+
+def synthetic(
+    shape: str,
+    file_type: str = "q4_k_m",
+    *,
+    extrapolate: bool = False,
+    device: Where = "auto",
+    rope: AskedScaling | None = None,
+    seed: int = 0,
+    room: int | None = None,
+    math: str = Math.BF16,
+    group: Group | None = None,
+    scorers: Sequence[Scorer] = (),
+) -> Loaded:
+    """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
+
+    On the GPU the weights are made there and no file is written.
+
+    Parameters
+    ----------
+    shape : str
+        One of `sp.models.synthetic.shapes.list_shapes`.
+    file_type : str
+        One of `sp.models.file.file_type.FILE_TYPES`.
+    extrapolate, device, rope, room, math, group, scorers
+        See `load`; there is no calibration of random weights.
+    seed : int
+
+    Raises
+    ------
+    ConfigError
+        For an unknown shape or file type, a model too large to be made on the CPU, or products that are not made.
+    DeviceError
+        With ``cuda``: there is no usable device, or too little memory on it.
+
+    Examples
+    --------
+    >>> synthetic("tiny-qwen3", device="cpu").path.name
+    'tiny-qwen3-q4_k_m.synthetic'
+    """
+    from sp.models.synthetic.synthetic import synthetic_metadata, write_synthetic
+
+    nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
+    name = Path(f"{shape}-{file_type}.synthetic")
+    if pick_device(device) == "cpu":
+        if nbytes > MOST_ON_CPU:
+            raise ConfigError(
+                f"{nbytes / 1e9:.1f} GB of random weights are made on a GPU only; "
+                f"for the CPU write a file first: sp synth --shape {shape} --type {file_type} -o FILE"
+            )
+        with TemporaryDirectory() as folder:
+            file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
+            plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
+            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
+            return replace(made, path=name)
+    from sp.models.synthetic.random_store import random_model, random_shards
+
+    found = find_shape(shape)
+    metadata = synthetic_metadata(found, file_type)
+    if group is None:
+        cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
+        model = random_model(shape, file_type, seed, rope, cold, math, needed_depth(scorers, found.config))
+    else:
+        shared_config(found.config, group.size)
+        model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
+    trained = model.config.context
+    if extrapolate:
+        model.config = replace(model.config, context=longest(trained))
+    tokenizer = Tokenizer.from_metadata(metadata, str(name))
+    template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
+    return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
+
+
+def longest(context: int) -> int:
+    """Positions a drafter is trusted with."""
+    return max(context, LONGEST_DRAFT)
+
+
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+
+
+def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
+    ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
+    """
+    count = cards if target_cards is None else target_cards
+    if vram is not None and max(cards, count) > 1:
+        raise ConfigError(OF_ONE_CARD)
+    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
+
+
+def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
+    """The drafter of a target where none is named: its path, or the name of a known model.
+
+    The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
+    target has the best known model that was fetched.
+
+    If none of the classes of `scorers` that will be used runs a model, the embedded drafter will do, for it reads
+    nothing.
+
+    ConfigError: no such model was fetched; GGUFError, ModelError: the same, of a target that cannot be opened, or is no
+    model, either.
+    """
+    if target is None or model_path(target).resolve() == embedded("target").resolve():
+        return embedded("drafter")
+    if scorers is not None and all(issubclass(scorer, ModelFreeScorer) for scorer in scorers):
+        return embedded("drafter")
+    if (model := best_drafter()) is not None:
+        return Path(model.name)
+    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+        read_config(file)
+        Tokenizer.from_gguf(file)
+    raise ConfigError(
+        f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
+        "sp get smollm2-135m, or name one with --drafter"
+    )
+
+
+def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
+    """A drafter that lies on the first card of a group, and its like on the others. ConfigError for one with recurrent
+    layers; DeviceError with too little memory on a card.
+    """
+    if drafter.model.config.delta_layers:
+        raise ConfigError(
+            f"{drafter.path.name} has recurrent layers, whose state would go from card to card; leave --cards away, or "
+            "take a drafter of attention layers"
+        )
+    return Cards(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
+
+
+def cards_line(cards: Cards, together: bool) -> str:
+    """The line of a report: whether the cards read together, or else why not.
+
+    >>> from sp.parallel.host import HostGroup
+    >>> cards_line(Cards(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
+    'drafter: read by 2 cards together'
+    """
+    count = cards.group.size
+    if together:
+        return f"drafter: read by {count} cards together"
+    return f"drafter: read by the first of {count} cards alone, as short prompts, kept keys and some scorers are"
+
+
+@dataclass(frozen=True, repr=False)
+class DraftOnCards(Draft):
+    """The draft of the first card, and those of the others."""
+
+    others: tuple[Draft, ...] = ()
+
+
+def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
+    """`load_draft` for every card's share of the target."""
+    drafts = []
+    for part in model.shards.models:
+        with model.shards.group.at(part.share.rank):
+            drafts.append(load_draft(path, part))
+    first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
+    return DraftOnCards(**first, others=tuple(drafts[1:]))
+
+
+def draft_of(draft: Draft | None, rank: int) -> Draft | None:
+    """That of one card; none where there is none."""
+    if not isinstance(draft, DraftOnCards):
+        return draft
+    return (draft, *draft.others)[rank]
