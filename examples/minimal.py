@@ -28,7 +28,7 @@ import numpy as np
 
 import sp
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
-from sp.models import Cache, Model, decode_step, flops, load_model, prefill, read_by_layer
+from sp.models import Cache, Hooks, Model, decode_step, flops, load_model, prefill, read_by_layer
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.selection import SELECTORS, Selection, SelectionRequest, token_budget
 
@@ -73,10 +73,11 @@ def draft(drafter: Model, ids: np.ndarray) -> list[np.ndarray]:
     weights = []
     rows = min(QUERIES, len(ids))
 
-    def watch(layer: int, q: np.ndarray, cache: Cache) -> None:
+    def look(layer: int, q: np.ndarray, cache: Cache) -> None:
         weights.append(attention_weights(q[-rows:], cache.keys(layer)))
 
-    read_by_layer(drafter, ids, np.arange(len(ids)), drafter.new_cache(len(ids), layers=1), watch, rows=rows)
+    cache = drafter.new_cache(len(ids), layers=1)
+    read_by_layer(drafter, ids, np.arange(len(ids)), cache, Hooks(on_attention=look), rows=rows)
     return weights
 
 
