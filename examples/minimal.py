@@ -73,11 +73,10 @@ def draft(drafter: Model, ids: np.ndarray) -> list[np.ndarray]:
     weights = []
     rows = min(QUERIES, len(ids))
 
-    def look(layer: int, q: np.ndarray, cache: Cache) -> None:
+    def watch(layer: int, q: np.ndarray, cache: Cache) -> None:
         weights.append(attention_weights(q[-rows:], cache.keys(layer)))
 
-    cache = drafter.new_cache(len(ids), layers=1)
-    read_by_layer(drafter, ids, np.arange(len(ids)), cache, Hooks(on_attention=look), rows=rows)
+    read_by_layer(drafter, ids, np.arange(len(ids)), drafter.new_cache(len(ids), layers=1), Hooks(watch), rows=rows)
     return weights
 
 

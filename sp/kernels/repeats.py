@@ -15,10 +15,10 @@ import ctypes
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,11 +27,17 @@ from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
 from sp.kernels.tensor_map import map_at, mapped
 
-if TYPE_CHECKING:
-    from sp.kernels.scratch import Scratch
-
 Span = tuple[int, int]
 """Where an array begins, and its bytes."""
+
+
+class Lent(Protocol):
+    """Memory for arrays that are made meanwhile: a `Scratch`, which stands right of this file."""
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Inside, CuPy allocates there."""
+        ...
+
 
 _present: ContextVar[Recording | None] = ContextVar("recording", default=None)
 watched: ContextVar[bool] = ContextVar("watched", default=False)
@@ -104,7 +110,7 @@ class Recording:
     recorded; empty if nothing was. Methods of arrays are not seen. `cupy`: CuPy itself.
     """
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Lent) -> None:
         self.made: list[Launch | Zeros] = []
         self.foreign = ""
         self.cupy = import_cupy()

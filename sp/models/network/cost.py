@@ -130,7 +130,6 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
     return prefill_cost(config, tokens if kept is None else kept, density).total
 
 
-@lru_cache(maxsize=64)
 def _pairs(tokens: int, window: int) -> float:
     """Pairs of a token and one that it sees, itself among them, within a window.
 
@@ -141,6 +140,7 @@ def _pairs(tokens: int, window: int) -> float:
     return tokens * (tokens + 1) / 2 - beyond * (beyond + 1) / 2
 
 
+@lru_cache(maxsize=64)
 def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
     """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token.
 
