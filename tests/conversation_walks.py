@@ -23,8 +23,8 @@ from sp.session import (
     load,
     synthetic,
 )
+from sp.session.compress import selection_request
 from sp.session.decision import fixed
-from sp.session.request import selection_request
 from sp.studies.sample import sample
 
 PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))

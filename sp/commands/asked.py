@@ -17,7 +17,8 @@ from sp.commands.terminal import check_folder, print_csv, print_json, print_tabl
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
-from sp.session.options import ModelOptions, PlaceOptions, Positions, RunOptions, Where
+from sp.session.device_memory import Where
+from sp.session.options import ModelOptions, PlaceOptions, Positions, RunOptions
 
 if TYPE_CHECKING:
     from sp.chat import Thinking

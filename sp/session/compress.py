@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from sp.arrays import Bools, Ints
+from sp.arrays import Bools, Floats, Ints
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
-from sp.selection import Reading
+from sp.prompt.spans import without
+from sp.selection import Reading, SelectionRequest
 from sp.session.options import Mapping, Positions
 from sp.structure import json_values
 
@@ -234,3 +235,17 @@ class Shown:
             if end <= len(ids) and not taken[token + 1 : end].any():
                 ids[token:end], source[token + 1 : end], taken[token:end] = new, PART, True
         return cls(ids, source, taken)
+
+
+def selection_request(
+    scores: Floats, fixed: Bools, share: float, prompt: TokenisedPrompt, start: int, fineness: int
+) -> SelectionRequest:
+    """What a selector is asked of the ``len(fixed)`` tokens of a prompt from `start` on."""
+    stop, text = start + len(fixed), prompt.prompt.text.encode()
+    spans, free = prompt.bytes[start:stop], prompt.prompt.free
+    if stop - start < len(prompt):
+        first, last = int(spans[0, 0]), int(spans[-1, 1])
+        inside = without(free, [(0, first), (last, len(text))])
+        free = tuple(replace(each, start=each.start - first, end=each.end - first) for each in inside)
+        text, spans = text[first:last], spans - first
+    return SelectionRequest(scores[start:stop], fixed, share, text, spans, free, fineness)

@@ -3,147 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from sp.arrays import Bools, Floats, Ints
+from sp.arrays import Ints
 from sp.chat import Thinking, Turn
 from sp.decode import Decoder
-from sp.models import Trail
-from sp.prompt import Prompt, TokenisedPrompt
-from sp.prompt.heat import whole_characters
+from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
-from sp.scoring import KeptKeys
-from sp.selection import Selection
 from sp.session import request
-from sp.session.answer import Begun, Progress
-from sp.session.compress import Shown
-from sp.session.loaded import Loaded
-from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
-from sp.session.options import ConversationOptions, RunOptions, check_run
+from sp.session.memory import Slots
+from sp.session.options import ConversationOptions, RunOptions
 from sp.session.pipeline import Pipeline
-from sp.session.recall import Planner, Run, choose_recalled, lay_out, reopened, told
-from sp.session.result import OnToken, Scored, TurnResult, Usage
-from sp.session.tokenise import Vocabularies, Waiting, timed
+from sp.session.recall import Memory, Recollection, told
+from sp.session.result import OnToken, TurnResult, Usage
+from sp.session.tokenise import Vocabularies
 from sp.trace import Reporter, silent
-
-
-class Memory:
-    """What earlier turns left behind, for the path of a request."""
-
-    def __init__(self, pipeline: Pipeline, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
-        self.tokens, self.options = tokens, options
-        layers = check_run(run, pipeline.drafter)
-        self.target = TargetMemory(pipeline.target, run, options.snapshots)
-        self.drafter: DrafterMemory | None = None
-        if layers is not None and pipeline.drafter is not None:
-            self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
-
-    def tokenise_for_drafter(self, pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Waiting | None:
-        """The prompt in the drafter's vocabulary, on its way; None where it is the target's, or nothing is drafted."""
-        if self.drafter is None or options.keep_ratio == 1 or self.tokens.drafter is self.tokens.target:
-            return None
-        return pipeline.beside.submit(timed, self.tokens.drafter, prompt)
-
-    def turn(self, prompt: TokenisedPrompt) -> Recollection:
-        """What is held of a prompt's beginning."""
-        target = self.target
-        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
-        found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
-        parted = decided < len(target.transcript)
-        if found.recalling and (begin := reopened(found.old, message_starts(prompt), decided, parted)) is not None:
-            found.old, found.decided = found.old.first(found.old.before(begin)), begin
-        return found
-
-    def keys(self, drafted: TokenisedPrompt) -> KeptKeys | None:
-        """Keys of a prompt's beginning, for its scorer to go on from."""
-        return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
-
-    @property
-    def trails(self) -> tuple[Trail, ...]:
-        """The caches of both models."""
-        return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
-
-
-@dataclass
-class Recollection:
-    """What a memory holds of a prompt, and brings back for it. Earlier turns chose the slots `old` of the first
-    `decided` tokens; `recalling` tells whether anything that was left out may come back. By `lay_out` come the `runs`
-    that do as far as there is room, the `threshold` they had to reach, the `plan`, and its `cost`, the tokens that the
-    target has to read.
-    """
-
-    memory: Memory
-    prompt: TokenisedPrompt
-    old: Slots
-    decided: int
-    recalling: bool = field(init=False)
-    runs: list[Run] = field(default_factory=list)
-    threshold: float = 0.0
-    plan: Plan = field(init=False)
-    cost: int = 0
-
-    def __post_init__(self) -> None:
-        self.recalling = self.memory.options.recall != "off" and not self.present.all()
-
-    @property
-    def present(self) -> Bools:
-        """Which of the decided tokens the target holds, (decided,)."""
-        return self.old.present(self.decided)
-
-    @property
-    def since(self) -> int:
-        """The byte from which the prompt is new."""
-        return int(self.prompt.bytes[self.decided - 1, 1]) if self.decided else 0
-
-    def scores(self, pipeline: Pipeline, options: RunOptions, activated: bool) -> bool:
-        """Whether the prompt is to be scored, for new tokens or for old ones."""
-        return pipeline.drafter is not None and options.keep_ratio < 1 and (activated or self.recalling)
-
-    def lay_out(
-        self,
-        target: Loaded,
-        options: RunOptions,
-        scored: Scored | None,
-        scores: Floats | None,
-        selection: Selection | None,
-    ) -> Callable[[Progress | None], Begun]:
-        """What has the target read what is kept and what comes back; `cost` is known then."""
-        prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
-        if selection is not None:
-            kept[self.decided :] = selection.kept
-        shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
-        if self.recalling and scored is not None and scores is not None:
-            fineness = scored.importance.fineness
-            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
-        planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
-        self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
-        self.cost = memory.target.cost(self.plan)
-        return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)
-
-    def result(self, done: request.Done) -> TurnResult:
-        """What a turn tells of its request."""
-        prompt, way, n, new = self.prompt, self.plan.way, len(self.prompt), len(done.settled.fixed)
-        recalled = tuple(told(run, prompt, self.threshold, way) for run in self.runs) if way else ()
-        drafting = [] if done.scored is None or self.memory.drafter is None else done.scored.trace.stages
-        usage = Usage(
-            prompt=n,
-            cached=self.decided,
-            new=new,
-            kept=new if done.selection is None else int(done.selection.kept.sum()),
-            recalled=sum(each.end - each.start for each in recalled),
-            read=self.cost,
-            held=len(self.plan.slots),
-            drafted=sum(stage.tokens for stage in drafting if stage.name == "score"),
-        )
-        shares = done.scored.importance.densities if done.scored else ()
-        how = done.answer, usage, done.answer.trace, recalled, prompt, self.plan.slots.present(n)
-        return TurnResult(*how, done.scores, done.settled.decision, shares)
 
 
 class Conversation:
@@ -251,7 +129,7 @@ class Conversation:
         finally:
             self._at_work, self.used = False, time.perf_counter()
         assert done.turn is not None
-        return done.turn.result(done)
+        return turn_result(done.turn, done)
 
     def matching(self, ids: Ints) -> int:
         """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
@@ -309,3 +187,23 @@ class Conversation:
     def host_nbytes(self) -> int:
         """Bytes of snapshots, and of caches that have left."""
         return sum(trail.host_nbytes for trail in self._memory.trails)
+
+
+def turn_result(turn: Recollection, done: request.Done) -> TurnResult:
+    """What a turn tells of its request."""
+    prompt, way, n, new = turn.prompt, turn.plan.way, len(turn.prompt), len(done.settled.fixed)
+    recalled = tuple(told(run, prompt, turn.threshold, way) for run in turn.runs) if way else ()
+    drafting = [] if done.scored is None or turn.memory.drafter is None else done.scored.trace.stages
+    usage = Usage(
+        prompt=n,
+        cached=turn.decided,
+        new=new,
+        kept=new if done.selection is None else int(done.selection.kept.sum()),
+        recalled=sum(each.end - each.start for each in recalled),
+        read=turn.cost,
+        held=len(turn.plan.slots),
+        drafted=sum(stage.tokens for stage in drafting if stage.name == "score"),
+    )
+    shares = done.scored.importance.densities if done.scored else ()
+    how = done.answer, usage, done.answer.trace, recalled, prompt, turn.plan.slots.present(n)
+    return TurnResult(*how, done.scores, done.settled.decision, shares)

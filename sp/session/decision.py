@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sp.arrays import Bools
-from sp.errors import PromptError
-from sp.models import ModelConfig
+from sp.errors import ConfigError, PromptError
+from sp.models import Cards, Draft, ModelConfig
 from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import CHUNK_BY_LAYER
+from sp.models.shards.shards import SharedModel
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.planning.memory import least_bytes, product_bytes
-from sp.prompt import TokenisedPrompt
+from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.heat import whole_characters
 from sp.prompt.spans import with_characters
 from sp.scoring import Scorer
@@ -24,9 +27,7 @@ from sp.selection import token_budget
 from sp.session.loaded import Loaded
 from sp.session.measured import BreakEven, find_break_even
 from sp.session.options import Compress, Positions, RunOptions
-
-if TYPE_CHECKING:
-    from sp.session.pipeline import Pipeline
+from sp.session.residency import Residency
 
 LONGEST = 1 << 22
 LEAST = 64
@@ -286,6 +287,52 @@ def fixed(prompt: TokenisedPrompt, start: int) -> Bools:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What a request reads with; `Pipeline` says what it consists of."""
+
+    target: Loaded
+    drafter: Loaded | None = None
+    residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
+    break_evens: tuple[BreakEven, ...] = ()
+    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+    cards: Cards | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
+
+    def scoring_model(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores, by role: the drafter, or whom the scorer asks for; for one that runs no model, whose tokens.
+
+        Those of the target are there already.
+        """
+        if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
+            raise ConfigError(
+                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
+            )
+        if not options.scorer.drafts:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
+
+    def drafts_ahead(self, options: RunOptions) -> bool:
+        """Whether the drafter may begin before the target's tokens are known.
+
+        On the device it leaves the host free for them. What they decide, `compress` must have settled.
+        """
+        drafter, target = self.drafter, self.target.tokenizer
+        if drafter is None or drafter.model.device == "cpu" or not options.scorer.drafts:
+            return False
+        return options.compress == "always" and not drafter.tokenizer.same_as(target)
+
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary."""
+        return prompt.tokenise(self.target.tokenizer)
+
+
+@dataclass(frozen=True)
 class Settled:
     """What a prompt's tokens settle before a model reads them."""
 
@@ -302,7 +349,7 @@ class Settled:
 
 
 def settle(
-    pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions, full: bool = False, present: Bools | None = None
+    pipeline: Pair, prompt: TokenisedPrompt, options: RunOptions, full: bool = False, present: Bools | None = None
 ) -> Settled:
     """Whether the new tokens of a prompt are compressed, and how it fits; PromptError if it does not. With `full` a
     full prefill is wanted beside the answer. Of a turn, `present` (decided,) says which of the tokens that earlier

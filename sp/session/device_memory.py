@@ -11,6 +11,9 @@ from typing import Any, Literal, Protocol
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
 
+Where = Literal["auto", "cpu", "cuda"]
+"""Where models run, as it is asked for: auto is the GPU where there is one."""
+
 
 class Pool:
     """The default pool of the device, which takes at most `budget` bytes from the driver; None for the whole card."""

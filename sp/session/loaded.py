@@ -35,7 +35,7 @@ from sp.planning.memory import cold_within, file_formats
 from sp.quant import Math
 from sp.scoring.base import ModelFreeScorer, Scorer
 from sp.scoring.calibration.measure import known_retrieval, made_retrieval, makes_one, needed_depth
-from sp.session.options import Where
+from sp.session.device_memory import Where
 from sp.trace import Reporter
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}

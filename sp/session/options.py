@@ -16,7 +16,7 @@ from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer, ReadingScorer, Sparse
 from sp.selection import SELECTORS, Selector, check_keep_ratio
-from sp.session.device_memory import Size
+from sp.session.device_memory import Size, Where
 
 if TYPE_CHECKING:
     from sp.session.loaded import Loaded
@@ -27,7 +27,6 @@ Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
 """Options that are strategies, and where their names stand."""
 MathName = Literal["auto", "bf16", "fp8", "int8"]
-Where = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
-from sp.models import Cards, Draft, load_draft
+from sp.models import load_draft
 from sp.models.network.arithmetic import scoring
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
@@ -25,11 +23,11 @@ from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retriev
 from sp.selection import Selection
 from sp.session import request
 from sp.session.answer import check_draft
-from sp.session.decision import check_scoring, settle
-from sp.session.device_memory import format_bytes
+from sp.session.decision import Pair, check_scoring, settle
+from sp.session.device_memory import Where, format_bytes
 from sp.session.loaded import OF_ONE_CARD, Loaded, default_drafter, draft_on_cards, embedded, load, sharing, spread
-from sp.session.measured import BreakEven, known_break_evens
-from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions, Where
+from sp.session.measured import known_break_evens
+from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions
 from sp.session.residency import Residency
 from sp.session.result import Answer, OnToken, RunResult, Scored
 from sp.trace import Reporter, Trace, peak_bytes, silent
@@ -38,7 +36,7 @@ NOT_NAMED = "the best drafter that is here, as none was named"
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Pair):
     """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
 
     `run` does it all; `tokenise`, `score`, `select` and `read` are for whoever shares one scoring between selections.
@@ -64,19 +62,6 @@ class Pipeline:
     >>> pair.run(prompt, RunOptions(keep_ratio=0.1)).answer.text  # doctest: +SKIP
     '8301947.'
     """
-
-    target: Loaded
-    drafter: Loaded | None = None
-    residency: Residency = field(default_factory=Residency, compare=False)
-    draft: Draft | None = None
-    break_evens: tuple[BreakEven, ...] = ()
-    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
-    cards: Cards | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        self.residency.add("target", self.target.model)
-        if self.drafter is not None:
-            self.residency.add("drafter", self.drafter.model)
 
     def __repr__(self) -> str:
         models = {"target": self.target, "drafter": self.drafter, "draft": self.draft}
@@ -232,30 +217,6 @@ class Pipeline:
             return replace(self, draft=load_draft(path, model))
         return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
 
-    def scoring_model(self, options: RunOptions) -> tuple[str, Loaded]:
-        """Who scores, by role: the drafter, or whom the scorer asks for; for one that runs no model, whose tokens.
-
-        Those of the target are there already.
-        """
-        if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
-            raise ConfigError(
-                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
-            )
-        if not options.scorer.drafts:
-            return "target", self.target
-        assert self.drafter is not None, "score needs a drafter"
-        return "drafter", self.drafter
-
-    def drafts_ahead(self, options: RunOptions) -> bool:
-        """Whether the drafter may begin before the target's tokens are known.
-
-        On the device it leaves the host free for them. What they decide, `compress` must have settled.
-        """
-        drafter, target = self.drafter, self.target.tokenizer
-        if drafter is None or drafter.model.device == "cpu" or not options.scorer.drafts:
-            return False
-        return options.compress == "always" and not drafter.tokenizer.same_as(target)
-
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
         """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
 
@@ -331,10 +292,6 @@ class Pipeline:
             reader = self.scoring_model(options)[1]
             drafted = request.tokenise_for_drafter(prompt, reader.tokenizer, self.target.tokenizer, Trace(), tokenised)
             check_scoring(reader, len(drafted), options.scorer, self.residency.budget)
-
-    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
-        """The prompt in the target's vocabulary."""
-        return prompt.tokenise(self.target.tokenizer)
 
     def score(
         self,

@@ -1,24 +1,29 @@
-"""What of a transcript comes back for a question: which sentences, and where the target reads them."""
+"""What earlier turns left behind, and what of it comes back for a question: which sentences, and read where."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.prompt import TokenisedPrompt
-from sp.selection import token_budget
+from sp.models import Trail
+from sp.prompt import Prompt, TokenisedPrompt
+from sp.prompt.heat import whole_characters
+from sp.scoring import KeptKeys
+from sp.selection import Selection, token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
-from sp.session.compress import Shown
-from sp.session.decision import over
+from sp.session.answer import Begun, Progress
+from sp.session.compress import Shown, selection_request
+from sp.session.decision import Pair, over
 from sp.session.loaded import Loaded
-from sp.session.memory import Plan, Slots, message_starts
-from sp.session.options import ConversationOptions, Positions, Recall, RunOptions
-from sp.session.request import selection_request
-from sp.session.result import Recalled, Way
+from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
+from sp.session.options import ConversationOptions, Positions, Recall, RunOptions, check_run
+from sp.session.result import Recalled, Scored, Way
+from sp.session.tokenise import Vocabularies, Waiting, timed
 
 LONGEST = 64
 """Tokens of a sentence that comes back whole."""
@@ -240,3 +245,97 @@ def told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recal
     first, last = int(prompt.bytes[run.start, 0]), int(prompt.bytes[run.end - 1, 1])
     text = prompt.prompt.text.encode()[first:last].decode(errors="replace")
     return Recalled(text, run.start, run.end, run.score, threshold, way)
+
+
+class Memory:
+    """What earlier turns left behind, for the path of a request."""
+
+    def __init__(self, pipeline: Pair, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
+        self.tokens, self.options = tokens, options
+        layers = check_run(run, pipeline.drafter)
+        self.target = TargetMemory(pipeline.target, run, options.snapshots)
+        self.drafter: DrafterMemory | None = None
+        if layers is not None and pipeline.drafter is not None:
+            self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
+
+    def tokenise_for_drafter(self, pipeline: Pair, prompt: Prompt, options: RunOptions) -> Waiting | None:
+        """The prompt in the drafter's vocabulary, on its way; None where it is the target's, or nothing is drafted."""
+        if self.drafter is None or options.keep_ratio == 1 or self.tokens.drafter is self.tokens.target:
+            return None
+        return pipeline.beside.submit(timed, self.tokens.drafter, prompt)
+
+    def turn(self, prompt: TokenisedPrompt) -> Recollection:
+        """What is held of a prompt's beginning."""
+        target = self.target
+        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
+        found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
+        parted = decided < len(target.transcript)
+        if found.recalling and (begin := reopened(found.old, message_starts(prompt), decided, parted)) is not None:
+            found.old, found.decided = found.old.first(found.old.before(begin)), begin
+        return found
+
+    def keys(self, drafted: TokenisedPrompt) -> KeptKeys | None:
+        """Keys of a prompt's beginning, for its scorer to go on from."""
+        return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
+
+    @property
+    def trails(self) -> tuple[Trail, ...]:
+        """The caches of both models."""
+        return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
+
+
+@dataclass
+class Recollection:
+    """What a memory holds of a prompt, and brings back for it. Earlier turns chose the slots `old` of the first
+    `decided` tokens; `recalling` tells whether anything that was left out may come back. By `lay_out` come the `runs`
+    that do as far as there is room, the `threshold` they had to reach, the `plan`, and its `cost`, the tokens that the
+    target has to read.
+    """
+
+    memory: Memory
+    prompt: TokenisedPrompt
+    old: Slots
+    decided: int
+    recalling: bool = field(init=False)
+    runs: list[Run] = field(default_factory=list)
+    threshold: float = 0.0
+    plan: Plan = field(init=False)
+    cost: int = 0
+
+    def __post_init__(self) -> None:
+        self.recalling = self.memory.options.recall != "off" and not self.present.all()
+
+    @property
+    def present(self) -> Bools:
+        """Which of the decided tokens the target holds, (decided,)."""
+        return self.old.present(self.decided)
+
+    @property
+    def since(self) -> int:
+        """The byte from which the prompt is new."""
+        return int(self.prompt.bytes[self.decided - 1, 1]) if self.decided else 0
+
+    def scores(self, pipeline: Pair, options: RunOptions, activated: bool) -> bool:
+        """Whether the prompt is to be scored, for new tokens or for old ones."""
+        return pipeline.drafter is not None and options.keep_ratio < 1 and (activated or self.recalling)
+
+    def lay_out(
+        self,
+        target: Loaded,
+        options: RunOptions,
+        scored: Scored | None,
+        scores: Floats | None,
+        selection: Selection | None,
+    ) -> Callable[[Progress | None], Begun]:
+        """What has the target read what is kept and what comes back; `cost` is known then."""
+        prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
+        if selection is not None:
+            kept[self.decided :] = selection.kept
+        shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
+        if self.recalling and scored is not None and scores is not None:
+            fineness = scored.importance.fineness
+            self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
+        planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
+        self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
+        self.cost = memory.target.cost(self.plan)
+        return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)

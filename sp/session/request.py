@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,23 +16,19 @@ from sp.decode.base import gather
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
-from sp.prompt.spans import without
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
-from sp.selection import Selection, SelectionRequest
+from sp.selection import Selection
 from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
-from sp.session.compress import Cut, compress
-from sp.session.decision import Settled, check_scoring, may_be_over, settle
+from sp.session.compress import Cut, compress, selection_request
+from sp.session.decision import Pair, Settled, check_scoring, may_be_over, settle
 from sp.session.loaded import Loaded, cards_line
 from sp.session.options import RunOptions
+from sp.session.recall import Memory, Recollection
 from sp.session.report import dropped_lines, told, warn_extrapolated
 from sp.session.result import Answer, OnToken, Scored
 from sp.session.tokenise import Waiting, awaited, once_reading
 from sp.trace import Reporter, Stage, Trace, silent
-
-if TYPE_CHECKING:
-    from sp.session.conversation import Memory, Recollection
-    from sp.session.pipeline import Pipeline
 
 DRAFTED = "tokenise for drafter"
 """Stage in which a prompt gets its tokens in the drafter's vocabulary."""
@@ -58,7 +53,7 @@ class Done:
 
 
 def answer(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: Prompt,
     options: RunOptions,
     memory: Memory | None = None,
@@ -116,7 +111,7 @@ def answer(
 
 
 def _score_ahead(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: Prompt,
     options: RunOptions,
     trace: Trace,
@@ -163,7 +158,7 @@ def tokenise_for_drafter(
 
 
 def score(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     options: RunOptions,
     reporter: Reporter = silent,
@@ -187,7 +182,7 @@ def score(
 
 
 def score_tokens(
-    pipeline: Pipeline,
+    pipeline: Pair,
     drafted: TokenisedPrompt,
     options: RunOptions,
     trace: Trace,
@@ -297,22 +292,8 @@ def select(
     return scores, selection
 
 
-def selection_request(
-    scores: Floats, fixed: Bools, share: float, prompt: TokenisedPrompt, start: int, fineness: int
-) -> SelectionRequest:
-    """What a selector is asked of the ``len(fixed)`` tokens of a prompt from `start` on."""
-    stop, text = start + len(fixed), prompt.prompt.text.encode()
-    spans, free = prompt.bytes[start:stop], prompt.prompt.free
-    if stop - start < len(prompt):
-        first, last = int(spans[0, 0]), int(spans[-1, 1])
-        inside = without(free, [(0, first), (last, len(text))])
-        free = tuple(replace(each, start=each.start - first, end=each.end - first) for each in inside)
-        text, spans = text[first:last], spans - first
-    return SelectionRequest(scores[start:stop], fixed, share, text, spans, free, fineness)
-
-
 def read(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     kept: Bools | Selection,
     options: RunOptions,
@@ -339,7 +320,7 @@ def read(
 
 
 def finish(
-    pipeline: Pipeline,
+    pipeline: Pair,
     prompt: TokenisedPrompt,
     count: int,
     work: Callable[[Progress | None], Begun],

@@ -27,8 +27,8 @@ from sp.scoring.attention.heads import model_key
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.scoring.trained.base import ScorerFile, TrainedScorer
 from sp.selection import SELECTORS, SelectionRequest
+from sp.session.device_memory import Where
 from sp.session.loaded import Loaded, default_drafter, embedded, load
-from sp.session.options import Where
 from sp.session.request import score_request
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
 from sp.studies.sweep.sweep import located_model, make_strategy

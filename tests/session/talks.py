@@ -20,8 +20,8 @@ from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.session import Conversation, Loaded, Pipeline, RunOptions, TurnResult, load
+from sp.session.compress import selection_request
 from sp.session.decision import fixed
-from sp.session.request import selection_request
 
 ARCHS = ("qwen3", "qwen35")
 WORDS = [a + b for a in ("ra", "mo", "ti", "sel", "do", "ke") for b in ("n", "lo", "sta", "vi", "p", "ru", "x")]

@@ -23,8 +23,8 @@ from sp.plugins import loaded_plugins
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
+from sp.session.device_memory import Where
 from sp.session.measured import check_machine
-from sp.session.options import Where
 from sp.studies.sweep.executor import ActorPool, CardPool, Outcome, Worker, run_here, run_on
 from sp.studies.sweep.provenance import PairFacts, outside_files, pair_facts, scorer_files
 from sp.studies.sweep.store import Results, Store, check_cells, read_results, result_files, session_line

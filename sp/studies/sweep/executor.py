@@ -25,7 +25,7 @@ from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, counter, evaluate
 from sp.plugins import Plugin
 from sp.session import Pipeline
-from sp.session.options import Where
+from sp.session.device_memory import Where
 from sp.studies.sweep.provenance import pair_paths
 from sp.studies.sweep.sweep import Pair, Run
 
