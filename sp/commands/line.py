@@ -33,10 +33,8 @@ def arg(help: str) -> Option:
 
 
 class Part:
-    """How a command takes the options of a dataclass: without some of them, or with other defaults.
-
-    `without`: names of fields with spaces between them, which keep their defaults.
-    """
+    """How a command takes the options of a dataclass: without some of them, or with other defaults. `without`: names of
+    fields with spaces between them, which keep their defaults."""
 
     def __init__(self, without: str = "", **defaults: Any) -> None:
         self.without, self.defaults = without.split(), defaults

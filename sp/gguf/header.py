@@ -161,10 +161,8 @@ class ArrayRef:
 
 
 class Metadata(Mapping[str, Value]):
-    """Key-value pairs of a header; arrays are decoded when first asked for.
-
-    Opening a model must not cost the half million Python strings of its vocabulary; `sp` itself seldom needs them all.
-    """
+    """Key-value pairs of a header; arrays are decoded when first asked for. Opening a model must not cost the half
+    million Python strings of its vocabulary; `sp` itself seldom needs them all."""
 
     def __init__(self, path: str, header: bytearray, entries: dict[str, Value | ArrayRef]) -> None:
         self._path, self._header, self._entries = path, header, entries

@@ -333,10 +333,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.budget.pay((before - self.budget.left) * max(times, 0))
 
     def _charged(self, function: Any, pay: str, only: tuple[type, ...] = ()) -> Callable[..., Any]:
-        """`function`, paying for its result and, as `pay` says, for its arguments or the items it draws from them.
-
-        With `only`, arguments must be of these types.
-        """
+        """`function`, paying for its result and, as `pay` says, for its arguments or the items it draws from them. With
+        `only`, arguments must be of these types."""
 
         def admit(value: Any) -> Any:
             if only and not isinstance(value, only):

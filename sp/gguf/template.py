@@ -93,10 +93,6 @@ def render_chat(
     **context
         Further variables, e.g. ``enable_thinking=False``.
 
-    Returns
-    -------
-    str
-
     Raises
     ------
     GGUFError

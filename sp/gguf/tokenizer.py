@@ -140,13 +140,8 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Value], source: str = "metadata") -> Tokenizer:
-        """Build from ``tokenizer.ggml.*`` keys; `source` names the file in errors.
-
-        Raises
-        ------
-        GGUFError
-            On a missing or malformed key, an unknown tokenizer model or pre-tokenizer.
-        """
+        """Build from ``tokenizer.ggml.*`` keys; `source` names the file in errors. Raises GGUFError on a missing or
+        malformed key, an unknown tokenizer model or pre-tokenizer."""
         return cls(read_vocabulary(metadata, source))
 
     @cached_property
@@ -164,24 +159,12 @@ class Tokenizer:
         """Tokens of `text`, special tokens recognised outside the `plain` parts.
 
         Bytes that the vocabulary has no token for are dropped, as by llama.cpp.
-
-        Parameters
-        ----------
-        plain : sequence of (int, int)
-            Byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special
-            token is only text: what strangers wrote must not end a turn. Other tokens come out as without
-            them, also across their ends.
-        begins : bool
-            False for text that continues other text: SentencePiece writes no space in front of it.
-        framed : bool
-            Add BOS and EOS if the file asks for them and the text does not spell them already.
-
-        Raises
-        ------
-        PromptError
-            When `text` holds a lone surrogate, which no UTF-8 can spell.
-        GGUFError
-            When the tokens spell another text, as those of a damaged vocabulary may.
+        `plain`: byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special token
+        is only text: what strangers wrote must not end a turn. Other tokens come out as without them, also across their
+        ends. `begins`: false for text that continues other text: SentencePiece writes no space in front of it.
+        `framed`: add BOS and EOS if the file asks for them and the text does not spell them already. Raises PromptError
+        when `text` holds a lone surrogate, which no UTF-8 can spell; GGUFError when the tokens spell another text, as
+        those of a damaged vocabulary may.
         """
         try:
             raw = text.encode()
@@ -214,13 +197,8 @@ class Tokenizer:
         return index, ends
 
     def _aligned(self, written: Written, index: Ints, lengths: Ints, ends: Ints) -> tuple[Ints, Ints]:
-        """Where tokens end in the text as written, and the places in the text of bytes that no token spells.
-
-        Raises
-        ------
-        GGUFError
-            The bytes of the tokens, end to end, are not what else is written.
-        """
+        """Where tokens end in the text as written, and the places in the text of bytes that no token spells. Raises
+        GGUFError: the bytes of the tokens, end to end, are not what else is written."""
         total, nothing = int(ends[-1]) if len(ends) else 0, np.zeros(0, np.int64)
         if self._model.complete and total == len(written.spelled):
             return ends, nothing
@@ -239,13 +217,8 @@ class Tokenizer:
         return ends, written.text_places(np.setdiff1d(np.arange(len(wanted)), places, assume_unique=True))
 
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
-        """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD.
-
-        Raises
-        ------
-        PromptError
-            When an id lies outside the vocabulary.
-        """
+        """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD. Raises PromptError when an
+        id lies outside the vocabulary."""
         decoder = self.decoder()
         parts = [(int(i), decoder.push(int(i))) for i in ids]
         kept = (raw for i, raw in parts if not (skip_special and i in self.special_ids))

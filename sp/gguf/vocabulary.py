@@ -50,10 +50,8 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """Digest of all that decides how text is cut: equal digests tokenize alike.
-
-        Unused tokens at the end do not count: sizes of one family pad a vocabulary to different widths.
-        """
+        """Digest of all that decides how text is cut: equal digests tokenize alike. Unused tokens at the end do not
+        count: sizes of one family pad a vocabulary to different widths."""
         held = len(self.tokens)
         while held and self.types[held - 1] == UNUSED:
             held -= 1

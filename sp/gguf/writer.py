@@ -193,17 +193,9 @@ class GGUFWriter:
     def add(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, data: Data) -> None:
         """Declare a tensor.
 
-        Parameters
-        ----------
-        shape : tuple of int
-            NumPy order, fastest axis last: ``(out, in)``.
-        data : uint8 array, or callable that returns an iterable of uint8 arrays
-            The packed bytes, whole or in pieces; a callable runs only when its turn to be written comes.
-
-        Raises
-        ------
-        GGUFError
-            On a name that is taken or too long, an impossible shape, or bytes of the wrong size.
+        `shape`: NumPy order, fastest axis last: ``(out, in)``. `data`, uint8 array, or callable that returns an
+        iterable of uint8 arrays: the packed bytes, whole or in pieces; a callable runs only when its turn to be written
+        comes. Raises GGUFError on a name that is taken or too long, an impossible shape, or bytes of the wrong size.
         """
         size = len(name.encode())
         if not 0 < size <= k.MAX_TENSOR_NAME or not name.isprintable() or name in self._tensors:
@@ -219,18 +211,8 @@ class GGUFWriter:
         self._tensors[name] = _Tensor(name, shape, fmt, nbytes, data)
 
     def write(self, progress: Callable[[int], None] | None = None) -> Path:
-        """Write the file and return its path.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Called after every piece with its bytes.
-
-        Raises
-        ------
-        GGUFError
-            When the disk refuses, or a tensor yields another number of bytes than declared. No file is left.
-        """
+        """Write the file and return its path. `progress`: called after every piece with its bytes. Raises GGUFError
+        when the disk refuses, or a tensor yields another number of bytes than declared. No file is left."""
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as out:

@@ -133,11 +133,8 @@ class ModelConfig:
         What mixes tokens in every layer. Multi-token-prediction blocks past the trunk are not counted.
     heads, kv_heads, head_dim : int
         Of the attention layers; ``head_dim`` need not be ``hidden / heads``.
-    rope : Rope
-    eps : float
     gated : bool
         Whether attention outputs pass a sigmoid gate (its rows lie beside the query rows).
-    delta : DeltaConfig or None
     experts : ExpertConfig or None
         Of mixtures of experts.
     retrieval : Retrieval or None

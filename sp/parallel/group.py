@@ -130,10 +130,8 @@ class Meeting:
 
 
 class Card(ABC):
-    """What one thread of a group works with; `rank` and `size` say which card it is, and of how many.
-
-    A card that waits too long for another one in any of these raises DeviceError.
-    """
+    """What one thread of a group works with; `rank` and `size` say which card it is, and of how many. A card that waits
+    too long for another one in any of these raises DeviceError."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -182,10 +180,8 @@ class Card(ABC):
         """Whether all cards say so; they ask each other on the host, once all that any has queued is done."""
 
     def done_before(self, known: bool) -> None:
-        """Say whether all cards have done before what is queued next, so that it loads nothing.
-
-        If so, none waits for its device after the first steps of a run, as is done to be safe.
-        """
+        """Say whether all cards have done before what is queued next, so that it loads nothing. If so, none waits for
+        its device after the first steps of a run, as is done to be safe."""
         return
 
     def arrived(self, event: Any) -> None:

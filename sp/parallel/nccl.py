@@ -108,10 +108,8 @@ class NcclGroup(Group):
             raise
 
     def _force(self, ranks: set[int]) -> None:
-        """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it.
-
-        That is a call which may itself not return, so others make it, who are left behind then.
-        """
+        """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it. That
+        is a call which may itself not return, so others make it, who are left behind then."""
         for rank in ranks:
             communicator = self._communicators.pop(rank, None)
             if communicator is not None:
@@ -162,10 +160,8 @@ def _abort(communicator: Any) -> None:
 
 
 def group_of(cards: int, where: str, option: str = "--cards") -> NcclGroup | None:
-    """The first `cards` GPUs; None for one. An `option` of the command line asked for them.
-
-    ConfigError on the CPU, DeviceError where there are not so many GPUs, or no NCCL.
-    """
+    """The first `cards` GPUs; None for one. An `option` of the command line asked for them. ConfigError on the CPU,
+    DeviceError where there are not so many GPUs, or no NCCL."""
     if cards == 1:
         return None
     if where == "cpu":

@@ -257,12 +257,9 @@ class NcclCard(Card):
         return step
 
     def wait(self) -> None:
-        """See `Card`.
-
-        To load a kernel or to give memory the driver may wait for all that a device has queued. If that is a step, in a
-        graph or not, for which another card's thread has queued nothing yet, and that thread needs the driver, neither
-        goes on.
-        """
+        """See `Card`. To load a kernel or to give memory the driver may wait for all that a device has queued. If that
+        is a step, in a graph or not, for which another card's thread has queued nothing yet, and that thread needs the
+        driver, neither goes on."""
         stream = import_cupy().cuda.get_current_stream()
         if not stream.is_capturing():
             self._drain(0)
@@ -305,11 +302,9 @@ class NcclCard(Card):
             self._done(event, step)
 
     def _come(self, kind: str, ahead: int, together: bool) -> tuple[Any, Step]:
-        """The current stream, and the next step, once no more than so many of those before are under way.
-
-        `together`: and once all cards have come to it. A card whose device waits in a step for one that has not come
-        would hang it, where that one is about to load a kernel or to ask for memory: see `wait`.
-        """
+        """The current stream, and the next step, once no more than so many of those before are under way. `together`:
+        and once all cards have come to it. A card whose device waits in a step for one that has not come would hang it,
+        where that one is about to load a kernel or to ask for memory: see `wait`."""
         stream = import_cupy().cuda.get_current_stream()
         self._go_on()
         if stream.is_capturing():

@@ -38,11 +38,9 @@ class Processors:
         self._last: int | None = None
 
     def choose(self) -> int | None:
-        """Move the calling thread to a processor that is fast now, where it is held no longer, and tell its number.
-
-        The one that was chosen last comes first; if it is about as fast as any was, it is taken without a look at
-        others, of which each takes some 0.1 ms. None where a thread cannot be held to one, which stays where it is.
-        """
+        """Move the calling thread to a processor that is fast now, where it is held no longer, and tell its number. The
+        one that was chosen last comes first; if it is about as fast as any was, it is taken without a look at others,
+        of which each takes some 0.1 ms. None where a thread cannot be held to one, which stays where it is."""
         with self._lock:
             here = present()
             if here is None:

@@ -27,8 +27,6 @@ PIECE = 4096
 def pieces(text: str, size: int = PIECE) -> list[str]:
     """The text in parts of about `size` (at least 1) characters; longer where there is no safe place.
 
-    Examples
-    --------
     >>> pieces("one two  three, four", 4)
     ['one two', '  three, four']
     """

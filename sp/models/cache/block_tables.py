@@ -27,20 +27,9 @@ DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEV
 class PagePool:
     """Storage for keys and values in pages of equal size.
 
-    Parameters
-    ----------
-    pages : int
-        Pages of the pool.
-    page_tokens, kv_heads, head_dim : int
-        Shape of a page.
-    fmt : BlockFormat
-        How each head's row of a token is packed.
-    rotated : bool
-        Whether keys and values are stored rotated; see `PagedKV`.
-    device : {"cpu", "cuda"}
+    `pages`: pages of the pool. `page_tokens`, `kv_heads`, `head_dim`: shape of a page. `fmt`: how each head's row of a
+    token is packed. `rotated`: whether keys and values are stored rotated; see `PagedKV`.
 
-    Examples
-    --------
     >>> from sp.quant import F32
     >>> pool = PagePool(4, 128, 2, 64, F32)
     >>> table = pool.take(3)
@@ -138,8 +127,6 @@ def rotates(kv: str, rotate: bool | None) -> bool:
 
     What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
 
-    Examples
-    --------
     >>> rotates("q4_0", None), rotates("f16", None), rotates("q4_0", False), rotates("f16", True)
     (True, False, False, True)
     """
@@ -149,8 +136,6 @@ def rotates(kv: str, rotate: bool | None) -> bool:
 def cache_name(kv: str, rotate: bool | None) -> str:
     """A cache as records name it.
 
-    Examples
-    --------
     >>> cache_name("q4_0", None), cache_name("f16", None)
     ('q4_0 rotated', 'f16')
     """
@@ -160,18 +145,9 @@ def cache_name(kv: str, rotate: bool | None) -> str:
 class DeviceTables:
     """Mirrors, on the device, of what `Cache` counts on the host.
 
-    Parameters
-    ----------
-    layers : int
-        Attention layers; a row each.
-    blocks : int
-        Most pages of a layer.
-
-    Attributes
-    ----------
-    tables : cupy int32 (layers, blocks)
-    counts : cupy int32 (layers, 2)
-        Tokens before the last append, and with it. Only kernels change them, so a CUDA graph can.
+    `layers`: attention layers; a row each. `blocks`: most pages of a layer. `tables`: cupy int32 (layers, blocks).
+    `counts`, cupy int32 (layers, 2): tokens before the last append, and with it. Only kernels change them, so a CUDA
+    graph can.
     """
 
     def __init__(self, layers: int, blocks: int) -> None:
@@ -226,13 +202,10 @@ class BlockTables:
 
     Parameters
     ----------
-    layers : sequence of int
     capacity : int
         Most tokens of a layer.
-    pool : PagePool
     rings : mapping of int to int
         Most pages of the layers that write theirs again once they have so many.
-    device : {"cpu", "cuda"}
     """
 
     def __init__(

@@ -26,7 +26,6 @@ class Cache:
 
     Parameters
     ----------
-    config : ModelConfig
     tokens : int
         Capacity: most tokens the sequence may reach.
     kv : {"f32", "f16", "q4_0"}
@@ -97,19 +96,9 @@ class Cache:
             state.clear()
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
-        """Store the keys and values of the next tokens of an attention layer.
-
-        Parameters
-        ----------
-        layer : int
-        k, v : float32 (tokens, kv_heads, head_dim)
-            Rotated by position already (RoPE).
-
-        Raises
-        ------
-        PromptError
-            Past the capacity, after `release`, or when the pool has no free page.
-        """
+        """Store the keys and values of the next tokens of an attention layer. `k`, `v`, float32 (tokens, kv_heads,
+        head_dim): rotated by position already (RoPE). Raises PromptError past the capacity, after `release`, or when
+        the pool has no free page."""
         self.add(layer, len(k)).append(k, v)
 
     def add(self, layer: int, tokens: int) -> PagedKV:
@@ -125,19 +114,15 @@ class Cache:
         self._tables.reserve(self.tokens + tokens)
 
     def count(self, tokens: int, layers: Container[int] | None = None) -> None:
-        """Count `tokens` more (if negative, fewer) in every layer or in `layers`, on the host alone.
-
-        A CUDA graph has read them, and counted for itself; or they were read for a try and are not kept.
-        """
+        """Count `tokens` more (if negative, fewer) in every layer or in `layers`, on the host alone. A CUDA graph has
+        read them, and counted for itself; or they were read for a try and are not kept."""
         self._tables.count(tokens, layers)
         for layer, state in self._states.items():
             state.tokens += tokens if layers is None or layer in layers else 0
 
     def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
         """Count `tokens` more (if negative, fewer) in every layer or in one, on the device alone; nothing on the CPU.
-
-        `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there.
-        """
+        `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there."""
         if layer is None or layer in self._tables:
             self._tables.advance(tokens, more, layer)
 
@@ -148,14 +133,9 @@ class Cache:
             state.tokens = tokens
 
     def move(self, nodes: int, path: Ints, kept: Ints) -> None:
-        """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay.
-
-        Parameters
-        ----------
-        path : int64 (kept or more,), on the device int32
-            Increasing, below `nodes`.
-        kept : int64 (1,), on the device int32
-        """
+        """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay. `path`,
+        int64 (kept or more,), on the device int32: increasing, below `nodes`. `kept`: int64 (1,), on the device
+        int32."""
         self._pool.move(*self._tables.whole(), nodes, path, int(kept[0]) if self.device == "cpu" else kept)
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:

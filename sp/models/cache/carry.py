@@ -22,13 +22,8 @@ STEPS = 8
 class HostRoom:
     """One buffer, pinned if it is for what comes from the device, and then kept to be used again.
 
-    Parameters
-    ----------
-    device : {"cpu", "cuda"}
-        Where the arrays are.
+    `device`: where the arrays are.
 
-    Examples
-    --------
     >>> room = HostRoom("cpu")
     >>> at = room.places([3, 5])
     >>> [(len(each), each.dtype.name) for each in at], room.nbytes
@@ -90,10 +85,8 @@ def copy_in(to: Any, source: Any) -> None:
 
 
 def looked_at(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays of one place, on the host, to be looked at and not kept: pinned memory is scarce.
-
-    Those of the device are as they are by then, and all are waited for at once.
-    """
+    """Arrays of one place, on the host, to be looked at and not kept: pinned memory is scarce. Those of the device are
+    as they are by then, and all are waited for at once."""
     if not arrays or not is_device(arrays[0]):
         return list(arrays)
     arrays = [one if one.flags.c_contiguous else import_cupy().ascontiguousarray(one) for one in arrays]
@@ -167,16 +160,6 @@ def carry(source: Cache, target: Cache, tokens: int) -> None:
 class Parked:
     """What a cache held, in host memory.
 
-    Attributes
-    ----------
-    tokens : int
-    pages : dict of int to (keys, values)
-        uint8 (pages, 128, kv_heads, bytes of a row) by attention layer.
-    states : dict
-        See `States`.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> from sp.models import ModelConfig
     >>> from sp.ops.rope import Rope
@@ -191,8 +174,8 @@ class Parked:
     """
 
     tokens: int
-    pages: Mapping[int, tuple[Bytes, Bytes]]
-    states: States
+    pages: Mapping[int, tuple[Bytes, Bytes]]  # uint8 (pages, 128, kv_heads, bytes of a row) by attention layer
+    states: States  # see `States`
 
     @classmethod
     def of(cls, cache: Cache, room: HostRoom) -> Parked:

@@ -58,10 +58,8 @@ class DeltaState:
 
 @contextmanager
 def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
-    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds.
-
-    `real`, int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs.
-    """
+    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds. `real`,
+    int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs."""
     for state in states:
         state.real = real
     try:

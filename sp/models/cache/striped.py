@@ -30,17 +30,9 @@ class Stripes:
     that all cards have the same pairs of queries and keys, within a page a stripe; the end of the prompt is card 0's.
     Where the last one gets a page of its own besides its tail, all others are equally long, and launches of one are
     those of another.
+    `tail`: fewest tokens of the last stripe. `less`: pages that it is to have less than others, about, if it then has
+    its tail.
 
-    Parameters
-    ----------
-    tokens, cards : int
-    tail : int
-        Fewest tokens of the last stripe.
-    less : int
-        Pages that it is to have less than others, about, if it then has its tail.
-
-    Examples
-    --------
     >>> stripes = Stripes(tokens=1000, cards=2, tail=8)
     >>> [tuple(stripe) for stripe in stripes.of(0)], [tuple(stripe) for stripe in stripes.of(1)]
     ([(0, 256), (768, 1000)], [(256, 512), (512, 768)])
@@ -106,16 +98,8 @@ class StripedCache(Cache):
     `add` takes the tokens of the card's stripes, one after the other; the host alone counts them.
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
+    `config`, `kv`, `rotate`, `device`, `math`: see `Cache`.
 
-    Parameters
-    ----------
-    config, kv, rotate, device, math
-        See `Cache`.
-    stripes : Stripes
-    card : int
-
-    Examples
-    --------
     >>> from sp.models.synthetic.shapes import find_shape
     >>> stripes = Stripes(1000, cards=2, tail=8)
     >>> cache = StripedCache(find_shape("tiny-qwen3").config, stripes, 1)
@@ -185,9 +169,7 @@ class StripedCache(Cache):
 
     def begin_stripe(self, layer: int, which: int, begin: Callable[..., Callable[[], None]]) -> Callable[[], None]:
         """Fetch the first (0) or second (1) stripes of all cards, in place: keys (cards, pages, ...), and as values.
-
-        `begin` is `Card.begin_gather`, whose result is returned.
-        """
+        `begin` is `Card.begin_gather`, whose result is returned."""
         return begin(*self._whole(self._place(layer), which))
 
     def _whole(self, place: int, which: int) -> tuple[Any, Any]:

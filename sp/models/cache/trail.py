@@ -86,14 +86,8 @@ class Snapshots:
 
     To take one on the device is a copy within it, which takes as long as reading the states once; the host does not
     wait. They go to host memory when nobody waits, by `settle`.
+    `most`: of more, those go first that lie close to others for how far back they are: the newer, the denser.
 
-    Parameters
-    ----------
-    most : int
-        Of more, those go first that lie close to others for how far back they are: the newer, the denser.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> from sp.models import ModelConfig
     >>> from sp.models.cache.cache import Cache
@@ -183,7 +177,6 @@ class Trail:
 
     Parameters
     ----------
-    config : ModelConfig
     kv, rotate, device, math
         See `Cache`.
     snapshots : int

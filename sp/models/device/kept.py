@@ -18,12 +18,9 @@ the rest."""
 
 
 def keep_rounded(trunk: Trunk) -> tuple[Trunk, int]:
-    """A trunk on the current device with the matrices that are marked for eight bits kept rounded, and their bytes.
-
-    All of them or none: none under a budget of memory, which is the limit of CuPy's pool, and none where they would
-    take over half of what is free. Then every product rounds them anew, with the same result to
-    the bit.
-    """
+    """A trunk on the current device with the matrices that are marked for eight bits kept rounded, and their bytes. All
+    of them or none: none under a budget of memory, which is the limit of CuPy's pool, and none where they would take
+    over half of what is free. Then every product rounds them anew, with the same result to the bit."""
     layers = [_by_width(block) for block in trunk.blocks]
     nbytes = sum(kept_bytes(some) for layer in layers for some in layer)
     if not nbytes or not _is_room(nbytes):

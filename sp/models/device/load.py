@@ -59,10 +59,6 @@ def load_model(
     depth : int, optional
         Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.
 
-    Returns
-    -------
-    Model
-
     Raises
     ------
     GGUFError

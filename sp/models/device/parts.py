@@ -24,19 +24,11 @@ Places = tuple[tuple[int, tuple[int, ...], Any], ...]
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A part in pinned memory, once made kept: weights never change.
+    """A part in pinned memory, once made kept: weights never change."""
 
-    Attributes
-    ----------
-    memory : uint8 (nbytes,)
-    tree : the part, its arrays views of `memory`
-    places : tuple of (offset, shape, dtype)
-        Of every array, in the order `mapped` meets them.
-    """
-
-    memory: Any
+    memory: Any  # uint8 (nbytes,)
     tree: Any
-    places: Places
+    places: Places  # tuple of (offset, shape, dtype): of every array, in the order `mapped` meets them
 
 
 class Offloaded:
@@ -94,10 +86,8 @@ class Parts:
         return back or self.here[:1]
 
     def offload(self, names: list[str]) -> None:
-        """Let go of the device memory of parts; what leaves for the first time is copied, and waited for.
-
-        Weights are no longer kept rounded then: memory is too short for that.
-        """
+        """Let go of the device memory of parts; what leaves for the first time is copied, and waited for. Weights are
+        no longer kept rounded then: memory is too short for that."""
         self.drop_kept()
         for name in names:
             if name not in self._copies:
@@ -106,10 +96,8 @@ class Parts:
             self._put(name, Offloaded(f"{name} of a {self.model.config.architecture}"))
 
     def onload(self, names: list[str], stream: Any) -> None:
-        """Bring parts back by copies on `stream`; work given to the current stream afterwards waits for them.
-
-        They share one buffer, so that memory they leave again is in one piece.
-        """
+        """Bring parts back by copies on `stream`; work given to the current stream afterwards waits for them. They
+        share one buffer, so that memory they leave again is in one piece."""
         cupy, copies = import_cupy(), [self._copies[name] for name in names]
         buffer = cupy.empty(sum(len(copy.memory) for copy in copies), np.uint8)
         current, runtime = cupy.cuda.get_current_stream(), cupy.cuda.runtime

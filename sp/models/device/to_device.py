@@ -75,11 +75,9 @@ class WeightFile(Protocol):
 def trunk_to_device(
     trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None, cold: Sequence[int] = ()
 ) -> tuple[Trunk, int, tuple[Repacked, ...], ColdExperts | None]:
-    """`to_device` of a whole model, what of it is re-packed, and what its `cold` layers share.
-
-    A tied embedding is held twice: as a table and, packed, as the head. The bytes are those of the device, with the
-    room that stacks of cold layers are brought to.
-    """
+    """`to_device` of a whole model, what of it is re-packed, and what its `cold` layers share. A tied embedding is held
+    twice: as a table and, packed, as the head. The bytes are those of the device, with the room that stacks of cold
+    layers are brought to."""
     parts, tables = (trunk.blocks, trunk.output_norm, trunk.output), (trunk.embed,)
     pinned = [weight for stacks in stacks_of(trunk, cold).values() for weight in stacks]
     (blocks, norm, output), (table,), nbytes = to_device(parts, tables, file, progress, pinned)
@@ -103,7 +101,6 @@ def to_device(
         formats that no kernel reads as another one (see `sp.quant.repack`); norms and other vectors become float32.
     tables : tuple of Weight
         Matrices of which only rows are read; they keep the rows of the file where kernels read their format.
-    file : GGUFFile or SafetensorsFile
     progress : callable, optional
         See `load_model`.
     pinned : sequence of Weight
@@ -203,10 +200,8 @@ def _copied(
 def empty_matrix(
     name: str, fmt: BlockFormat, shape: tuple[int, ...], *, pinned: bool = False
 ) -> PackedWeight | SplitWeight:
-    """Room on the device for a matrix of a format, in what `sp.quant.repack` makes of it.
-
-    Room in pinned memory of the host is for stacks of experts, of which there are none so narrow that they are split.
-    """
+    """Room on the device for a matrix of a format, in what `sp.quant.repack` makes of it. Room in pinned memory of the
+    host is for stacks of experts, of which there are none so narrow that they are split."""
     if pinned:
         return allocate_pinned(name, device_format(fmt, shape[1]), shape)
     if is_split(fmt, shape):

@@ -43,23 +43,9 @@ class Part:
 def stream_parts(parts: Sequence[Part], progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, Any]]:
     """Bring parts of files to the device, one after the other.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-    progress : callable, optional
-        Called with the bytes of each part that has been handed out.
-
-    Yields
-    ------
-    index : int
-        0, 1, 2, ... in the order of `parts`.
-    data : cupy uint8 (nbytes,)
-        Valid for work put on the current stream before the next one is asked for; a consumer that keeps it copies it.
-
-    Raises
-    ------
-    GGUFError
-        When a file cannot be read or ends too soon.
+    `progress`: called with the bytes of each part that has been handed out. Yields `index`: 0, 1, 2, ... in the order
+    of `parts`. `data`, cupy uint8 (nbytes,): valid for work put on the current stream before the next one is asked for;
+    a consumer that keeps it copies it. Raises GGUFError when a file cannot be read or ends too soon.
     """
     if not parts:
         return

@@ -110,8 +110,6 @@ PUBLISHED_PARTS = {
 def names_of(name: str) -> tuple[str, ...]:
     """What files may call a tensor, which we call by the name it has in most GGUF files.
 
-    Examples
-    --------
     >>> names_of("blk.3.ffn_norm.weight")
     ('blk.3.ffn_norm.weight', 'blk.3.post_attention_norm.weight', 'layers.3.post_attention_layernorm.weight')
     """
@@ -151,15 +149,12 @@ class Draft:
 
     Attributes
     ----------
-    path : Path
-    config : DraftConfig
     fuse : Weight (hidden, target_layers * hidden)
     hidden_norm : float32 (hidden,)
     blocks : tuple of Block
         Their mixers are `Attention`.
     output_norm : float32 (hidden,)
         Before the target's head; the configuration's `logit_scale` is in it.
-    device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held; see `Model`.
     repacked : tuple of Repacked
@@ -222,7 +217,6 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
 
     Parameters
     ----------
-    path : path
     target : Model
         The draft goes where this is.
     decode_budget : int

@@ -59,32 +59,15 @@ MOST_PADDING = 1023
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """Shape of a draft.
+    """Shape of a draft. `embedding_scale`, `logit_scale`: what the block's embeddings and its logits are multiplied
+    by."""
 
-    Attributes
-    ----------
-    model : ModelConfig
-        Of its own layers; vocabulary and context are the target's.
-    block_size : int
-        Tokens of a block, the known one before the guesses among them.
-    mask_id : int
-        Token that stands for one to be guessed.
-    target_layers : tuple of int
-        Whose outputs are the features, in the order of their columns.
-    windows : tuple of int or None
-        Tokens that a query of each layer sees back to, itself among them; None for all.
-    causal : tuple of bool
-        Whether the tokens of a block see only those before them, layer by layer.
-    embedding_scale, logit_scale : float
-        What the block's embeddings and its logits are multiplied by.
-    """
-
-    model: ModelConfig
-    block_size: int
-    mask_id: int
-    target_layers: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    causal: tuple[bool, ...]
+    model: ModelConfig  # of its own layers; vocabulary and context are the target's
+    block_size: int  # tokens of a block, the known one before the guesses among them
+    mask_id: int  # token that stands for one to be guessed
+    target_layers: tuple[int, ...]  # whose outputs are the features, in the order of their columns
+    windows: tuple[int | None, ...]  # tokens that a query of each layer sees back to, itself among them; None for all
+    causal: tuple[bool, ...]  # whether the tokens of a block see only those before them, layer by layer
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
 
@@ -190,13 +173,8 @@ def published_keys(path: Path) -> DraftKeys:
 
 
 def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
-    """Read and check a draft's numbers against the target that it is to guess for.
-
-    Raises
-    ------
-    ModelError
-        For a missing or senseless key, or a draft for another target: by hidden size, vocabulary or layers.
-    """
+    """Read and check a draft's numbers against the target that it is to guess for. Raises ModelError for a missing or
+    senseless key, or a draft for another target: by hidden size, vocabulary or layers."""
     hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
     if hidden != target.hidden:
         raise keys.error("embedding_length", f"is {hidden}, but the target's hidden size is {target.hidden}; {USE}")

@@ -28,16 +28,9 @@ class DraftSession:
 
     On the device, on a stream that can be captured, guesses and the remembering of as many tokens as a block has are
     CUDA graphs from their second time on.
-
-    Parameters
-    ----------
-    draft : Draft
-    target : Model
-        Lends its embedding and its head.
-    cache : Cache
-        Of the draft's own layers, with room for a block behind what is to be remembered.
-    eager : bool
-        Launch everything kernel by kernel, as a reference. Where cards share the target, each has the whole draft.
+    `target`: lends its embedding and its head. `cache`: of the draft's own layers, with room for a block behind what is
+    to be remembered. `eager`: launch everything kernel by kernel, as a reference. Where cards share the target, each
+    has the whole draft.
     """
 
     def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
@@ -50,13 +43,8 @@ class DraftSession:
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
-        """A session for a sequence of at most `tokens`; `kv` as for `Cache`.
-
-        Raises
-        ------
-        ConfigError
-            The target is on another device than the draft.
-        """
+        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. Raises ConfigError: the target is on
+        another device than the draft."""
         if target.device != draft.device:
             raise ConfigError(f"the target is on {target.device} and its draft on {draft.device}; load both on one")
         c = draft.config
@@ -64,15 +52,9 @@ class DraftSession:
         return cls(draft, target, cache, eager=eager)
 
     def remember(self, features: Floats, positions: Ints) -> None:
-        """Take in tokens the target has read, in order.
-
-        Parameters
-        ----------
-        features : float32 (n, target_layers * hidden), on the device bf16
-            Outputs of the target's layers, side by side.
-        positions : int64 (n,)
-            On the host. Where they stand; gaps allowed.
-        """
+        """Take in tokens the target has read, in order. `features`, float32 (n, target_layers * hidden), on the device
+        bf16: outputs of the target's layers, side by side. `positions`, int64 (n,): on the host. Where they stand; gaps
+        allowed."""
         if self._graphs is None or len(positions) > self.block_size:
             for start in range(0, len(positions), AT_ONCE):
                 part = slice(start, start + AT_ONCE)
@@ -81,22 +63,9 @@ class DraftSession:
             self._graphs.remember(self, features, positions)
 
     def guess(self, token: int, position: int, depth: int) -> Floats:
-        """Logits of the `depth` tokens after `token`, each guessed without knowing the others.
-
-        Parameters
-        ----------
-        token : int
-            The last one known; the target has not read it yet.
-        position : int
-            Where it stands.
-        depth : int
-            1 to ``block_size - 1``.
-
-        Returns
-        -------
-        float32 (depth, vocab)
-            On the device until the next guess.
-        """
+        """Logits of the `depth` tokens after `token`, each guessed without knowing the others. `token`: the last one
+        known; the target has not read it yet. `position`: where it stands. `depth`: 1 to ``block_size - 1``. Returns
+        float32 (depth, vocab): on the device until the next guess."""
         c = self._draft.config
         assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
         ids, positions = np.full(c.block_size, c.mask_id), position + np.arange(c.block_size)
@@ -192,8 +161,6 @@ class _Graphs:
 def block_mask(size: int, causal: bool, window: int | None) -> Bools:
     """Which tokens of a block each one sees: bool (size, size).
 
-    Examples
-    --------
     >>> block_mask(3, True, 2).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """

@@ -33,8 +33,6 @@ BASE = 1e4
 class FrequencyFactors:
     """A divisor for the frequency of every pair, as files of Llama 3.1 and later have them.
 
-    Examples
-    --------
     >>> FrequencyFactors((1.0, 8.0)).scale(np.array([1.0, 0.01]), 1e4).tolist()
     [1.0, 0.00125]
     """
@@ -52,23 +50,10 @@ def llama3_factors(base: float, dim: int, factor: float, original: int = 8192) -
 
     Pairs that turn 4 times or more within `original` positions stay, those that turn less than once are slowed down by
     `factor`, and between the two the inverse of the divisor is linear in the number of turns.
+    `dim`: values of a head that are turned. `factor`: 8 for Llama 3.1, 32 for the small models of Llama 3.2.
+    `original`: positions of the first training. Source: Grattafiori et al., "The Llama 3 Herd of Models", 2024;
+    ``rope_type: llama3`` of Hugging Face transformers.
 
-    Parameters
-    ----------
-    base : float
-    dim : int
-        Values of a head that are turned.
-    factor : float
-        8 for Llama 3.1, 32 for the small models of Llama 3.2.
-    original : int
-        Positions of the first training.
-
-    References
-    ----------
-    Grattafiori et al., "The Llama 3 Herd of Models", 2024; ``rope_type: llama3`` of Hugging Face transformers.
-
-    Examples
-    --------
     >>> factors = llama3_factors(5e5, 128, 8.0).by
     >>> factors[0], factors[-1], round(factors[32], 3)
     (1.0, 8.0, 2.695)

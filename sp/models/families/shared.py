@@ -19,19 +19,8 @@ MOST_EXPERTS = 1 << 12
 def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
     """Sizes of the experts of every layer.
 
-    Parameters
-    ----------
-    keys : Keys
-    shared : bool
-        Whether the family has an expert that all tokens pass.
+    `shared`: whether the family has an expert that all tokens pass. Raises ModelError for a missing or senseless key.
 
-    Raises
-    ------
-    ModelError
-        For a missing or senseless key.
-
-    Examples
-    --------
     >>> told = {"expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": 512}
     >>> read_experts(Keys("m", {f"m.{key}": value for key, value in told.items()}, "m.gguf"), shared=False).active
     4096
@@ -81,24 +70,11 @@ def shared_config(
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
-    Parameters
-    ----------
-    keys : Keys
-    file : TensorFile
-        Its embedding tells the size of the vocabulary.
-    kinds : sequence of {"attention", "delta"}
-        What mixes tokens in every layer of the trunk; attention in all by default.
-    gated, delta, experts
-        See `ModelConfig`; with experts in every layer files need not tell ``feed_forward_length``.
-    pairing, scaling
-        See `Rope`; a scaling that the keys do not tell.
-    base : float, optional
-        ``rope.freq_base`` of files that do not tell it; needed if left out.
-
-    Raises
-    ------
-    ModelError
-        For a missing or senseless key; the message names key and file.
+    `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
+    attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
+    not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
+    ``rope.freq_base`` of files that do not tell it; needed if left out. Raises ModelError for a missing or senseless
+    key; the message names key and file.
     """
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
@@ -138,8 +114,6 @@ def shared_config(
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:
     """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads.
 
-    Examples
-    --------
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (24, 24), ("attention",) * 2, 2, 1, 4, Rope(1e6, 4), 1e-6)
     >>> shared_metadata(config)["feed_forward_length"]

@@ -98,33 +98,13 @@ def file_type_id(file_type: str) -> int:
 def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: int, tied: bool) -> BlockFormat:
     """Format of one tensor.
 
-    Parameters
-    ----------
-    file_type : str
-        One of `FILE_TYPES`.
-    name : str
-        GGUF name, e.g. ``"blk.3.ffn_down.weight"``.
-    shape : tuple of int
-        Fastest axis last.
-    layers : int
-        Layers of the trunk, which the rule of ``q4_k_m`` divides.
-    tied : bool
-        Whether the embedding also serves as output matrix and so takes its format.
+    `file_type`: one of `FILE_TYPES`. `name`: GGUF name, e.g. ``"blk.3.ffn_down.weight"``. `shape`: fastest axis last.
+    `layers`: layers of the trunk, which the rule of ``q4_k_m`` divides. `tied`: whether the embedding also serves as
+    output matrix and so takes its format. Returns F32 for vectors, convolution taps and routers. Where a row is not
+    whole blocks of the chosen format, that of 32 values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K,
+    Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. Raises ConfigError
+    when the file type is unknown.
 
-    Returns
-    -------
-    BlockFormat
-        F32 for vectors, convolution taps and routers. Where a row is not whole blocks of the chosen format, that of 32
-        values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for formats of fewer
-        bits), or F16 when it is not a multiple of 32 either.
-
-    Raises
-    ------
-    ConfigError
-        When the file type is unknown.
-
-    Examples
-    --------
     >>> tensor_format("q4_k_m", "blk.7.ffn_down.weight", (5120, 17408), layers=64, tied=False).name
     'Q6_K'
     >>> tensor_format("q4_k_m", "blk.8.ffn_down.weight", (5120, 17408), layers=64, tied=False).name

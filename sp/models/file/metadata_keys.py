@@ -24,21 +24,9 @@ class TensorShape(Protocol):
 class Keys:
     """Checked access to the keys of one architecture.
 
-    Parameters
-    ----------
-    arch : str
-        What the keys begin with.
-    metadata : mapping
-    path : str
-        For messages.
+    `arch`: what the keys begin with. `path`: for messages. Raises ModelError: from the methods: a key is missing or
+    senseless; the message names key and file.
 
-    Raises
-    ------
-    ModelError
-        From the methods: a key is missing or senseless; the message names key and file.
-
-    Examples
-    --------
     >>> Keys("qwen3", {"qwen3.block_count": 28}, "model.gguf").count("block_count")
     28
     """
@@ -144,8 +132,6 @@ class Keys:
 class SketchKeys(Keys):
     """Keys of a file that may be incomplete or hostile, for the names of its tensors: what makes no sense is guessed.
 
-    Examples
-    --------
     >>> keys = SketchKeys("qwen3", {"qwen3.block_count": 1 << 40}, "model.gguf")
     >>> keys.layers(0) == MAX_BLOCKS, keys.count("embedding_length")
     (True, 1)

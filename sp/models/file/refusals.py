@@ -68,19 +68,9 @@ KINDS = {
 def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
     """Refuse a file whose metadata ask for something that no part of sp computes.
 
-    Parameters
-    ----------
-    keys : Keys
-    honoured : collection of str
-        Keys of `NEUTRAL` that whoever asks reads by itself.
+    `honoured`: keys of `NEUTRAL` that whoever asks reads by itself. Raises ModelError: by ``keys.refuse``; the message
+    names the key, its value and the file.
 
-    Raises
-    ------
-    ModelError
-        By ``keys.refuse``; the message names the key, its value and the file.
-
-    Examples
-    --------
     >>> refuse_changed(Keys("llama", {"llama.logit_scale": 1.0}, "m.gguf"))
     >>> refuse_changed(Keys("llama", {"llama.logit_scale": 0.5}, "m.gguf"))
     Traceback (most recent call last):
@@ -132,8 +122,6 @@ def _is_default(keys: Keys, key: str, value: Any) -> bool:
 def unsupported(architecture: object, known: Iterable[str]) -> str:
     """What to say of an architecture that is not among those `known`, and what to do.
 
-    Examples
-    --------
     >>> unsupported("glm4moe", ["qwen3"])
     "architecture 'glm4moe' (a mixture of experts) is not supported; sp runs qwen3: take a model of one of them"
     """
@@ -151,8 +139,6 @@ def unsupported(architecture: object, known: Iterable[str]) -> str:
 def prediction_only(names: Iterable[str]) -> int | None:
     """The first block of a file that holds multi-token prediction and no trunk; None of all other files.
 
-    Examples
-    --------
     >>> prediction_only(["token_embd.weight", "blk.64.nextn.eh_proj.weight", "blk.64.attn_q.weight"])
     64
     """

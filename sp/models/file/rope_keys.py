@@ -23,7 +23,6 @@ class AskedScaling:
 
     Attributes
     ----------
-    kind : {"none", "linear", "yarn"}
     factor : float
         Above 1; not for none.
 
@@ -58,16 +57,10 @@ class AskedScaling:
     def applied(self, config: ModelConfig) -> ModelConfig:
         """The model with this scaling alone, of as many positions as that serves.
 
-        The original context is that of the file's YaRN, or else the file's context; a factor multiplies it. Nothing
-        of the file's own scaling stays, and YaRN has the attention factor and the edges of the paper.
+        The original context is that of the file's YaRN, or else the file's context; a factor multiplies it. Nothing of
+        the file's own scaling stays, and YaRN has the attention factor and the edges of the paper. Raises ConfigError:
+        frequencies come from a tensor of the file, which the scaling would replace.
 
-        Raises
-        ------
-        ConfigError
-            Frequencies come from a tensor of the file, which the scaling would replace.
-
-        Examples
-        --------
         >>> from sp.models.synthetic.shapes import find_shape
         >>> AskedScaling("yarn", 4.0).applied(find_shape("qwen3-0.6b").config).context
         163840
@@ -111,30 +104,11 @@ def read_rope(
     YaRN by 1 + 0.1 ln(factor) as well. ``yarn_attn_factor`` has no effect: llama.cpp reads it for Grok alone
     (src/models/grok.cpp) and overwrites it where YaRN is on (src/llama-context.cpp), and the ``attn_factor`` of a
     config.json, from which it is converted, is nothing that transformers reads.
+    `dim`, `pairing`, `scaling`: see `Rope`. A scaling that the family has read elsewhere leaves no room for one of the
+    keys. `context`: ``context_length``. `base`: ``rope.freq_base`` of files that do not tell it; needed if left out.
+    Returns `context`: positions that it serves: `context`, or what YaRN makes of an original context that the file
+    names. Raises ModelError for a senseless value, or a type other than none, linear and yarn.
 
-    Parameters
-    ----------
-    keys : Keys
-    dim, pairing, scaling
-        See `Rope`. A scaling that the family has read elsewhere leaves no room for one of the keys.
-    context : int
-        ``context_length``.
-    base : float, optional
-        ``rope.freq_base`` of files that do not tell it; needed if left out.
-
-    Returns
-    -------
-    rope : Rope
-    context : int
-        Positions that it serves: `context`, or what YaRN makes of an original context that the file names.
-
-    Raises
-    ------
-    ModelError
-        For a senseless value, or a type other than none, linear and yarn.
-
-    Examples
-    --------
     >>> told = {"rope.freq_base": 1e6, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     >>> told["rope.scaling.original_context_length"] = 32768
     >>> keys = Keys("qwen3", {f"qwen3.{name}": value for name, value in told.items()}, "model.gguf")
@@ -156,8 +130,6 @@ def read_rope(
 def rope_metadata(rope: Rope) -> dict[str, Value]:
     """The keys that `read_rope` reads, without prefix; none for frequencies that come from tensors.
 
-    Examples
-    --------
     >>> rope_metadata(Rope(1e6, 128, scaling=LinearScaling(2.0)))
     {'rope.freq_base': 1000000.0, 'rope.scaling.type': 'linear', 'rope.scaling.factor': 2.0}
     """
@@ -182,8 +154,6 @@ def rope_metadata(rope: Rope) -> dict[str, Value]:
 def rope_facts(rope: Rope) -> dict[str, object]:
     """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where a tensor of the file scales frequencies.
 
-    Examples
-    --------
     >>> rope_facts(Rope(1e6, 128, scaling=LinearScaling(2.0)))
     {'base': 1000000.0, 'dim': 128, 'scaling': 'linear', 'factor': 2.0, 'magnitude': 1.0}
     """
@@ -244,7 +214,6 @@ def needed_scaling(config: ModelConfig, tokens: int) -> AskedScaling | None:
     ----------
     config : ModelConfig
         With the scaling that the file names, and the context that this serves.
-    tokens : int
 
     Returns
     -------

@@ -36,8 +36,6 @@ class SafetensorsFile:
 
     Attributes
     ----------
-    path : Path
-    tensors : dict of str to StoredTensor
     nbytes : int
         Of the file.
 
@@ -57,13 +55,8 @@ class SafetensorsFile:
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
-        """Open a file whose header the safetensors library finds sound.
-
-        Raises
-        ------
-        ModelError
-            When the file cannot be read or is damaged.
-        """
+        """Open a file whose header the safetensors library finds sound. Raises ModelError when the file cannot be read
+        or is damaged."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
@@ -90,13 +83,7 @@ class SafetensorsFile:
         return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:
-        """The tensor `name`, packed.
-
-        Raises
-        ------
-        ModelError
-            When it is no matrix or vector of a type that `sp` decodes.
-        """
+        """The tensor `name`, packed. Raises ModelError when it is no matrix or vector of a type that `sp` decodes."""
         info = self.tensors[name]
         fmt = DTYPES.get(info.dtype)
         if fmt is None or not info.shape:

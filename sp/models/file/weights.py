@@ -20,23 +20,12 @@ Kind = Literal["matrix", "stack", "vector", "table"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that was asked for; it stands in for the weight.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-        Fastest axis last.
-    kind : {"matrix", "stack", "vector", "table"}
-        What it was asked for as, see `Store`.
-    optional : bool
-        Whether it was asked for only because it is there.
-    """
+    """A tensor that was asked for; it stands in for the weight."""
 
     name: str
-    shape: tuple[int, ...]
-    kind: Kind
-    optional: bool = False
+    shape: tuple[int, ...]  # fastest axis last
+    kind: Kind  # what it was asked for as, see `Store`
+    optional: bool = False  # whether it was asked for only because it is there
     data: tuple[()] = ()
     nbytes = 0
 
@@ -52,19 +41,9 @@ class Tensor:
 class RecordingStore:
     """Notes the tensors of a model under construction.
 
-    Parameters
-    ----------
-    config : ModelConfig
-    present : container of str
-        Names of which the model may choose to ask for: a head of its own, a fused matrix.
+    `present`: names of which the model may choose to ask for: a head of its own, a fused matrix. `tensors`: by name, in
+    the order they were asked for.
 
-    Attributes
-    ----------
-    tensors : dict of str to Tensor
-        By name, in the order they were asked for.
-
-    Examples
-    --------
     >>> from sp.models.layer.feed_forward import GatedMLP
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
@@ -161,25 +140,10 @@ class Store(Protocol):
 class WeightStore:
     """Takes weights out of a file for a model under construction.
 
-    Parameters
-    ----------
-    file : TensorFile
-    config : ModelConfig
-    decode_budget : int
-        Bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here; when
-        not, all stay packed and ops decode them on every use.
-    depth : int, optional
-        Hand out only so many layers, and no head; the others count as tensors that are never run.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the weights handed out so far, as they are held.
-
-    Raises
-    ------
-    ModelError
-        From the methods, when a tensor is missing or has another shape than the configuration asks for.
+    `decode_budget`: bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here;
+    when not, all stay packed and ops decode them on every use. `depth`: hand out only so many layers, and no head; the
+    others count as tensors that are never run. `nbytes`: bytes of the weights handed out so far, as they are held.
+    Raises ModelError: from the methods, when a tensor is missing or has another shape than the configuration asks for.
     """
 
     def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int, depth: int | None = None) -> None:
@@ -262,9 +226,7 @@ class WeightStore:
 
     def finish(self, others: Collection[str] = ()) -> None:
         """Refuse a file whose trunk holds tensors nothing has asked for: ignoring a bias would be silently wrong.
-
-        `others` were asked for by someone else.
-        """
+        `others` were asked for by someone else."""
         known = self._taken.union(others)
         unused = [n for n in self.file.tensors if n not in known and not self._beyond_trunk(n)]
         if unused:
@@ -275,10 +237,8 @@ class WeightStore:
 
 
 class HeaderStore(WeightStore):
-    """Takes no weights: checks by a file's header alone that all a model asks for is there, of the right shapes.
-
-    Its methods raise what loading would; nothing of the data is read, scales of formats that have some among it.
-    """
+    """Takes no weights: checks by a file's header alone that all a model asks for is there, of the right shapes. Its
+    methods raise what loading would; nothing of the data is read, scales of formats that have some among it."""
 
     def __init__(self, file: TensorFile, config: ModelConfig) -> None:
         super().__init__(file, config, 0)

@@ -24,10 +24,8 @@ class Attention:
 
     Attributes
     ----------
-    index : int
     config : ModelConfig
         If it is `gated`, a sigmoid gate lies on the output and its rows beside those of q.
-    q, k, v, out : Weight
     biases : tuple of float32, optional
         Of q, k and v, added before anything else.
     norms : HeadNorms
@@ -93,12 +91,9 @@ class Attention:
     ) -> tuple[Floats, Floats | None]:
         """All that comes before attention: keys and values of the n tokens are stored.
 
-        Returns
-        -------
-        q : float32 (rows, heads, head_dim), on the device float16
-            Queries of the last `rows`; in `out` if that is given and all rows are asked for.
-        gate : float32 (rows, heads, 2 head_dim), on the device bf16, optional
-            Query and gate rows as the wide query matrix gives them.
+        Returns `q`, float32 (rows, heads, head_dim), on the device float16: queries of the last `rows`; in `out` if
+        that is given and all rows are asked for. `gate`, float32 (rows, heads, 2 head_dim), on the device bf16: query
+        and gate rows as the wide query matrix gives them.
         """
         c, n = self.config, len(x)
         rotary = self.spec.rope or cache.config.rope  # not that of the weights: a reading may scale it

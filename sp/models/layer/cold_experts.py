@@ -26,17 +26,9 @@ from sp.ops.matmul.packed import PackedWeight
 def count_choices(counts: Any, experts: Any, one: Any) -> None:
     """Add to `counts` how often each expert was chosen; on the device nothing waits, and a CUDA graph can capture it.
 
-    Parameters
-    ----------
-    counts : uint32 (count,)
-        Changed in place.
-    experts : int32 (tokens, used)
-        See `Routing`.
-    one : uint32 (1,)
-        That number, where `counts` are: a graph could not send it from the host anew.
+    `counts`, uint32 (count,): changed in place. `experts`, int32 (tokens, used): see `Routing`. `one`, uint32 (1,):
+    that number, where `counts` are: a graph could not send it from the host anew.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> counts, one = np.zeros(4, np.uint32), np.ones(1, np.uint32)
     >>> count_choices(counts, np.array([[2, 0], [2, 3]], np.int32), one)
@@ -61,20 +53,9 @@ def hottest(counts: Ints, most: int) -> Ints:
 def hit_rate(prompt: Ints, decoded: Ints, share: float) -> float:
     """Share of the choices while decoding that fall on experts the prompt made hot, over all layers.
 
-    Parameters
-    ----------
-    prompt, decoded : int (layers, count)
-        How often each expert was chosen by the tokens of the prompt and by those after it.
-    share : float
-        Of a layer's experts that are hot.
+    `prompt`, `decoded`: how often each expert was chosen by the tokens of the prompt and by those after it. `share`: of
+    a layer's experts that are hot. Returns NaN where nothing was decoded.
 
-    Returns
-    -------
-    float
-        NaN where nothing was decoded.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> hit_rate(np.array([[9, 1, 0, 4]]), np.array([[3, 2, 1, 2]]), 0.5)
     0.625
@@ -91,35 +72,19 @@ PLACES = 2
 
 @dataclass(eq=False)  # told apart by which it is: arrays have no truth
 class _Place:
-    """Room of one layer.
+    """Room of one layer."""
 
-    Attributes
-    ----------
-    buffer : cupy uint8 (nbytes,)
-    read : event
-        All that was read of what lies here is read; at first the last use of the memory.
-    layer : int or None
-        Whose stacks lie here, or come.
-    arrived : event or None
-        They are here.
-    """
-
-    buffer: Any
-    read: Any
-    layer: int | None = None
-    arrived: Any = None
+    buffer: Any  # cupy uint8 (nbytes,)
+    read: Any  # all that was read of what lies here is read; at first the last use of the memory
+    layer: int | None = None  # whose stacks lie here, or come
+    arrived: Any = None  # they are here
 
 
 class StackRing:
     """Room on the device for the stacks of two layers, taken by `open` or at the first use.
 
-    Parameters
-    ----------
-    stacks : mapping of int to sequence of PinnedWeight
-        By layer.
-    ahead : sequence of int
-        Layers that are copied before they are asked for, in the order in which a prompt meets them. Not the last one of
-        a model, of which a prompt needs one row.
+    `stacks`: by layer. `ahead`: layers that are copied before they are asked for, in the order in which a prompt meets
+    them. Not the last one of a model, of which a prompt needs one row.
     """
 
     def __init__(self, stacks: Mapping[int, Sequence[PinnedWeight]], ahead: Sequence[int]) -> None:
@@ -145,10 +110,8 @@ class StackRing:
 
     @contextmanager
     def lent(self, layer: int) -> Iterator[tuple[Any, ...]]:
-        """The stacks of a layer as `PackedWeight` on the device, for work given to the current stream inside.
-
-        Called again for the same layer it copies nothing. The layer after it is on its way when this is entered.
-        """
+        """The stacks of a layer as `PackedWeight` on the device, for work given to the current stream inside. Called
+        again for the same layer it copies nothing. The layer after it is on its way when this is entered."""
         self.open()
         place = self._fetched(layer)
         self._places.remove(place)
@@ -285,13 +248,9 @@ class ColdExperts:
 class Choices:
     """How often experts of cold layers were chosen.
 
-    Attributes
-    ----------
-    prompt, decoded : int
-        By tokens of the prompt, and by those after it, guesses that did not come true among them.
-    hit_rates : dict of str to float
-        By the share of a layer's experts that would be hot, those the prompt chose most: the share of `decoded` that
-        went to one of them. Nothing of an expert is held on the device for that as yet.
+    `prompt`, `decoded`: by tokens of the prompt, and by those after it, guesses that did not come true among them.
+    `hit_rates`: by the share of a layer's experts that would be hot, those the prompt chose most: the share of
+    `decoded` that went to one of them. Nothing of an expert is held on the device for that as yet.
     """
 
     prompt: int
@@ -300,17 +259,8 @@ class Choices:
 
 
 class ColdLayer:
-    """A cold layer. No dataclass, for nothing of it is to move when a model's parts do.
-
-    Parameters
-    ----------
-    index : int
-    ring : StackRing
-    chosen : uint32 (count,)
-        How often tokens went to each of its experts.
-    one : uint32 (1,)
-        See `count_choices`.
-    """
+    """A cold layer. No dataclass, for nothing of it is to move when a model's parts do. `chosen`, uint32 (count,): how
+    often tokens went to each of its experts. `one`, uint32 (1,): see `count_choices`."""
 
     def __init__(self, index: int, ring: StackRing, chosen: Any, one: Any) -> None:
         self.index, self.ring, self._chosen, self._one = index, ring, chosen, one

@@ -20,10 +20,8 @@ from sp.quant import Weight
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages.
-
-    GGUF files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``.
-    """
+    """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages. GGUF
+    files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``."""
 
     index: int
     sizes: DeltaConfig
@@ -59,11 +57,9 @@ class GatedDelta:
         )
 
     def cut(self, share: Share) -> GatedDelta:
-        """See `Shareable`: key heads with the value heads that read them.
-
-        Value head p reads key head ``p % key_heads``, so value heads lie in rounds of one for each key head. A card has
-        its part of every round, and in what it has they are again in that order.
-        """
+        """See `Shareable`: key heads with the value heads that read them. Value head p reads key head ``p %
+        key_heads``, so value heads lie in rounds of one for each key head. A card has its part of every round, and in
+        what it has they are again in that order."""
         c = self.sizes
         rounds = c.value_heads // c.key_heads
         return replace(

@@ -22,12 +22,8 @@ from sp.quant import Weight
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """``down(act(gate(h)) * up(h))`` of a normed token h; see `FeedForward`.
-
-    References
-    ----------
-    Shazeer, "GLU Variants Improve Transformer", 2020.
-    """
+    """``down(act(gate(h)) * up(h))`` of a normed token h; see `FeedForward`. Source: Shazeer, "GLU Variants Improve
+    Transformer", 2020."""
 
     gate: Weight
     up: Weight
@@ -96,11 +92,8 @@ class Experts:
 
     Files hold gate and up either in tensors of their own or in one, of every expert the gate's rows first. Where `cold`
     is given, `into` and `down_stack` lie in host memory: few tokens read there what they chose, for many all of it is
-    brought over.
-
-    References
-    ----------
-    Shazeer et al., "Outrageously Large Neural Networks", 2017; the shared expert after Dai et al., "DeepSeekMoE", 2024.
+    brought over. Source: Shazeer et al., "Outrageously Large Neural Networks", 2017; the shared expert after Dai et
+    al., "DeepSeekMoE", 2024.
     """
 
     sizes: ExpertConfig

@@ -26,15 +26,8 @@ class PinnedWeight(PackedWeight):
 
 
 def allocate_pinned(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PinnedWeight:
-    """An unfilled weight in pinned memory of the host.
-
-    Raises
-    ------
-    ModelError
-        `fmt` and `shape` have no fragment order.
-    DeviceError
-        The host has not so much memory that can be pinned.
-    """
+    """An unfilled weight in pinned memory of the host. Raises ModelError: `fmt` and `shape` have no fragment order;
+    DeviceError: the host has not so much memory that can be pinned."""
     cupy, nbytes = import_cupy(), plane_offsets(name, fmt, shape).end
     try:
         # Not from CuPy's pool of pinned memory, which rounds up to powers of two.
@@ -52,16 +45,8 @@ def allocate_pinned(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> Pinn
 
 
 def pack_rows_pinned(w: PinnedWeight, start: int, rows: Any) -> None:
-    """`pack_rows` by way of the device, which holds those rows meanwhile; the copy may still be under way.
-
-    Parameters
-    ----------
-    w : PinnedWeight
-    start : int
-        A multiple of 64.
-    rows : cupy uint8 (n, row_bytes)
-        As in the file.
-    """
+    """`pack_rows` by way of the device, which holds those rows meanwhile; the copy may still be under way. `start`: a
+    multiple of 64. `rows`, cupy uint8 (n, row_bytes): as in the file."""
     cupy = import_cupy()
     piece = allocate(w.name, w.format, (len(rows), w.shape[1]))
     pack_rows(piece, 0, rows)

@@ -16,36 +16,21 @@ Activation = Literal["silu", "gelu"]
 class LayerSpec:
     """What a layer computes, where its model's sizes do not tell; defaults are those of Qwen3.
 
-    Attributes
-    ----------
-    qk_norm : bool
-        RMS norms of every query and key head, before RoPE.
-    bias : bool or None
-        Biases of q, k and v; None: where the file has them.
-    ffn_norm : str
-        What files call the norm before the feed-forward.
-    behind : tuple of two str, optional
-        What files call the norms behind the mixer and behind the feed-forward, of what is then added to the stream.
-    rope : Rope, optional
-        Of this layer alone, however a reading scales the model's; by default that of the model.
-    window : int, optional
-        Tokens that a query sees back to, itself among them; in tokens of the sequence, not in positions.
-    activation : {"silu", "gelu"}
-    mixer, ffn : callable, optional
-        Build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default attention or a
-        recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has them.
+    `behind`: what files call the norms behind the mixer and behind the feed-forward, of what is then added to the
+    stream. `window`: tokens that a query sees back to, itself among them; in tokens of the sequence, not in positions.
+    `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default
+    attention or a recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has
+    them.
 
-    Examples
-    --------
     >>> LayerSpec(qk_norm=False, bias=True).window is None
     True
     """
 
-    qk_norm: bool = True
-    bias: bool | None = False
-    ffn_norm: str = "ffn_norm"
+    qk_norm: bool = True  # RMS norms of every query and key head, before RoPE
+    bias: bool | None = False  # biases of q, k and v; None: where the file has them
+    ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None
-    rope: Rope | None = None
+    rope: Rope | None = None  # of this layer alone, however a reading scales the model's; by default that of the model
     window: int | None = None
     activation: Activation = "silu"
     mixer: Callable[[Any, int], Any] | None = None

@@ -37,19 +37,11 @@ OnAttention = Callable[[int, Floats, Cache], None]
 
 @dataclass(frozen=True)
 class Nodes:
-    """A tree of tokens that goes on from what a cache holds, in arrays where the model is.
+    """A tree of tokens that goes on from what a cache holds, in arrays where the model is. `seen`, uint64 (nodes,): bit
+    j of word i: node i sees node j, which is itself or an ancestor; ancestors come first."""
 
-    Attributes
-    ----------
-    ids : int64 (nodes,), on the device int32
-    positions : int64 (nodes,)
-        Where RoPE puts them.
-    seen : uint64 (nodes,)
-        Bit j of word i: node i sees node j, which is itself or an ancestor; ancestors come first.
-    """
-
-    ids: Ints
-    positions: Ints
+    ids: Ints  # int64 (nodes,), on the device int32
+    positions: Ints  # int64 (nodes,): where RoPE puts them
     seen: Any
 
 
@@ -57,36 +49,19 @@ class Nodes:
 class Flow:
     """Tokens on their way through the steps of layers.
 
-    Attributes
-    ----------
-    x : float32 (n, hidden)
-        The residual stream; behind a mixer of the last `rows` tokens alone. On the device it is written over.
-    positions : int64 (n,)
-        Where the model is.
-    cache : Cache
-    rows : int
-    on_attention : callable, optional
-    nodes : Nodes, optional
-        The tokens are a tree, not a run.
-    trace : DeltaTrace, optional
-        Takes what moves the memory of recurrent layers on by a path of that tree.
-    norm : Norm or Ready, optional
-        The norm that x is to pass, or passed last.
-    h
-        What the last step made.
-    q, gate
-        Queries and gates of the attention that comes.
+    `x`, float32 (n, hidden): the residual stream; behind a mixer of the last `rows` tokens alone. On the device it is
+    written over. `q`, `gate`: queries and gates of the attention that comes.
     """
 
     x: Floats
-    positions: Ints
+    positions: Ints  # int64 (n,): where the model is
     cache: Cache
     rows: int
     on_attention: OnAttention | None = None
-    nodes: Nodes | None = None
-    trace: DeltaTrace | None = None
-    norm: Norm | Ready | None = None
-    h: Any = None
+    nodes: Nodes | None = None  # the tokens are a tree, not a run
+    trace: DeltaTrace | None = None  # takes what moves the memory of recurrent layers on by a path of that tree
+    norm: Norm | Ready | None = None  # the norm that x is to pass, or passed last
+    h: Any = None  # what the last step made
     q: Any = None
     gate: Any = None
 
@@ -124,10 +99,8 @@ class FeedForward(Protocol):
         ...
 
     def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
-        """Stream (n, hidden) -> (n, width), for the product with `reader` if that is given.
-
-        Without `down` what comes out is added to the stream: float32 (n, hidden), or what has a method ``onto(x)``.
-        """
+        """Stream (n, hidden) -> (n, width), for the product with `reader` if that is given. Without `down` what comes
+        out is added to the stream: float32 (n, hidden), or what has a method ``onto(x)``."""
         ...
 
 
@@ -220,21 +193,11 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Join:
-    """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream.
+    """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
 
-    Attributes
-    ----------
-    weight : Weight or None
-        W; None where h is the whole contribution.
-    behind : Norm, optional
-        The norm behind this half.
-    then : Norm, optional
-        The norm that comes next, which the product begins if it can: see `project_add_before`.
-    """
-
-    weight: Weight | None
-    behind: Norm | None = None
-    then: Norm | None = None
+    weight: Weight | None  # w; None where h is the whole contribution
+    behind: Norm | None = None  # the norm behind this half
+    then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
 
     def __call__(self, flow: Flow) -> None:
         x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
@@ -274,16 +237,9 @@ def added(x: Floats, y: Floats) -> Floats:
 def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: int | None = None) -> Floats:
     """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim).
 
-    Parameters
-    ----------
-    q : float32 (n, heads, head_dim)
-        After RoPE, not rotated for the cache.
-    gate : float32 (n, heads, 2 head_dim), optional
-        Query and gate rows as the wide query matrix gives them.
-    math : Math
-        What attention of long runs is made in; see `takes_bytes`.
-    window : int, optional
-        See `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees.
+    `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
+    query and gate rows as the wide query matrix gives them. `math`: what attention of long runs is made in; see
+    `takes_bytes`. `window`: see `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees.
     """
     if window is None:
         output = byte_output if takes_bytes(math, len(q)) else attention_output

@@ -66,17 +66,8 @@ def is_faster(device: str) -> tuple[bool, str]:
 def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPUTS) -> bool:
     """Whether int8 is faster for a weight of so many inputs, where it is faster at all.
 
-    Parameters
-    ----------
-    name : str
-    inputs : int
-    narrow : sequence of int
-        Of `NARROW_INPUTS`, those of a path.
-    least : int
-        So many gain without these.
+    `narrow`: of `NARROW_INPUTS`, those of a path. `least`: so many gain without these.
 
-    Examples
-    --------
     >>> [gains("blk.2.ffn_up.weight", inputs, (1024,)) for inputs in (512, 1024, 2048, 5120)]
     [False, True, False, True]
     >>> gains("blk.2.ffn_down.weight", 1024, (1024,)), gains("blk.2.ffn_up.weight", 1024, ())
@@ -88,8 +79,6 @@ def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPU
 def sampled_rows(weight: Any) -> Floats:
     """Up to `SAMPLED` rows of a `Weight` in host memory, evenly spaced, float32 (rows, in).
 
-    Examples
-    --------
     >>> from sp.quant import Q8_0, Weight
     >>> sampled_rows(Weight.from_floats("w", np.ones((40, 256), np.float32), Q8_0)).shape
     (16, 256)
@@ -105,8 +94,6 @@ def rounding_error(values: Floats) -> float:
     The largest value of each group does not count among these, so that a few large ones do not hide what they cost
     their neighbours; of normal values that adds a hundredth of the error.
 
-    Examples
-    --------
     >>> rows = np.random.default_rng(0).standard_normal((16, 5120), np.float32)
     >>> round(rounding_error(rows), 4)
     0.0072
@@ -146,7 +133,6 @@ class Arithmetic:
 
     Attributes
     ----------
-    asked : Math or "auto"
     math : Math
         Of the weights that are marked; BF16 where none is.
     weights, matrices : int
@@ -240,26 +226,8 @@ def with_math(
     Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
     of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
     see `sp.models.network.arithmetic`.
-
-    Parameters
-    ----------
-    trunk : Trunk
-    asked : Math or "auto"
-    device : {"cpu", "cuda"}
-        Where the model runs, or will.
-    sampled : callable
-        Some rows of a matrix, float32 (rows, in).
-
-    Returns
-    -------
-    trunk : Trunk
-    reason : str
-        See `Arithmetic`.
-
-    Raises
-    ------
-    ConfigError
-        See `check_math`.
+    `device`: where the model runs, or will. `sampled`: some rows of a matrix, float32 (rows, in). Returns `reason`: see
+    `Arithmetic`. Raises ConfigError: see `check_math`.
     """
     check_math(asked, device)
     if asked == Math.BF16:
@@ -300,8 +268,6 @@ def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
 def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
     """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``.
 
-    Examples
-    --------
     >>> attention_math(Math.INT8, "cpu", 128), attention_math(Math.INT8, "cpu", 64), attention_math("auto", "cpu", 128)
     (<Math.INT8: 'int8'>, <Math.BF16: 'bf16'>, <Math.BF16: 'bf16'>)
     """
@@ -311,9 +277,7 @@ def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
 
 def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
     """The same of a model that only scores: with ``auto`` its attention is made in eight bits where that is faster.
-
-    What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of.
-    """
+    What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of."""
     if made_in.asked != AUTO or device == "cpu":
         return made_in
     return replace(made_in, attention=attention_math(Math.INT8, device, head_dim))
@@ -356,8 +320,6 @@ def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> 
 
     Those of the first `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides.
 
-    Examples
-    --------
     >>> is_eligible("blk.2.ffn_up.weight", (17408, 5120)), is_eligible("blk.2.ssm_beta.weight", (48, 5120))
     (True, False)
     >>> is_eligible("blk.1.ffn_up.weight", (17408, 5120)), is_eligible("blk.1.ffn_up.weight", (17408, 5120), left=1)

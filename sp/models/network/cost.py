@@ -49,8 +49,6 @@ class Cost:
 def matmul_params(config: ModelConfig, layer: int) -> int:
     """Weights of a layer that a token is multiplied by; of experts those it goes to.
 
-    Examples
-    --------
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, Rope(1e6, 128), 1e-6)
     >>> matmul_params(config, 0)
@@ -99,7 +97,6 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
 
     Parameters
     ----------
-    config : ModelConfig
     tokens : int
         Length of the prompt.
     kept : int, optional
@@ -142,10 +139,8 @@ def _pairs(tokens: int, window: int) -> float:
 
 @lru_cache(maxsize=64)
 def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
-    """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token.
-
-    Kept, for a break-even is looked for among a thousand lengths while a request waits.
-    """
+    """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token. Kept,
+    for a break-even is looked for among a thousand lengths while a request waits."""
     params = active_params(config)
     windows = Counter(config.windows[layer] if config.windows else None for layer in config.attention_layers)
     return 2.0 * params, tuple(windows.items()), len(config.delta_layers) * _delta_per_token(config)
@@ -177,16 +172,9 @@ class _NoTensors:
 
 
 def missing_tensors(architecture: str, file: GGUFFile) -> list[str]:
-    """Names of tensors that a forward pass needs and `file` lacks; blocks come last.
-
-    ``output.weight`` may be absent (a tied head) and so may the blocks of multi-token prediction. The metadata need
-    not be complete or sound.
-
-    Raises
-    ------
-    ModelError
-        When the architecture can make nothing of the metadata.
-    """
+    """Names of tensors that a forward pass needs and `file` lacks; blocks come last. ``output.weight`` may be absent (a
+    tied head) and so may the blocks of multi-token prediction. The metadata need not be complete or sound. Raises
+    ModelError when the architecture can make nothing of the metadata."""
     record = find_architecture(architecture)
     config = record.config(SketchKeys(record.name, file.metadata, str(file.path)), _NoTensors(file.path))
     wanted = sorted((one.name for one in trunk_tensors(config, file.tensors)), key=lambda name: name.startswith("blk."))

@@ -32,17 +32,10 @@ Found = TypeVar("Found")
 
 @dataclass(eq=False)
 class Placement:
-    """Where a model's weights lie now, and what was found in them; one for all models of the same weights.
-
-    Attributes
-    ----------
-    trunk : Trunk
-    facts : dict
-        By the function that found them.
-    """
+    """Where a model's weights lie now, and what was found in them; one for all models of the same weights."""
 
     trunk: Trunk
-    facts: dict[Any, Any] = field(default_factory=dict)
+    facts: dict[Any, Any] = field(default_factory=dict)  # by the function that found them
 
 
 class Model:
@@ -53,12 +46,10 @@ class Model:
 
     Attributes
     ----------
-    config : ModelConfig
     trunk : Trunk
         Another one where weights are put elsewhere.
     placement : Placement
         Of the weights, which models by `with_rope` share.
-    device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
         where not, on the device packed; without experts that wait in host memory, but with the room they come to.
@@ -147,13 +138,8 @@ class Model:
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
 
     def embed(self, ids: Ints) -> Floats:
-        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0.
-
-        Raises
-        ------
-        PromptError
-            For an id outside the vocabulary; ids that are on the device already are not looked at.
-        """
+        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0. Raises PromptError for an id outside
+        the vocabulary; ids that are on the device already are not looked at."""
         if not is_device(ids):
             self.check_ids(ids)
         x = embedding(self.place(ids, np.int32), self.trunk.embed)
@@ -188,24 +174,11 @@ class Model:
     ) -> Floats:
         """Run one layer over the next tokens of a sequence.
 
-        Parameters
-        ----------
-        index : int
-        x : float32 (n, hidden)
-            What the layer before returned for these tokens.
-        positions : int64 (n,)
-            Where RoPE puts them; gaps allowed. Who sees whom follows the order in the cache.
-        cache : Cache
-            Takes the keys and values, or the new state, of all n tokens.
-        rows : int, optional
-            Compute the output only for the last `rows` tokens (0 to n); all by default. Keys, values and states
-            are computed for all n in any case.
-        on_attention : callable, optional
-            See `sp.models.run.hooks.Hooks`.
-
-        Returns
-        -------
-        float32 (rows, hidden)
+        `x`, float32 (n, hidden): what the layer before returned for these tokens. `positions`, int64 (n,): where RoPE
+        puts them; gaps allowed. Who sees whom follows the order in the cache. `cache`: takes the keys and values, or
+        the new state, of all n tokens. `rows`: compute the output only for the last `rows` tokens (0 to n); all by
+        default. Keys, values and states are computed for all n in any case. `on_attention`: see
+        `sp.models.run.hooks.Hooks`. Returns float32 (rows, hidden).
         """
         n = len(x)
         if len(positions) != n:
@@ -268,10 +241,8 @@ class Model:
         """Wait until what was queued is done, where cards share the model: one that hangs is found out."""
 
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
-        """Residual stream after the last layer (n, hidden) -> logits (n, vocab).
-
-        `norm`: that before the head if the product before has begun it, see `project_add_before`.
-        """
+        """Residual stream after the last layer (n, hidden) -> logits (n, vocab). `norm`: that before the head if the
+        product before has begun it, see `project_add_before`."""
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
         assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))

@@ -54,8 +54,6 @@ def trunk_tensors(config: ModelConfig, present: Container[str] = (), depth: int 
     `present` names tensors that the model may have, see `RecordingStore`: ``output.weight`` where the head is not tied.
     With a `depth` those of so many layers, without the head.
 
-    Examples
-    --------
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
     >>> [tensor.name for tensor in trunk_tensors(config)][-3:]

@@ -25,11 +25,8 @@ class CaptureStream:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work goes to this stream and takes its memory.
-
-        It runs after what the current stream was given and before what it is given next, since kernels that count
-        their finished blocks share the counters.
-        """
+        """Work goes to this stream and takes its memory. It runs after what the current stream was given and before
+        what it is given next, since kernels that count their finished blocks share the counters."""
         current = import_cupy().cuda.get_current_stream()
         self.stream.wait_event(current.record())
         try:
@@ -96,10 +93,8 @@ class CapturedGraph(Generic[Made]):
         return self._warm and not self.ready and not self._eager
 
     def __call__(self, work: Callable[[], Made]) -> Made:
-        """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel.
-
-        It is given anew each time so that this holds on to nobody's memory.
-        """
+        """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel. It is
+        given anew each time so that this holds on to nobody's memory."""
         stream = import_cupy().cuda.get_current_stream()
         if self._graph is None:
             with self._scratch.lent():
@@ -165,18 +160,8 @@ def why(error: Exception) -> str:
 
 
 class PinnedStaging:
-    """Arrays that go to the device in one copy, for work that reads them where they always lie.
-
-    Parameters
-    ----------
-    fields : (dtype, size)
-        By name.
-
-    Attributes
-    ----------
-    device : dict of str to array
-        Zeros at first.
-    """
+    """Arrays that go to the device in one copy, for work that reads them where they always lie. `fields`, (dtype,
+    size): by name. `device`: zeros at first."""
 
     def __init__(self, **fields: tuple[Any, int]) -> None:
         cupy = import_cupy()

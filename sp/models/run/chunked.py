@@ -32,8 +32,6 @@ Gaps = Literal["compact", "reset", "decay"]
 def gap_lengths(positions: Ints) -> dict[int, int]:
     """Tokens left out before a token, by its index, where there are any.
 
-    Examples
-    --------
     >>> gap_lengths(np.array([0, 1, 5, 6, 9]))
     {2: 3, 4: 2}
     """
@@ -42,11 +40,9 @@ def gap_lengths(positions: Ints) -> dict[int, int]:
 
 
 def cross_gap(model: Model, cache: Cache, tokens: int, gaps: Gaps) -> None:
-    """Change the recurrent states of a cache as they are to meet the first token behind a gap of so many tokens.
-
-    The inputs of the convolution are forgotten in any case. With `decay` the state of head h is multiplied by
-    ``exp(tokens a[h] softplus(dt_bias[h]))``: what tokens with ``alpha = 0`` would leave of it.
-    """
+    """Change the recurrent states of a cache as they are to meet the first token behind a gap of so many tokens. The
+    inputs of the convolution are forgotten in any case. With `decay` the state of head h is multiplied by ``exp(tokens
+    a[h] softplus(dt_bias[h]))``: what tokens with ``alpha = 0`` would leave of it."""
     for layer in model.config.delta_layers:
         mixer, state = model.trunk.blocks[layer].mixer, cache.state(layer)
         assert isinstance(mixer, GatedDelta), f"layer {layer} has no recurrent state"
@@ -66,8 +62,6 @@ CHUNK = {"cpu": 1024, "cuda": 8192}
 def chunk_tokens(device: str, math: Math) -> int:
     """`CHUNK`, twice that on the device where weights are rounded for every chunk.
 
-    Examples
-    --------
     >>> chunk_tokens("cuda", Math.BF16), chunk_tokens("cuda", Math.INT8), chunk_tokens("cpu", Math.INT8)
     (8192, 16384, 1024)
     """
@@ -92,7 +86,6 @@ def prefill(
 
     Parameters
     ----------
-    model : Model
     ids, positions : int64 (n,)
         Tokens and where RoPE puts them. Positions may have gaps: each token sees those before it in the array.
     cache : Cache

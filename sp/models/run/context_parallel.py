@@ -39,8 +39,6 @@ def tokens_together(model: Model) -> int:
     the device twice as many tokens as one card takes and twice as many again, while the widest product fits
     `TOGETHER_BYTES`. Experts sort tokens, which takes more.
 
-    Examples
-    --------
     >>> from sp.models import load_model
     >>> from sp.session.loaded import embedded
     >>> tokens_together(load_model(embedded("drafter")))
@@ -58,8 +56,6 @@ def alike(tokens: int, most: int) -> int:
 
     A few tokens that are left over would take all launches of a layer.
 
-    Examples
-    --------
     >>> alike(67_584, 65_536), alike(133_000, 65_536), alike(150_000, 65_536), alike(1000, 65_536)
     (67584, 66560, 50048, 1024)
     """
@@ -83,17 +79,9 @@ def pages_less(config: ModelConfig, attend: LayerAttention, tokens: int) -> int:
 
     Besides its tokens the card that reads it looks at all keys of every layer for the last queries, and where a
     selector says so it attends for the last blocks of queries to all keys in place of a share of them.
+    `config`: of the drafter. `attend`: the share of another selector than those of `sp.ops.sparse` that go by energies
+    counts as everything.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        Of the drafter.
-    attend : LayerAttention
-        The share of another selector than those of `sp.ops.sparse` that go by energies counts as everything.
-    tokens : int
-
-    Examples
-    --------
     >>> from sp.models.synthetic.shapes import find_shape
     >>> from sp.ops.sparse.flashprefill import TopDensity
     >>> drafter, density = find_shape("qwen3-0.6b").config, lambda share: SparseAttention(TopDensity(share))
@@ -148,7 +136,6 @@ def read_by_layer_on(
 
     Parameters
     ----------
-    group : Group
     models : sequence of Model
         The same one on each card, in the group's order; only layers with attention.
     ids, positions, attend, rows, depth
@@ -162,6 +149,7 @@ def read_by_layer_on(
         layer, from any thread of the group, from one at a time.
     kv, rotate
         See `Cache`.
+
     Raises
     ------
     ConfigError
@@ -232,11 +220,8 @@ class _Reading:
     known: bool
 
     def on(self, card: Card) -> dict[int, list[Read]]:
-        """One card's part; what its attention counted, on the host.
-
-        While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
-        next layer are on their way.
-        """
+        """One card's part; what its attention counted, on the host. While one stripe passes what is left of a layer and
+        begins the next, the other stripe's keys and values of the next layer are on their way."""
         card.done_before(self.known)
         parts = parts_of(self.models[card.rank])
         with card.one_core(), room_for(parts) as room:
@@ -304,28 +289,16 @@ class _Reading:
 
 @dataclass
 class _Half:
-    """One of a card's two stripes on its way through the layers.
+    """One of a card's two stripes on its way through the layers."""
 
-    Attributes
-    ----------
-    which : int
-        0 for the first, 1 for the second.
-    stripe, walk, repeated, cache
-    x : float32 (tokens, hidden)
-    asked : tuple
-        Queries and gates of the layer that is next to attend.
-    gathered : callable
-        Makes what is queued wait for the keys and values of that layer.
-    """
-
-    which: int
+    which: int  # 0 for the first, 1 for the second
     stripe: Stripe
     walk: Walk
     repeated: RepeatedLayers
     cache: StripedCache
-    x: Floats
-    asked: Asked = field(init=False)
-    gathered: Callable[[], None] = field(init=False)
+    x: Floats  # float32 (tokens, hidden)
+    asked: Asked = field(init=False)  # queries and gates of the layer that is next to attend
+    gathered: Callable[[], None] = field(init=False)  # makes what is queued wait for the keys and values of that layer
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:

@@ -47,18 +47,11 @@ Way = Literal["eager", "captured", "replayed"]
 
 @dataclass(frozen=True)
 class Begun:
-    """Tokens that are through all layers but the last.
-
-    Attributes
-    ----------
-    x : float32 (n, hidden)
-        What enters the last layer; where it lies is written again by the next run of its size.
-    positions : int64 (n,)
-        On the device too.
-    """
+    """Tokens that are through all layers but the last. `x`, float32 (n, hidden): what enters the last layer; where it
+    lies is written again by the next run of its size."""
 
     x: Floats
-    positions: Ints
+    positions: Ints  # int64 (n,): on the device too
 
 
 class PrefillGraphs:
@@ -68,18 +61,8 @@ class PrefillGraphs:
     that cannot go this way are left to the caller: those of few or many tokens, models on the CPU, with experts in host
     memory or with mixers not of this house, and packed pages behind tokens that are there already, which are unpacked
     to what they hold.
-
-    Parameters
-    ----------
-    model : Model
-    cache : Cache
-    eager : bool
-        Launch every run kernel by kernel, as a reference.
-
-    Attributes
-    ----------
-    refused : str or None
-        Why no graph can be captured, or could not be; nothing is tried then.
+    `eager`: launch every run kernel by kernel, as a reference. `refused`: why no graph can be captured, or could not
+    be; nothing is tried then.
     """
 
     def __init__(self, model: Model, cache: Cache, *, eager: bool = False) -> None:
@@ -107,13 +90,8 @@ class PrefillGraphs:
         return min(tokens, self._most) if self._able and self._most > MOST else tokens
 
     def begin(self, ids: Ints, positions: Ints) -> Begun | None:
-        """Read tokens up to the last layer; None, and nothing is read, if they cannot go this way.
-
-        Parameters
-        ----------
-        ids, positions : int64 (n,)
-            On the host, checked as by `prefill`; they follow what the cache holds.
-        """
+        """Read tokens up to the last layer; None, and nothing is read, if they cannot go this way. `ids`, `positions`,
+        int64 (n,): on the host, checked as by `prefill`; they follow what the cache holds."""
         n, start = len(ids), self._cache.tokens
         size = self._size_of(n, start)
         if size is None:

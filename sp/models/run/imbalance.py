@@ -51,7 +51,6 @@ def imbalance(model: Model, tokens: int) -> float | None:
 
     Parameters
     ----------
-    model : Model
     tokens : int
         To read.
 

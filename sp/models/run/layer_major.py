@@ -26,36 +26,19 @@ SPARSE_CHUNK = {"cpu": 8192, "cuda": 32768}
 
 @dataclass(frozen=True)
 class Walk:
-    """What all layers of one reading share.
-
-    Attributes
-    ----------
-    model : Model
-    positions : int64 (n,)
-        Where the model is.
-    cache : Cache
-    attend : LayerAttention
-        What attends in layers without a window.
-    chunk : int
-        Tokens that go through a step together, but for attention.
-    pace : Pace
-        Counts tokens x layers.
-    hooks : Hooks
-    """
+    """What all layers of one reading share."""
 
     model: Model
-    positions: Ints
+    positions: Ints  # int64 (n,): where the model is
     cache: Cache
-    attend: LayerAttention
-    chunk: int
-    pace: Pace
+    attend: LayerAttention  # what attends in layers without a window
+    chunk: int  # tokens that go through a step together, but for attention
+    pace: Pace  # counts tokens x layers
     hooks: Hooks = NO_HOOKS
 
     def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
-        """The stream (n, hidden) through a layer, in place; only its last `rows` come out.
-
-        Without `finish` an attention layer stops once its keys, its values and the last queries are known and seen.
-        """
+        """The stream (n, hidden) through a layer, in place; only its last `rows` come out. Without `finish` an
+        attention layer stops once its keys, its values and the last queries are known and seen."""
         rows = min(rows, len(x))
         first = len(x) - rows
         if isinstance(self.model.layers[index][0][0], Qkv):
@@ -116,10 +99,8 @@ class Walk:
         return q, gates
 
     def leave(self, index: int, x: Floats, mixed: list[Any]) -> None:
-        """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place.
-
-        What attention made is taken out of `mixed`, so that nobody holds it for longer.
-        """
+        """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place. What attention
+        made is taken out of `mixed`, so that nobody holds it for longer."""
         _, _, halves = self.attending(index)
         whole = mixed.pop()
         for part, _ in slices(len(x), self.chunk, len(x)):

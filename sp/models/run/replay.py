@@ -26,18 +26,10 @@ from sp.quant import Math
 
 
 class Part(NamedTuple):
-    """What comes before attention in a layer, or what comes after it.
+    """What comes before attention in a layer, or what comes after it."""
 
-    Attributes
-    ----------
-    kind : tuple
-        What parts have in common that can be repeated with each other's arrays; None of one that cannot.
-    arrays : list of arrays
-        Where its weights lie.
-    """
-
-    kind: Any
-    arrays: list[Any]
+    kind: Any  # what parts have in common that can be repeated with each other's arrays; None of one that cannot
+    arrays: list[Any]  # where its weights lie
 
 
 class LayerParts(NamedTuple):
@@ -57,8 +49,6 @@ def parts_of(model: Model) -> list[LayerParts]:
 def refusal(model: Model) -> str | None:
     """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be.
 
-    Examples
-    --------
     >>> from sp.models import load_model
     >>> from sp.session.loaded import embedded
     >>> refusal(load_model(embedded("drafter")))
@@ -155,11 +145,8 @@ class _Attention:
 
 
 class Room(NamedTuple):
-    """Memory for recorded attention, and for the rest of a layer.
-
-    Apart, since a stripe's attention is recorded when the rest of another's is: what it wrote must not lie where that
-    has its own arrays when it reads it.
-    """
+    """Memory for recorded attention, and for the rest of a layer. Apart, since a stripe's attention is recorded when
+    the rest of another's is: what it wrote must not lie where that has its own arrays when it reads it."""
 
     attention: Scratch
     rest: Scratch
@@ -181,26 +168,11 @@ class RepeatedLayers:
     Keys and values of two layers are held, in turn, and so are two arrays of queries. So attention is the same in every
     layer but for where these lie. What comes before it and what comes after it are so but for the weights, and also
     the same for every stripe of as many tokens but for where its stream, its queries and its pages lie.
-
-    Parameters
-    ----------
-    walk : Walk
-        With the cache of a reading in stripes.
-    stream : float32 (tokens, hidden)
-        Of the stripe.
-    which : int
-        Of the cache's stripes.
-    layers : list of LayerParts
-        Of the model; see `parts_of`.
-    room : Room or None
-        Memory for what launches make, see `room_for`; None only without `layers`. Stripes on one stream share it.
-    before : RepeatedLayers, optional
-        Of a stripe on the same stream that passes every layer before this one.
-
-    Attributes
-    ----------
-    able : bool
-        Whether launches are repeated. Among cards the last layer is then asked for as many queries as the others.
+    `walk`: with the cache of a reading in stripes. `stream`, float32 (tokens, hidden): of the stripe. `which`: of the
+    cache's stripes. `layers`: of the model; see `parts_of`. `room`: memory for what launches make, see `room_for`; None
+    only without `layers`. Stripes on one stream share it. `before`: of a stripe on the same stream that passes every
+    layer before this one. `able`: whether launches are repeated. Among cards the last layer is then asked for as many
+    queries as the others.
     """
 
     def __init__(
@@ -263,14 +235,8 @@ class RepeatedLayers:
         return [output]
 
     def leave(self, layer: int, attended: list[Floats]) -> None:
-        """What comes after attention in a layer.
-
-        Parameters
-        ----------
-        layer : int
-        attended : list
-            Of `attend`; it is taken out where launches are made, so that nobody holds it for longer.
-        """
+        """What comes after attention in a layer. `attended`: of `attend`; it is taken out where launches are made, so
+        that nobody holds it for longer."""
 
         def make() -> None:
             self._walk.leave(layer, self._stream, attended)

@@ -78,18 +78,9 @@ class ShardModel(Model):
 
     It does what a `Model` does, and each call waits for the same call on all cards. Logits are whole, and the same bits
     on every card, so that all choose the same tokens.
-
-    Attributes
-    ----------
-    config : ModelConfig
-        With this card's heads and columns; caches hold no others.
-    trunk : Trunk
-        Embedding and norms whole, of all else this card's share; blocks are `ShardBlock`.
-    share : Share
-    group : Group
-        Whose cards share it. It lives as long as this, and so as long as graphs of this.
-    others
-        See `Model`.
+    `config`: with this card's heads and columns; caches hold no others. `trunk`: embedding and norms whole, of all else
+    this card's share; blocks are `ShardBlock`. `group`: whose cards share it. It lives as long as this, and so as long
+    as graphs of this. `others`: see `Model`.
     """
 
     def __init__(
@@ -138,16 +129,9 @@ class ShardModel(Model):
     def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
         """Many tokens through all layers but the last, in place, in two parts.
 
-        Parameters
-        ----------
-        x : float32 (n, hidden)
-            On the device; n at least two parts.
-        positions : int64 (n,)
-            On the device.
-        cache : Cache
-            Counts every layer for itself, those on the device as well; the last is counted here.
-        rest : int32 (1,)
-            On the device: tokens of the second part that count; what is behind them is padding.
+        `x`, float32 (n, hidden): on the device; n at least two parts. `positions`, int64 (n,): on the device. `cache`:
+        counts every layer for itself, those on the device as well; the last is counted here. `rest`, int32 (1,): on the
+        device: tokens of the second part that count; what is behind them is padding.
         """
         cut, layers = middle(len(x)), self.layers[:-1]
         assert cut, f"{len(x)} tokens in parts of {PART}"

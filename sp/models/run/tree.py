@@ -29,36 +29,20 @@ __all__ = ["MOST_NODES", "LayerFeatures", "TreePass", "TreeReader", "ancestry"]
 
 @dataclass(frozen=True)
 class TreePass:
-    """What the target made of a tree, where the target is.
+    """What the target made of a tree, where the target is. `features`, float32 (nodes, layers * hidden), on the device
+    bf16 (uint16): outputs of the layers that were asked for, side by side, until the next tree is read."""
 
-    Attributes
-    ----------
-    logits : float32 (nodes, vocab)
-        Of the token after every node.
-    choices : int32 (nodes,)
-        The likeliest token after every node.
-    features : float32 (nodes, layers * hidden), on the device bf16 (uint16)
-        Outputs of the layers that were asked for, side by side, until the next tree is read.
-    """
-
-    logits: Floats
-    choices: Ints
+    logits: Floats  # float32 (nodes, vocab): of the token after every node
+    choices: Ints  # int32 (nodes,): the likeliest token after every node
     features: Floats
 
 
 class LayerFeatures:
     """Gathers the outputs of some layers, side by side, of tokens that pass through the model together.
 
-    Parameters
-    ----------
-    layers : sequence of int
-        In the order of their columns.
-    take : callable
-        Is given the features (n, layers * hidden) of each run of tokens once its last layer is done: float32, on the
-        device bf16 (uint16).
+    `layers`: in the order of their columns. `take`: is given the features (n, layers * hidden) of each run of tokens
+    once its last layer is done: float32, on the device bf16 (uint16).
 
-    Examples
-    --------
     >>> features = LayerFeatures((0, 2), lambda found: print(found.tolist()))
     >>> for layer in range(4):
     ...     features(layer, np.full((1, 2), layer, np.float32))
@@ -90,8 +74,6 @@ def feature_rows(rows: int, width: int, like: object) -> Floats:
 def ancestry(parents: Ints) -> Any:
     """Which nodes each node sees, its ancestors and itself: uint64 (nodes,), bit j of word i for node j.
 
-    Examples
-    --------
     >>> [f"{word:04b}" for word in ancestry(np.array([-1, 0, 0, 2])).tolist()]
     ['0001', '0011', '0101', '1101']
     """
@@ -104,24 +86,9 @@ def ancestry(parents: Ints) -> Any:
 class TreeReader:
     """Reads trees that go on from what a cache holds, each followed by the path that is kept of it.
 
-    Parameters
-    ----------
-    model : Model
-    cache : Cache
-        Needs room for all nodes of a tree.
-    layers : sequence of int
-        Whose outputs are wanted as features.
-    most : int
-        Nodes of the largest tree, 64 at most.
-
-    Attributes
-    ----------
-    features : float32 (most, layers * hidden), on the device bf16 (uint16)
-        Of the nodes read last, always in the same place.
-
-    References
-    ----------
-    Miao et al., "SpecInfer", 2024 (tree attention in one pass).
+    `cache`: needs room for all nodes of a tree. `layers`: whose outputs are wanted as features. `most`: nodes of the
+    largest tree, 64 at most. `features`, float32 (most, layers * hidden), on the device bf16 (uint16): of the nodes
+    read last, always in the same place. Source: Miao et al., "SpecInfer", 2024 (tree attention in one pass).
     """
 
     def __init__(self, model: Model, cache: Cache, layers: Sequence[int] = (), most: int = MOST_NODES) -> None:
@@ -137,19 +104,9 @@ class TreeReader:
         self.features = feature_rows(most, len(self.layers) * model.config.hidden, model.trunk.output_norm)
 
     def read_tree(self, ids: Ints, parents: Ints, positions: Ints) -> TreePass:
-        """Read a tree; `commit_path` must follow before anything else.
-
-        Parameters
-        ----------
-        ids, parents, positions : int64 (nodes,)
-            Tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on
-            the host.
-
-        Raises
-        ------
-        PromptError
-            As `prefill`.
-        """
+        """Read a tree; `commit_path` must follow before anything else. `ids`, `parents`, `positions`, int64 (nodes,):
+        tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on the
+        host. Raises PromptError: as `prefill`."""
         model = self.model
         ids, positions = checked(model, ids, positions, self.cache, 1, 1)
         assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
@@ -159,13 +116,8 @@ class TreeReader:
         )
 
     def commit_path(self, path: Ints) -> None:
-        """Leave in the cache, of the tree just read, the nodes of one path alone.
-
-        Parameters
-        ----------
-        path : int64 (kept,)
-            Nodes from the first one of the tree downwards, at least one; on the host.
-        """
+        """Leave in the cache, of the tree just read, the nodes of one path alone. `path`, int64 (kept,): nodes from the
+        first one of the tree downwards, at least one; on the host."""
         place, whole = self.model.place, np.zeros(MOST_NODES, np.int64)
         whole[: len(path)] = path
         self.keep(self._nodes, place(whole, np.int32), place(np.array([len(path)]), np.int32))
@@ -185,15 +137,9 @@ class TreeReader:
         return TreePass(logits, argmax(logits), features)
 
     def keep(self, nodes: int, path: Ints, kept: Ints) -> None:
-        """`commit_path` of a tree of `nodes`, but for the counts of the host; a CUDA graph can capture it.
-
-        Parameters
-        ----------
-        path : int64 (64,), on the device int32
-            Looked at up to `kept`.
-        kept : int64 (1,), on the device int32
-            Nodes of the path.
-        """
+        """`commit_path` of a tree of `nodes`, but for the counts of the host; a CUDA graph can capture it. `path`,
+        int64 (64,), on the device int32: looked at up to `kept`. `kept`, int64 (1,), on the device int32: nodes of the
+        path."""
         self.cache.move(nodes, path, kept)
         if self._trace is not None:
             delta_commit(self._trace, self._states, path, kept)

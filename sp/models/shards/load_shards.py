@@ -45,7 +45,6 @@ def load_shards(
     ----------
     file, decode_budget, context, rope, math
         See `load_model`.
-    group : Group
     device : {"cpu", "cuda"}
         Where the cards are: a `HostGroup` has none of its own.
     progress : callable, optional

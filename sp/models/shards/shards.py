@@ -26,7 +26,6 @@ class Shards:
 
     Attributes
     ----------
-    group : Group
     config : ModelConfig
         Of the whole model.
     models : tuple of ShardModel
@@ -41,15 +40,9 @@ class Shards:
         """Do `work` with each card's share at once, in a thread a card; what it returns, by card.
 
         It must do the same on every card: the same passes over the same tokens, with a cache that it makes of its
-        model. What it reads of logits is the same everywhere.
+        model. What it reads of logits is the same everywhere. Raises SpError: of the card that failed first; see
+        `Group.run`.
 
-        Raises
-        ------
-        SpError
-            Of the card that failed first; see `Group.run`.
-
-        Examples
-        --------
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
         >>> from sp.parallel.host import HostGroup
@@ -74,17 +67,9 @@ class Shards:
 class SharedModel(Model):
     """A model that cards share, where something is asked of the whole.
 
-    Attributes
-    ----------
-    config, device, repacked, arithmetic
-        See `Model`, of the whole.
-    trunk, nbytes
-        Of the card that holds most.
-    shards : Shards
-        Which read; see `Shards.run` and `sp.models.shards.shards`.
+    `config`, `device`, `repacked`, `arithmetic`: see `Model`, of the whole. `trunk`, `nbytes`: of the card that holds
+    most. `shards`: which read; see `Shards.run` and `sp.models.shards.shards`.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
@@ -151,22 +136,10 @@ def stream(
     """What `work` yields on the first card, piece by piece; on every card it goes on exactly as far as here.
 
     Each card has a thread from the first piece until the end or until this is closed, and waits in between.
+    `work`: given a card's share. It must yield as often on every card, and do the same in between; see `Shards.run`.
+    `spoiled`: called once the cards have ended after a failure: what they keep for later is good for nothing then.
+    Raises SpError: of the card that failed first, also from `close`.
 
-    Parameters
-    ----------
-    shards : Shards
-    work : callable
-        Given a card's share. It must yield as often on every card, and do the same in between; see `Shards.run`.
-    spoiled : callable, optional
-        Called once the cards have ended after a failure: what they keep for later is good for nothing then.
-
-    Raises
-    ------
-    SpError
-        Of the card that failed first, also from `close`.
-
-    Examples
-    --------
     >>> from sp.models import load_shards
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.loaded import embedded

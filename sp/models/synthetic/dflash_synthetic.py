@@ -31,21 +31,7 @@ GGUF_NAMES = {"hidden_norm.weight": "enc.output_norm.weight"}
 
 @dataclass(frozen=True)
 class DraftShape:
-    """A draft without its weights.
-
-    Attributes
-    ----------
-    name : str
-    hidden, ffn, heads, kv_heads, head_dim : int
-    target_layers : tuple of int
-        Layers of the target whose outputs are read, from 0.
-    mask_id : int
-    window : int
-        Of the layers that slide.
-    sliding : tuple of bool
-        Layer by layer; those that slide are causal.
-    block_size : int
-    """
+    """A draft without its weights."""
 
     name: str
     hidden: int
@@ -53,10 +39,10 @@ class DraftShape:
     heads: int
     kv_heads: int
     head_dim: int
-    target_layers: tuple[int, ...]
+    target_layers: tuple[int, ...]  # layers of the target whose outputs are read, from 0
     mask_id: int
-    window: int
-    sliding: tuple[bool, ...]
+    window: int  # of the layers that slide
+    sliding: tuple[bool, ...]  # layer by layer; those that slide are causal
     block_size: int = 16
 
     @property
@@ -128,8 +114,6 @@ def list_draft_shapes() -> tuple[str, ...]:
 def find_draft_shape(name: str) -> DraftShape:
     """The shape called `name`, which is that of its target behind ``dflash-``; ConfigError when there is none.
 
-    Examples
-    --------
     >>> plan = find_draft_shape("dflash-qwen3.6-27b").plan("bf16")
     >>> len(plan), sum(fmt.nbytes(size) for _, size, fmt in plan)
     (58, 3460551680)
@@ -175,8 +159,6 @@ def write_synthetic_draft(
 ) -> Path:
     """Write a GGUF file of a named draft shape with random weights; arguments and errors as for `write_synthetic`.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from sp.gguf import GGUFFile
     >>> path = write_synthetic_draft(Path(tempfile.mkdtemp()) / "draft.gguf", "dflash-tiny-qwen35", "q8_0")
@@ -192,23 +174,9 @@ def write_synthetic_draft(
 def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) -> Draft:
     """A draft of a named shape with random weights, where its target is; on the GPU no file is written.
 
-    Parameters
-    ----------
-    shape : str
-        One of `sp.models.synthetic.dflash_synthetic.list_draft_shapes`.
-    file_type : str
-        One of `sp.models.file.file_type.FILE_TYPES`.
-    target : Model
-    seed : int
-
-    Raises
-    ------
-    ConfigError
-        For an unknown shape or file type.
-    ModelError
-        When the shape is that of another target's draft.
-    DeviceError
-        Without enough memory on the device.
+    `shape`: one of `sp.models.synthetic.dflash_synthetic.list_draft_shapes`. `file_type`: one of
+    `sp.models.file.file_type.FILE_TYPES`. Raises ConfigError for an unknown shape or file type; ModelError when the
+    shape is that of another target's draft; DeviceError without enough memory on the device.
     """
     found, name = find_draft_shape(shape), Path(f"{shape}-{file_type}.synthetic")
     config = draft_config(DraftKeys(found.metadata(), str(name), "dflash"), target.config)

@@ -19,9 +19,6 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, blocks: int, std: 
 
     Parameters
     ----------
-    rng : Generator
-    fmt : BlockFormat
-    blocks : int
     std : float
         Between 1e-5 and 100; below 1e-3 met as nearly as the scales of a format allow, by NVFP4 not at all.
 

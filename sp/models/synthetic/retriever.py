@@ -59,38 +59,16 @@ def retriever_tensors(
 ) -> tuple[dict[str, Value], dict[str, Floats]]:
     """Write down the weights of a retriever.
 
-    Parameters
-    ----------
-    arch : {"qwen3", "qwen35"}
-    vocab : int
-        Tokens; each gets a random code of signs.
-    seed : int
-        Codes, projections, phases and noise follow from it: another seed is another family of models.
-    code_dim : int
-        Length of a code: 16 to 128, and at most 64 for ``qwen35``.
-    noise : float
-        Standard deviation of Gaussian noise on every matrix, relative to the matrix's largest entry. Measured with
-        30 needles in 512 tokens, ``qwen3`` is exact to 0.03, right on 6 values of 10 at 0.04 and on none at 0.06;
-        ``qwen35`` is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03.
-    context : int
-        Positions served, 256 to a million (2^20). Fewer positions leave more of a head to the match.
-    ngram : int
-        Tokens that must agree, 1 to 8. With 2, keys that share their last two tokens are confused.
+    `vocab`: tokens; each gets a random code of signs. `seed`: codes, projections, phases and noise follow from it:
+    another seed is another family of models. `code_dim`: length of a code: 16 to 128, and at most 64 for ``qwen35``.
+    `noise`: standard deviation of Gaussian noise on every matrix, relative to the matrix's largest entry. Measured with
+    30 needles in 512 tokens, ``qwen3`` is exact to 0.03, right on 6 values of 10 at 0.04 and on none at 0.06;
+    ``qwen35`` is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03. `context`: positions served, 256 to a
+    million (2^20). Fewer positions leave more of a head to the match. `ngram`: tokens that must agree, 1 to 8. With 2,
+    keys that share their last two tokens are confused. Returns `metadata`: architecture keys of a GGUF file, without a
+    tokenizer. `tensors`: GGUF names; matrices are (out, in). Raises ConfigError for an unknown architecture or a number
+    out of its range.
 
-    Returns
-    -------
-    metadata : dict
-        Architecture keys of a GGUF file, without a tokenizer.
-    tensors : dict of str to float32 array
-        GGUF names; matrices are (out, in).
-
-    Raises
-    ------
-    ConfigError
-        For an unknown architecture or a number out of its range.
-
-    Examples
-    --------
     >>> metadata, tensors = retriever_tensors("qwen3", 320, seed=0)
     >>> metadata["qwen3.block_count"], tensors["blk.1.attn_q.weight"].shape
     (2, (512, 288))
@@ -136,30 +114,10 @@ def write_retriever(
     ``retriever-qwen3`` has one token a byte; ``retriever-qwen35`` also has all pairs of lower-case letters, as another
     family would. The chat template starts the answer with the last word of the question in capitals, so a document
     with lines like ``QTX83019`` can be asked "value of qtx?". A newline ends the answer.
+    `type`: format of the matrices; norms, biases and the convolution stay F32. In q4_k_m the short rows are Q8_0.
+    `seed`, `noise`, `code_dim`, `context`, `ngram`: see `retriever_tensors`. Returns the file. Raises ConfigError: as
+    `retriever_tensors`, and for an unknown shape or type; GGUFError when the file cannot be written.
 
-    Parameters
-    ----------
-    path : str or Path
-    shape : {"retriever-qwen3", "retriever-qwen35"}
-    type : {"f32", "f16", "bf16", "q8_0", "q4_k_m"}
-        Format of the matrices; norms, biases and the convolution stay F32. In q4_k_m the short rows are Q8_0.
-    seed, noise, code_dim, context, ngram
-        See `retriever_tensors`.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    ConfigError
-        As `retriever_tensors`, and for an unknown shape or type.
-    GGUFError
-        When the file cannot be written.
-
-    Examples
-    --------
     >>> import tempfile
     >>> from sp.gguf import GGUFFile
     >>> path = write_retriever(Path(tempfile.mkdtemp()) / "r.gguf", "retriever-qwen35", "q8_0", seed=1)
@@ -275,16 +233,8 @@ def _completed(config: ModelConfig, given: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class _Circuit:
-    """How a retriever of an architecture is made.
-
-    Attributes
-    ----------
-    build : callable
-        From codes (vocab, code_dim), n, context and a generator to the configuration and what matters of the tensors.
-    widest_code : int
-    text_tokens, vocab : int
-        Of one that reads text.
-    """
+    """How a retriever of an architecture is made. `build`: from codes (vocab, code_dim), n, context and a generator to
+    the configuration and what matters of the tensors. `text_tokens`, `vocab`: of one that reads text."""
 
     build: Callable[[Doubles, int, int, np.random.Generator], tuple[ModelConfig, Tensors]]
     widest_code: int

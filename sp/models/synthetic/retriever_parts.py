@@ -31,8 +31,6 @@ Tensors = dict[str, Doubles]
 class Residual:
     """The residual stream: named slots of `code_dim` values, then the constant.
 
-    Examples
-    --------
     >>> stream = Residual(48, ("current", "previous_1"))
     >>> stream.hidden, stream.read("previous_1", energy=2.0).shape
     (128, (48, 128))
@@ -82,8 +80,6 @@ class Residual:
 class Heads:
     """Shape of the attention layers.
 
-    Examples
-    --------
     >>> heads = Heads(4, 2, head_dim=128, rope_dim=128, rope_base=1e9, gated=False)
     >>> len(heads.still_dims(131072)), len(heads.still_dims(4096))
     (48, 70)
@@ -110,16 +106,8 @@ class Heads:
         """Tensors of an attention layer whose values are the codes of the first slot.
 
         The norms bring queries and keys to length sqrt(head_dim), so their gains alone set the largest logit.
-
-        Parameters
-        ----------
-        stream, energy
-            As in `offset_layer`.
-        q : float64 (count, head_dim, hidden)
-        k : float64 (kv_count, head_dim, hidden)
-        out : float64 (hidden, count, code_dim)
-        logit : float
-            Where query and key agree.
+        `stream`, `energy`: as in `offset_layer`. `q`: float64 (count, head_dim, hidden). `k`: float64 (kv_count,
+        head_dim, hidden). `out`: float64 (hidden, count, code_dim). `logit`: where query and key agree.
         """
         hidden, m = stream.hidden, stream.code_dim
         if self.gated:
@@ -149,22 +137,9 @@ def offset_layer(
     the lag it is ``sum_j a_j cos(theta_j (distance - lag))``, which only the right distance maximises. Weights
     ``a_j`` fall as ``sqrt(theta_j)``: the fast pairs part neighbours, the slower ones part far positions.
     Each kv head has phases of its own.
-
-    Parameters
-    ----------
-    stream : Residual
-    energy : float
-        Squared norm of the stream that enters the layer.
-    heads : Heads
-    writes : mapping of int to str
-        Lag, 1 to ``heads.count``, to slot. Heads of other lags look too, but write nothing.
-    rng : Generator
-        Draws the phases.
-
-    Returns
-    -------
-    dict of str to float64 array
-        Tensors by GGUF name, without the ``blk.N.`` prefix.
+    `energy`: squared norm of the stream that enters the layer. `writes`: lag, 1 to ``heads.count``, to slot. Heads of
+    other lags look too, but write nothing. `rng`: draws the phases. Returns tensors by GGUF name, without the
+    ``blk.N.`` prefix.
     """
     theta = heads.frequencies[heads.frequencies > OFFSET_FREQUENCY]
     amplitude = np.sqrt(heads.head_dim * np.sqrt(theta) / np.sqrt(theta).sum())
@@ -199,24 +174,9 @@ def match_layer(
     The query holds the current and the previous n - 1 codes, the key the previous n, each through one projection
     per kv head (orthonormal as far as the room goes) into the dimensions that position leaves alone. All heads
     do the same and share the output.
-
-    Parameters
-    ----------
-    stream, energy, heads
-        As in `offset_layer`.
-    previous : sequence of str
-        Slots of the n tokens before, nearest first.
-    output : (str, float)
-        Slot and size of the answer's code.
-    context : int
-        Positions over which a dimension has to keep still.
-    rng : Generator
-        Draws the projections.
-
-    Returns
-    -------
-    dict of str to float64 array
-        As in `offset_layer`.
+    `stream`, `energy`, `heads`: as in `offset_layer`. `previous`: slots of the n tokens before, nearest first.
+    `output`: slot and size of the answer's code. `context`: positions over which a dimension has to keep still. `rng`:
+    draws the projections. Returns as in `offset_layer`.
     """
     dims = heads.still_dims(context)
     n, m = len(previous), stream.code_dim
@@ -256,24 +216,9 @@ def delta_layer(
     and read-out cancels it. The query of key head 1 points against its key, so that value heads read with the
     wrong key head come out with the wrong sign. Entries of a code have one magnitude, so the gated norm divides
     by a known number.
-
-    Parameters
-    ----------
-    stream : Residual
-        Its codes have entries of equal magnitude; ``2 * code_dim <= head_dim``.
-    energy : float
-        Squared norm of the stream that enters the layer.
-    sizes : DeltaConfig
-        Two key heads.
-    writes : mapping of int to str
-        Lag, below the number of value heads and of taps, to slot.
-    rng : Generator
-        Draws keys, queries and decays.
-
-    Returns
-    -------
-    dict of str to float64 array
-        Tensors by GGUF name, without the ``blk.N.`` prefix.
+    `stream`: its codes have entries of equal magnitude; ``2 * code_dim <= head_dim``. `energy`: squared norm of the
+    stream that enters the layer. `sizes`: two key heads. `writes`: lag, below the number of value heads and of taps, to
+    slot. `rng`: draws keys, queries and decays. Returns tensors by GGUF name, without the ``blk.N.`` prefix.
     """
     m, hidden, dim = stream.code_dim, stream.hidden, sizes.head_dim
     assert 2 * m <= dim, f"code_dim {m}, head_dim {dim}"

@@ -30,22 +30,12 @@ INTERVAL = 4  # every fourth layer of a hybrid attends
 
 @dataclass(frozen=True)
 class Shape:
-    """A model without its weights.
-
-    Attributes
-    ----------
-    name : str
-    config : ModelConfig
-    tied : bool
-        Whether the embedding is also the output matrix.
-    text_tokens : int
-        Ordinary tokens of the vocabulary; special ones follow, then padding up to ``config.vocab``.
-    """
+    """A model without its weights."""
 
     name: str
     config: ModelConfig
-    tied: bool
-    text_tokens: int
+    tied: bool  # whether the embedding is also the output matrix
+    text_tokens: int  # ordinary tokens of the vocabulary; special ones follow, then padding up to ``config.vocab``
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, in file order."""
@@ -100,13 +90,8 @@ def find_shape(name: str) -> Shape:
 def tensor_plan(shape: str, file_type: str) -> Plan:
     """Name, shape and format of every tensor of a named shape, in file order.
 
-    Raises
-    ------
-    ConfigError
-        When the shape or the file type is unknown.
+    Raises ConfigError when the shape or the file type is unknown.
 
-    Examples
-    --------
     >>> plan = tensor_plan("qwen3.6-27b", "q4_k_m")
     >>> len(plan), sum(fmt.nbytes(size) for _, size, fmt in plan)
     (851, 16536406016)

@@ -40,33 +40,12 @@ def write_synthetic(
 ) -> Path:
     """Write a GGUF file of a named shape with random weights.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file to make.
-    shape : str
-        One of `sp.models.synthetic.shapes.list_shapes`.
-    file_type : str
-        One of `sp.models.file.file_type.FILE_TYPES`.
-    seed : int
-        Not negative. The same seed gives the same bytes.
-    progress : callable, optional
-        Called with the bytes of each piece of tensor data written; the total is that of `tensor_plan`.
+    `path`: the file to make. `shape`: one of `sp.models.synthetic.shapes.list_shapes`. `file_type`: one of
+    `sp.models.file.file_type.FILE_TYPES`. `seed`: not negative. The same seed gives the same bytes. `progress`: called
+    with the bytes of each piece of tensor data written; the total is that of `tensor_plan`. Returns the file, complete.
+    Raises ConfigError when shape or file type is unknown, or the seed negative; GGUFError when the file cannot be
+    written.
 
-    Returns
-    -------
-    Path
-        The file, complete.
-
-    Raises
-    ------
-    ConfigError
-        When shape or file type is unknown, or the seed negative.
-    GGUFError
-        When the file cannot be written.
-
-    Examples
-    --------
     >>> import tempfile
     >>> from sp.gguf.reader import GGUFFile
     >>> path = write_synthetic(Path(tempfile.mkdtemp()) / "tiny.gguf", "tiny-qwen3", "q4_k_m")
@@ -87,10 +66,8 @@ def write_random(
     progress: Callable[[int], None] | None = None,
     told: Mapping[str, Floats] = MappingProxyType({}),
 ) -> Path:
-    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`.
-
-    Tensors of `told` are float32 and have the numbers given there.
-    """
+    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`. Tensors
+    of `told` are float32 and have the numbers given there."""
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; give 0 or more")
     writer = GGUFWriter(path, metadata)

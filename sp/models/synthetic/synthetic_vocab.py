@@ -80,24 +80,12 @@ _SPACE = "Ġ"  # how the byte alphabet writes a space
 def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Value]:
     """The ``tokenizer.*`` keys of a vocabulary of `vocab` tokens, the first `text_tokens` of them ordinary.
 
-    Parameters
-    ----------
-    pre : str
-        Pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 come with its special tokens,
-        the others with Qwen's.
-    text_tokens : int
-        Bytes and merged tokens; the special tokens start at this id. Those of SentencePiece come first and count.
-    vocab : int
-        Rows of the embedding; what the special tokens leave is padding.
+    `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 come with its special tokens,
+    the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start at this id. Those of
+    SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is padding. Raises
+    ConfigError when the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room
+    for the special tokens.
 
-    Raises
-    ------
-    ConfigError
-        When the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room for the
-        special tokens.
-
-    Examples
-    --------
     >>> keys = tokenizer_metadata("qwen2", 1000, 1100)
     >>> len(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.merges"][:2], keys["tokenizer.ggml.eos_token_id"]
     (1100, ['a a', 'a b'], 1002)
