@@ -22,8 +22,7 @@ INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip inst
 _left_free: ContextVar[int] = ContextVar("left_free", default=0)
 _stand_in: ContextVar[Any] = ContextVar("stand_in", default=None)
 
-NOT_READY = 600
-"""CUDA_ERROR_NOT_READY."""
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 def is_device(array: object) -> bool:
@@ -140,11 +139,8 @@ def reach_each_other(devices: Sequence[int]) -> bool:
 
 
 def event_done(event: Any) -> bool:
-    """Whether an event has happened.
-
-    CuPy asks while it holds Python's lock. Where the driver lets the question wait, for a kernel that is being loaded,
-    no thread of the process went on, nor would any notice.
-    """
+    """Whether an event has happened. CuPy asks while it holds Python's lock. Where the driver lets the question wait,
+    for a kernel that is being loaded, no thread of the process went on, nor would any notice."""
     status = int(driver().cuEventQuery(ctypes.c_void_p(event.ptr)))
     return bool(event.done) if status not in (0, NOT_READY) else status == 0  # CuPy knows what other numbers mean
 

@@ -11,24 +11,16 @@ from sp.kernels import packings
 CUDA = Path(__file__).parent / "cuda"
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
-WRITTEN = {packings.NAME: packings.packings_header}
-"""Headers that are no files but written when they are included."""
+WRITTEN = {packings.NAME: packings.packings_header}  # headers that are no files but written when they are included
 
 
 @cache
 def flatten(source: str) -> str:
-    """Read a kernel source with every ``#include "x.cuh"`` replaced by the file, once each.
-
-    ``#line`` directives keep file names and line numbers in compiler messages and profiles. An include must not stand
-    inside ``#if``: only its first appearance counts. Includes in angle brackets are left to the compiler.
-
-    `source`: file name, e.g. ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies.
-
-    Returns
-    -------
-    str
-        The text that is compiled, cached and hashed.
-    """
+    """Read a kernel source with every ``#include "x.cuh"`` replaced by the file, once each. ``#line`` directives keep
+    file names and line numbers in compiler messages and profiles. An include must not stand inside ``#if``: only its
+    first appearance counts. Includes in angle brackets are left to the compiler. `source`: file name, e.g.
+    ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies. Returns the text that is
+    compiled, cached and hashed."""
     seen: set[str] = set()
 
     def expand(name: str) -> list[str]:

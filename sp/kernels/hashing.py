@@ -22,15 +22,9 @@ def all_sources() -> tuple[str, ...]:
 
 
 def kernel_hash(sources: Iterable[str]) -> str:
-    """Hash of what is compiled and of how it is launched; order does not matter.
-
-    It covers the compiler's options, the flattened texts (includes and all) but for comments and blanks, and the Python
-    that plans the launches, see `sp.kernels.host_code`: a record outlives new prose, not a new tile or grid.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a source is gone.
+    """Hash of what is compiled and of how it is launched; order does not matter. It covers the compiler's options, the
+    flattened texts (includes and all) but for comments and blanks, and the Python that plans the launches, see
+    `sp.kernels.host_code`: a record outlives new prose, not a new tile or grid. FileNotFoundError if a source is gone.
     """
     digest = hashlib.sha256("\0".join(compile_options({}, "80")).encode())
     for source in sorted(set(sources)):
@@ -43,8 +37,6 @@ def kernel_hash(sources: Iterable[str]) -> str:
 def bare(text: str) -> str:
     """A flattened text without comments, blank lines, indentation and the directives that tell where a line stood.
 
-    Examples
-    --------
     >>> bare("int a;  // first; /* and */")
     'int a;'
     """

@@ -11,24 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("kernels/specs", "ops")
-"""Where kernels are declared, and where they are launched."""
-RUNTIME = ("kernels/launch.py", "kernels/tensor_map.py")
-"""What every launch goes through."""
+ROOMS = ("kernels/specs", "ops")  # where kernels are declared, and where they are launched
+RUNTIME = ("kernels/launch.py", "kernels/tensor_map.py")  # what every launch goes through
 SILENT = (ast.Import, ast.ImportFrom, ast.Raise, ast.Assert)
 """Statements that plan nothing; what is imported counts by itself."""
-UNSEEN = ("annotation", "returns", "ctx", "kind", "type_comment")
-"""Parts of statements that do nothing when run."""
-FACTS = ("date", "gpu", "kernel_hash")
-"""Of a table of measurements: says where it comes from, not what is in it."""
+UNSEEN = ("annotation", "returns", "ctx", "kind", "type_comment")  # parts of statements that do nothing when run
+FACTS = ("date", "gpu", "kernel_hash")  # of a table of measurements: says where it comes from, not what is in it
 
 
 class Module(NamedTuple):
-    """One file.
-
-    `imports`: of `ROOMS` and `RUNTIME`, at any depth of the file; `strings`: names and texts that stand in it;
-    `digest`: of what it does when run, and of the tables it reads.
-    """
+    """One file. `imports`: of `ROOMS` and `RUNTIME`, at any depth of the file; `strings`: names and texts that stand in
+    it; `digest`: of what it does when run, and of the tables it reads."""
 
     imports: frozenset[Path]
     strings: frozenset[str]
@@ -36,11 +29,9 @@ class Module(NamedTuple):
 
 
 def host_digest(source: str, package: Path = PACKAGE) -> bytes:
-    """Digest of `host_modules` and of the tables they read.
-
-    Docstrings, comments, annotations, imports, assertions and messages of errors do not count, nor in which file
-    code stands; nor do the date, card and hash that a table of measurements carries beside its numbers.
-    """
+    """Digest of `host_modules` and of the tables they read. Docstrings, comments, annotations, imports, assertions and
+    messages of errors do not count, nor in which file code stands; nor do the date, card and hash that a table of
+    measurements carries beside its numbers."""
     found = _modules(package)
     parts = [found[path].digest for path in host_modules(source, package)]
     return hashlib.sha256(b"".join(sorted(parts))).digest()
@@ -48,16 +39,12 @@ def host_digest(source: str, package: Path = PACKAGE) -> bytes:
 
 @cache
 def host_modules(source: str, package: Path = PACKAGE) -> tuple[Path, ...]:
-    """Files that decide how a kernel source is launched, sorted.
+    """Files that decide how a kernel source is launched, sorted. Those are `RUNTIME`, and of `ROOMS` the files that
+    name it (its declaration), the files that import such a one (which launch it), whatever all these import, at any
+    remove, and in the rooms of the launching ones the files that import them, at any remove, or that launch nothing:
+    they choose between kernels and prepare what is launched. `source`: file name, e.g. ``"gemv.cu"``; one that nothing
+    names has no host code.
 
-    Those are `RUNTIME`, and of `ROOMS` the files that name it (its declaration), the files that import such a one
-    (which launch it), whatever all these import, at any remove, and in the rooms of the launching ones the files that
-    import them, at any remove, or that launch nothing: they choose between kernels and prepare what is launched.
-
-    `source`: file name, e.g. ``"gemv.cu"``; one that nothing names has no host code.
-
-    Examples
-    --------
     >>> {"dispatch.py", "gemv.py", "launch.py"} <= {path.name for path in host_modules("gemv.cu")}
     True
     """

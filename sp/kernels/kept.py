@@ -2,8 +2,7 @@
 never part of what is recorded to be repeated.
 
 Work that becomes a CUDA graph takes its arrays from memory lent to it, and gives them back as it goes; other graphs are
-lent the same. Something made there to stay would lie where a graph captured before goes on writing at every replay.
-"""
+lent the same. Something made there to stay would lie where a graph captured before goes on writing at every replay."""
 
 from __future__ import annotations
 

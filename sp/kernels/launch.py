@@ -34,35 +34,19 @@ def reset_launched() -> None:
 class KernelSpec:
     """An ``extern "C"`` entry, declared once for running, building ahead and the GPU-less check.
 
-    Parameters
-    ----------
-    source : str
-        File under ``sp/kernels/cuda``.
-    entry : str
-        Name of the ``__global__`` function.
-    args : tuple of str
-        C signature, see `sp.kernels.signature.checker`.
-    threads : int or callable
-        Block size along x; a callable is given the defines.
-    variants : tuple of mappings
-        The ``-D`` sets that ship. Others may be launched as well; only these are checked and built ahead.
-    arches : {"80+", "90a"}
-        Every card from compute capability 8.0, or 9.0 alone with its architecture-specific instructions.
-    smem : int or callable
-        Dynamic shared memory in bytes; a callable is given the defines.
-    pdl : bool
-        Programmatic dependent launch: in a CUDA graph, where the card can, start while the kernel before is still
-        finishing; see `sp.kernels.pdl` for what the kernel must then do. Outside of a graph such a launch costs the
-        host more than the device gains.
-    """
+    `variants`: the ``-D`` sets that ship. Others may be launched as well; only these are checked and built ahead;
+    `arches`: {"80+", "90a"}, every card from compute capability 8.0, or 9.0 alone with its architecture-specific
+    instructions; `pdl`: programmatic dependent launch: in a CUDA graph, where the card can, start while the kernel
+    before is still finishing; see `sp.kernels.pdl` for what the kernel must then do. Outside of a graph such a launch
+    costs the host more than the device gains."""
 
-    source: str
-    entry: str
-    args: tuple[str, ...]
-    threads: PerVariant
+    source: str  # file under ``sp/kernels/cuda``
+    entry: str  # name of the ``__global__`` function
+    args: tuple[str, ...]  # C signature, see `sp.kernels.signature.checker`
+    threads: PerVariant  # int or callable, block size along x; a callable is given the defines
     variants: tuple[Defines, ...] = ({},)
     arches: str = "80+"
-    smem: PerVariant = 0
+    smem: PerVariant = 0  # int or callable, dynamic shared memory in bytes; a callable is given the defines
     pdl: bool = False
     _checkers: tuple[Checker, ...] = field(init=False, repr=False)
     _loaded: dict[Any, tuple[Any, tuple[int], int]] = field(init=False, repr=False, default_factory=dict)
@@ -81,21 +65,14 @@ class KernelSpec:
         return self.threads(defines) if callable(self.threads) else self.threads
 
     def launch(self, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
-        """Start the kernel on the current stream; a grid with a zero in it returns at once.
+        """Start the kernel on the current stream; a grid with a zero in it returns at once. DeviceError if a value does
+        not fit its declaration, naming kernel, argument and what was expected.
 
         Parameters
         ----------
-        grid : tuple of int
-            Blocks along x, y, z; missing ones are 1.
-        *values
-            One an argument, in the declared order.
-        defines : mapping, optional
-            The ``-D`` set; the first declared variant if left out.
-
-        Raises
-        ------
-        DeviceError
-            If a value does not fit its declaration, naming kernel, argument and what was expected.
+        grid : tuple of int, blocks along x, y, z; missing ones are 1
+        *values : One an argument, in the declared order
+        defines : mapping, optional, the ``-D`` set; the first declared variant if left out
         """
         if len(values) != len(self._checkers):
             raise DeviceError(f"kernel {self.entry}: takes {len(self._checkers)} arguments, got {len(values)}")

@@ -57,8 +57,6 @@ def machine_facts(device: str) -> dict[str, Any]:
 def machine_slug(facts: Mapping[str, Any]) -> str:
     """Folder name of a machine: that of its card, else of its processor and cores.
 
-    Examples
-    --------
     >>> machine_slug({"gpu": "NVIDIA GeForce RTX 4090"})
     'nvidia-geforce-rtx-4090'
     >>> machine_slug({"gpu": None, "cpu": "AMD EPYC", "cores": 2})

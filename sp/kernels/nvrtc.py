@@ -1,8 +1,7 @@
 """NVRTC with one set of options for running, building ahead and the GPU-less check: text in, cubin and log out.
 
 The cubin is made here rather than by ``cupy.RawModule(code=...)``, which derives ``-arch`` from the device (so never
-``sm_90a``), appends options of its own and adds include folders. Needs no GPU and no driver.
-"""
+``sm_90a``), appends options of its own and adds include folders. Needs no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -47,27 +46,18 @@ def header_folder() -> str:
 
 
 def compile_options(defines: Mapping[str, Define], arch: str) -> tuple[str, ...]:
-    """Options that, with the text and the compiler's version, decide a cubin.
-
-    ``-ftz=true`` as CuPy compiles its own kernels: float32 denormals count as zero on the device. Without
-    ``-default-device`` NVRTC 13.0 takes generic lambdas for host code.
-    """
+    """Options that, with the text and the compiler's version, decide a cubin. ``-ftz=true`` as CuPy compiles its own
+    kernels: float32 denormals count as zero on the device. Without ``-default-device`` NVRTC 13.0 takes generic lambdas
+    for host code."""
     named = [f"-D{name}={value}" for name, value in sorted(defines.items())]
     debug = ["-DSP_DEBUG=1"] if debugging() else []
     return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *debug, *named)
 
 
 def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> Compiled:
-    """Compile a flattened source.
-
-    `text`: from `sp.kernels.flatten.flatten`; `name`: file name for messages; `options`: from `compile_options`;
-    `report`: ask ptxas for registers, spills and shared memory in the log.
-
-    Raises
-    ------
-    DeviceError
-        With the compiler's log.
-    """
+    """Compile a flattened source. `text`: from `sp.kernels.flatten.flatten`; `name`: file name for messages; `options`:
+    from `compile_options`; `report`: ask ptxas for registers, spills and shared memory in the log. DeviceError with the
+    compiler's log."""
     if version() < (12, 0):
         raise DeviceError(f"NVRTC {version()[0]}.{version()[1]} is too old, 12.0 is needed; {INSTALL}")
     if options[0].endswith("a") and version() < (12, 1):

@@ -1,8 +1,7 @@
 """The header ``packings.cuh``: what kernels know of weight formats, written from the packings of `sp.quant`.
 
 It stands in no folder: `sp.kernels.flatten` puts it in place of an ``#include``, so the text that is compiled, cached
-and hashed holds it, and Python and CUDA cannot disagree about a size.
-"""
+and hashed holds it, and Python and CUDA cannot disagree about a size."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from sp.quant.packing import STAGE_ROWS, TILE, UNIT_ROWS, Vectors
 from sp.quant.pieces import MOST_PIECES, PIECED, ROWS, STEPS, pieces
 
 NAME = "packings.cuh"
-THREADS = 128
-"""That a tile is divided among."""
+THREADS = 128  # that a tile is divided among
 HEAD = """\
 // How weights lie in memory, by ggml type id; written from the packings in sp/quant/formats, see sp/quant/packing.py.
 //
@@ -38,8 +36,6 @@ HEAD = """\
 def packings_header() -> str:
     """The text of the header.
 
-    Examples
-    --------
     >>> "static constexpr int block = 256, block_bytes = 210;" in packings_header()
     True
     """

@@ -3,8 +3,7 @@
 From compute capability 9.0. Such a kernel may at once read memory that neither the kernel before nor another such one
 writes, such as weights; before anything else it executes ``griddepcontrol.wait``, which returns when all earlier work
 is done (CUDA programming guide, "Programmatic Dependent Launch"). A graph keeps that edge, and only there it pays: CuPy
-has no call for it, and calling the driver from here takes the host longer than a small kernel takes the device.
-"""
+has no call for it, and calling the driver from here takes the host longer than a small kernel takes the device."""
 
 from __future__ import annotations
 
@@ -38,11 +37,9 @@ class _Config(ctypes.Structure):
 
 
 def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
-    """Start `function`, a loaded kernel, on the current stream.
-
-    `function`: see `sp.kernels.repeats`; `grid`: up to three; `block`: threads; `arguments`: device arrays, NumPy
-    scalars and tensor maps, as `sp.kernels.signature` leaves them; `shared`: dynamic shared memory in bytes.
-    """
+    """Start `function`, a loaded kernel, on the current stream. `function`: see `sp.kernels.repeats`; `grid`: up to
+    three; `block`: threads; `arguments`: device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves
+    them; `shared`: dynamic shared memory in bytes."""
     _values, pointers = packed(arguments)  # the first is what the second points to
     attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _Config(

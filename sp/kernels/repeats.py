@@ -2,12 +2,11 @@
 
 Planning a launch takes the host several times as long as giving it to the driver: shapes are checked, a form of the
 kernel is chosen, arrays are made. Layers of a model are alike but for their weights. So what one of them launched is
-kept, with its arguments, and for another the addresses of weights are exchanged. What it made on its way lies in
-memory that nobody else is given (`sp.kernels.scratch`), where one array took the place of another as it does launch
-by launch: held apart, they would take the room of all of them.
+kept, with its arguments, and for another the addresses of weights are exchanged. What it made on its way lies in memory
+that nobody else is given (`sp.kernels.scratch`), where one array took the place of another as it does launch by launch:
+held apart, they would take the room of all of them.
 
-Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address.
-"""
+Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
 from sp.kernels.tensor_map import map_at, mapped
 
-Span = tuple[int, int]
-"""Where an array begins, and its bytes."""
+Span = tuple[int, int]  # where an array begins, and its bytes
 
 
 class Lent(Protocol):
@@ -101,14 +99,10 @@ class Zeros(NamedTuple):
 
 
 class Recording:
-    """What is done on the device inside of `going_on`, by one thread on one stream.
-
-    `scratch`: where arrays lie that are made meanwhile. It may be lent to other recordings whose repeats go to the same
-    stream, and to nothing else before the last repeat is done.
-
-    `made`: in their order. Arrays from outside are held. `foreign`: what else CuPy was asked for, which is not
-    recorded; empty if nothing was. Methods of arrays are not seen. `cupy`: CuPy itself.
-    """
+    """What is done on the device inside of `going_on`, by one thread on one stream. `scratch`: where arrays lie that
+    are made meanwhile. It may be lent to other recordings whose repeats go to the same stream, and to nothing else
+    before the last repeat is done. `made`: in their order. Arrays from outside are held. `foreign`: what else CuPy was
+    asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen. `cupy`: CuPy itself."""
 
     def __init__(self, scratch: Lent) -> None:
         self.made: list[Launch | Zeros] = []
@@ -144,11 +138,9 @@ class Recording:
         return Address(at) if inside else argument
 
     def repeat(self, exchanged: Sequence[Any]) -> Repeat | None:
-        """What does the same again with other arrays in the place of those `exchanged`, which lie apart.
-
-        None where that cannot be: something foreign was done, or one of the arrays was made meanwhile or is no argument
-        of any launch, so it reached the device in another way.
-        """
+        """What does the same again with other arrays in the place of those `exchanged`, which lie apart. None where
+        that cannot be: something foreign was done, or one of the arrays was made meanwhile or is no argument of any
+        launch, so it reached the device in another way."""
         if self.foreign:
             return None
         spans = [(one.data.ptr, one.nbytes) for one in exchanged]
@@ -157,11 +149,9 @@ class Recording:
 
 
 def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
-    """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies.
-
-    `arguments`: device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read
-    where they are; they and the values must stay until the launch was given to the driver.
-    """
+    """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies. `arguments`: device
+    arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read where they are; they and
+    the values must stay until the launch was given to the driver."""
     values, pointers = (ctypes.c_uint64 * len(arguments))(), (ctypes.c_void_p * len(arguments))()
     here = ctypes.addressof(values)
     for i, value in enumerate(arguments):
@@ -204,9 +194,7 @@ class _SeenCuPy:
 
 class Repeat:
     """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`.
-
-    `made`: see `Recording`; `exchanged`: kernels may be given any part of them.
-    """
+    `made`: see `Recording`; `exchanged`: kernels may be given any part of them."""
 
     def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:
         self._held: list[Any] = [*made]  # and below what the driver reads
@@ -238,12 +226,7 @@ class Repeat:
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Do it again, with arrays of the same layout that begin at these addresses in the place of those exchanged.
-
-        Raises
-        ------
-        DeviceError
-            When the driver refuses a launch.
-        """
+        DeviceError when the driver refuses a launch."""
         for values, index, place, offset in self._slots:
             values[index] = addresses[place] + offset
         for own, found, place, offset in self._maps:

@@ -15,18 +15,15 @@ _asking: ContextVar[bool] = ContextVar("scratch_asking", default=False)
 
 
 def from_a_pool() -> bool:
-    """Whether a pool that takes memory takes it from another one, which may have some, and not from the driver.
-
-    CuPy's hooks are told of both alike.
-    """
+    """Whether a pool that takes memory takes it from another one, which may have some, and not from the driver. CuPy's
+    hooks are told of both alike."""
     return _asking.get()
 
 
 class Scratch:
     """Memory that no work but that inside `lent` is ever given, from the present allocator."""
 
-    _lending: ClassVar[list[Any]] = []
-    """Pools that outlive their owners, for others still use memory of theirs."""
+    _lending: ClassVar[list[Any]] = []  # pools that outlive their owners, for others still use memory of theirs
 
     def __init__(self) -> None:
         cuda = import_cupy().cuda
@@ -49,9 +46,7 @@ class Scratch:
 
     def end(self) -> None:
         """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
-
-        Arrays that somebody still holds, such as what a graph made last, stay, and so must the pool.
-        """
+        Arrays that somebody still holds, such as what a graph made last, stay, and so must the pool."""
         self._pool.free_all_blocks()
         if self._pool.used_bytes() and self._pool not in self._lending:
             self._lending.append(self._pool)
@@ -62,10 +57,8 @@ class Scratch:
 
 
 def _from_here(cuda: Any) -> Callable[[int], Any]:
-    """The present allocator, on the present stream whatever stream asks.
-
-    A pool keeps what each stream gave back apart, and that of a lane goes with the lane.
-    """
+    """The present allocator, on the present stream whatever stream asks. A pool keeps what each stream gave back apart,
+    and that of a lane goes with the lane."""
     source, home = cuda.get_allocator(), cuda.get_current_stream()
 
     def malloc(size: int) -> Any:

@@ -14,8 +14,6 @@ T = TypeVar("T")
 def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
     """Inside, `variable` is `value`; afterwards what it was.
 
-    Examples
-    --------
     >>> wanted = ContextVar("wanted", default=1)
     >>> with setting(wanted, 2):
     ...     print(wanted.get())

@@ -28,17 +28,10 @@ Checker = Callable[[Any, int], Any]
 
 
 def checker(kernel: str, declaration: str) -> Checker:
-    """Build the checker of one declared argument.
-
-    Parameters
-    ----------
-    kernel : str
-        Name for messages.
-    declaration : str
-        ``"i64 rows"``, ``"const f32* x"``, ``"strided u16* y"``, ``"const f32*? bias"`` or ``"map weights"``.
-        ``const`` says that the kernel only reads; ``strided`` lets the rows of an array be apart, as long as each is
-        contiguous; ``?`` lets None through as a null pointer; ``map`` is a descriptor of `sp.kernels.tensor_map`.
-    """
+    """Build the checker of one declared argument. `kernel`: name for messages; `declaration`: ``"i64 rows"``,
+    ``"const f32* x"``, ``"strided u16* y"``, ``"const f32*? bias"`` or ``"map weights"``. ``const`` says that the
+    kernel only reads; ``strided`` lets the rows of an array be apart, as long as each is contiguous; ``?`` lets None
+    through as a null pointer; ``map`` is a descriptor of `sp.kernels.tensor_map`."""
     form = FORM.fullmatch(declaration)
     if form is None or form["type"] not in (ELEMENTS if form["pointer"] else [*SCALARS, "map"]):
         raise ValueError(f"kernel {kernel}: cannot read the declaration {declaration!r}")

@@ -21,28 +21,20 @@ for some thousands in turn, and with less room than for all of them none would b
 def tensor_map(
     array: Any, dims: tuple[int, ...], strides_bytes: tuple[int, ...], box: tuple[int, ...], swizzle: int = 128
 ) -> np.ndarray:
-    """Descriptor of a strided tensor in device memory.
-
-    Boxes that reach past `dims` are filled with zeros when loaded and cut when stored.
+    """Descriptor of a strided tensor in device memory. Boxes that reach past `dims` are filled with zeros when loaded
+    and cut when stored. Returns one element of 128 bytes, for a ``map`` argument. The same object again
+    for the same address and shape.
 
     Parameters
     ----------
     array : cupy.ndarray
         Its address and element type are used, its shape is not; it must outlive every launch that uses the map.
-    dims : tuple of int
-        Extents in elements, fastest axis first, 1 to 5 of them.
-    strides_bytes : tuple of int
-        Distance between neighbours along each axis but the first; multiples of 16.
+    dims : tuple of int, extents in elements, fastest axis first, 1 to 5 of them
+    strides_bytes : tuple of int, distance between neighbours along each axis but the first; multiples of 16
     box : tuple of int
         Extents of what one copy moves, at most 256 each; the first in bytes is a multiple of 16, and at most `swizzle`
         bytes when there is one.
-    swizzle : {0, 32, 64, 128}
-        Row length of the shared-memory swizzle in bytes; 0 is none.
-
-    Returns
-    -------
-    numpy.ndarray
-        One element of 128 bytes, for a ``map`` argument. The same object again for the same address and shape.
+    swizzle : {0, 32, 64, 128}, row length of the shared-memory swizzle in bytes; 0 is none
     """
     if not hasattr(array.data, "ptr") or not rows_contiguous(array):
         raise DeviceError(f"tensor map: expected a device array with contiguous rows, got {describe(array)}")
@@ -94,10 +86,8 @@ def mapped(value: Any) -> int | None:
 
 
 def map_at(found: np.ndarray, address: int) -> np.ndarray:
-    """The same map of a tensor that lies elsewhere.
-
-    `found`: of `tensor_map`; `address`: on the device; as aligned as before.
-    """
+    """The same map of a tensor that lies elsewhere. `found`: of `tensor_map`; `address`: on the device; as aligned as
+    before."""
     assert found.dtype.metadata is not None
     return _encode(address, *found.dtype.metadata["made"][1:])
 

@@ -9,8 +9,7 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.elementwise import SWIGLU
 from sp.ops.threads import run_parallel, token_slices
 
-SOFTPLUS_LINEAR = 20.0
-"""Above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9."""
+SOFTPLUS_LINEAR = 20.0  # above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9
 
 
 def sigmoid(x: Floats) -> Floats:
@@ -18,7 +17,6 @@ def sigmoid(x: Floats) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> sigmoid(np.array([0.0, -1000.0, 1000.0], np.float32))
     array([0.5, 0. , 1. ], dtype=float32)
     """
@@ -33,7 +31,6 @@ def silu(x: Floats) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> silu(np.array([0.0, 100.0], np.float32))
     array([  0., 100.], dtype=float32)
     """
@@ -48,7 +45,6 @@ def softplus(x: Floats) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> softplus(np.array([-200.0, 50.0], np.float32)).tolist()
     [0.0, 50.0]
     """
@@ -73,7 +69,6 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> swiglu(np.array([[100.0]], np.float32), np.array([[2.0]], np.float32))
     array([[200.]], dtype=float32)
     """

@@ -13,18 +13,14 @@ from sp.kernels.specs.elementwise import ADD_BIAS, BIAS_EACH, BIAS_THREADS, MOST
 
 
 def add_bias(xs: Sequence[Floats], biases: Sequence[Floats]) -> tuple[Floats, ...]:
-    """``y_i[t] = x_i[t] + bias_i``, on the device rounded to bf16 once, in one launch.
+    """``y_i[t] = x_i[t] + bias_i``, on the device rounded to bf16 once, in one launch. Returns a tuple of float32
+    (tokens_i, out_i), on the device bf16 (uint16), on the CPU xs themselves.
 
     Parameters
     ----------
     xs : one to three arrays, float32 (tokens_i, out_i)
         Products that only this reads. On the device out_i is a multiple of 8.
     biases : as many arrays, float32 (out_i,)
-
-    Returns
-    -------
-    tuple of float32 (tokens_i, out_i), on the device bf16 (uint16)
-        On the CPU xs themselves.
 
     Examples
     --------

@@ -12,8 +12,6 @@ from sp.kernels import import_cupy, is_device
 def array_module(array: object) -> Any:
     """The module whose functions take `array`: ``numpy``, or ``cupy`` for what lies on the device.
 
-    Examples
-    --------
     >>> array_module(np.zeros(2)).__name__
     'numpy'
     """

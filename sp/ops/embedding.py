@@ -11,10 +11,8 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import GATHER_ROWS
 from sp.quant import Weight
 
-FEW_TOKENS = 64
-"""Most tokens whose rows are too few blocks for the device."""
-PARTS = 10
-"""Blocks that then share a row."""
+FEW_TOKENS = 64  # most tokens whose rows are too few blocks for the device
+PARTS = 10  # blocks that then share a row
 
 
 def embedding(ids: Ints, w: Weight) -> Floats:
@@ -40,7 +38,6 @@ def embedding(ids: Ints, w: Weight) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F16, Weight
     >>> table = Weight.from_floats("token_embd.weight", np.eye(3, dtype=np.float32), F16)
     >>> embedding(np.array([2, 0]), table)

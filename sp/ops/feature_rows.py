@@ -12,17 +12,10 @@ from sp.kernels.specs.feature_rows import EACH, PICK_FEATURES, STORE_FEATURES, T
 
 
 def store_features(x: Floats, features: Floats, column: int) -> None:
-    """Copy the outputs of a layer to their columns: ``features[:, column : column + hidden] = x``.
+    """Copy the outputs of a layer to their columns: ``features[:, column : column + hidden] = x``. `x`: float32
+    (tokens, hidden); `features`: float32 (tokens, width), on the device bf16 (uint16); `column`: on the device a
+    multiple of 8, as are hidden and width.
 
-    Parameters
-    ----------
-    x : float32 (tokens, hidden)
-    features : float32 (tokens, width), on the device bf16 (uint16)
-    column : int
-        On the device a multiple of 8, as are hidden and width.
-
-    Examples
-    --------
     >>> features = np.zeros((1, 4), np.float32)
     >>> store_features(np.ones((1, 2), np.float32), features, 2)
     >>> features
@@ -41,23 +34,9 @@ def store_features(x: Floats, features: Floats, column: int) -> None:
 
 def pick_features(features: Any, positions: Any, path: Any, kept: Any, rows: int) -> tuple[Any, Any]:
     """Features and positions of the nodes that were kept of a tree, on the device, where alone their number is known.
-
-    Parameters
-    ----------
-    features : bf16 (nodes, width)
-    positions : int64 (nodes,)
-    path : int32 (rows or more,)
-        Of which only the first `kept` are looked at.
-    kept : int32 (1,)
-        At most `rows`.
-    rows : int
-        Of the results; those from `kept` on are 0.
-
-    Returns
-    -------
-    features : bf16 (rows, width)
-    positions : int64 (rows,)
-    """
+    `features`: bf16 (nodes, width); `positions`: int64 (nodes,); `path`: int32 (rows or more,), of which only the first
+    `kept` are looked at; `kept`: int32 (1,), at most `rows`; `rows`: of the results; those from `kept` on are 0.
+    Returns `features`: bf16 (rows, width); `positions`: int64 (rows,)."""
     cupy, width = import_cupy(), features.shape[1]
     assert len(positions) == len(features), f"features {features.shape}, positions {positions.shape}"
     assert len(path) >= rows, f"a path of up to {len(path)} nodes, {rows} rows"

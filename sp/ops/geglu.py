@@ -13,16 +13,9 @@ from sp.ops.threads import run_parallel, token_slices
 
 def geglu(gate: Floats, up: Floats) -> Floats:
     """``gelu(gate) * up``, gelu by its tanh approximation; arrays as of `swiglu`.
-
-    ``gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``, written as ``x * sigmoid(2 ...)``.
-
-    References
-    ----------
+    ``gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``, written as ``x * sigmoid(2 ...)``. Source:
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> geglu(np.array([[100.0, -100.0]], np.float32), np.array([[2.0, 2.0]], np.float32))
     array([[200.,  -0.]], dtype=float32)
     """

@@ -50,7 +50,6 @@ def hadamard(x: Floats, block: int) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> hadamard(np.array([4.0, 0.0, 0.0, 0.0], np.float32), 4)
     array([2., 2., 2., 2.], dtype=float32)
     """

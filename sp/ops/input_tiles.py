@@ -14,35 +14,21 @@ __all__ = ["UNIT_SCALE", "InputTiles", "empty_tiles", "largest_scales", "size_sc
 
 UNIT_SCALE = 64.0
 """Scale of a token whose values are about as large as 1: it may grow 2^22 times, and to 2^-8 of it 11 bits are kept."""
-MOST = 65504.0
-"""Of f16."""
+MOST = 65504.0  # of f16
 
 
 @dataclass(frozen=True)
 class InputTiles:
-    """Tokens (n, width) in the layout of ``input_tiles.cuh``.
+    """Tokens (n, width) in the layout of ``input_tiles.cuh``. `squares`: float32 (tokens, width / 16), optional, if an
+    RMS norm is not finished: the tiles hold x times its weight, and here are sums of 16 values of x^2. The product
+    divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``."""
 
-    Attributes
-    ----------
-    tokens, width : int
-        Rows and inputs of a row.
-    held : int
-        Tokens there is room for, a multiple of 8.
-    data : uint8, flat
-        Tiles, means and the tokens' scales.
-    squares : float32 (tokens, width / 16), optional
-        If an RMS norm is not finished: the tiles hold x times its weight, and here are sums of 16 values of x^2. The
-        product divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``.
-    eps : float
-        Of that norm.
-    """
-
-    tokens: int
+    tokens: int  # tokens and width: rows and inputs of a row
     width: int
-    held: int
-    data: Any = field(repr=False, compare=False)
+    held: int  # tokens there is room for, a multiple of 8
+    data: Any = field(repr=False, compare=False)  # uint8, flat, tiles, means and the tokens' scales
     squares: Any = field(default=None, repr=False, compare=False)
-    eps: float = 0.0
+    eps: float = 0.0  # of that norm
 
     def values(self) -> np.ndarray:
         """What the tiles hold, float64 (tokens, width): x but for its rounding."""
@@ -91,9 +77,6 @@ def empty_tiles(tokens: int, width: int, held: int) -> InputTiles:
 def largest_scales(x: Floats) -> Floats:
     """Scales of tokens whose values are all known: the largest comes to lie between 2^14 and 2^15.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> np.log2(largest_scales(np.array([[1e6, 1.0], [1e-3, 0.0]], np.float32)))
     array([  5., -24.], dtype=float32)
     """
@@ -101,16 +84,9 @@ def largest_scales(x: Floats) -> Floats:
 
 
 def size_scales(mean_squares: Floats) -> Floats:
-    """Scales of tokens of which no more is known than how large they were before something was added.
+    """Scales of tokens of which no more is known than how large they were before something was added. `mean_squares`:
+    float32 (tokens,), of the residual stream.
 
-    Parameters
-    ----------
-    mean_squares : float32 (tokens,)
-        Of the residual stream.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> size_scales(np.array([1.0, 9.0, 1e6, 0.0], np.float32))
     array([6.4000e+01, 1.2800e+02, 3.2768e+04, 6.2500e-02], dtype=float32)
     """
@@ -124,18 +100,9 @@ def _power_below(x: Floats) -> Floats:
 
 
 def tiles_of(x: Floats, held: int, scales: Floats) -> InputTiles:
-    """Tiles as the kernels make them, in NumPy.
+    """Tiles as the kernels make them, in NumPy. `x`: float32 (tokens, width), width a multiple of 256; `scales`:
+    float32 (tokens,).
 
-    Parameters
-    ----------
-    x : float32 (tokens, width)
-        Width a multiple of 256.
-    held : int
-    scales : float32 (tokens,)
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> x = np.linspace(-1, 1, 256, dtype=np.float32)[None] * 1e6
     >>> tiles = tiles_of(x, 8, largest_scales(x))
     >>> bool(np.abs(tiles.values() - x).max() < 1e6 * 2.0**-11)

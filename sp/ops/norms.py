@@ -14,23 +14,15 @@ from sp.kernels.specs.elementwise import RMS_NORM
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
 
-Norm = tuple[Floats, float]
-"""Weight (hidden,) and eps of an RMS norm that comes before a product."""
+Norm = tuple[Floats, float]  # weight (hidden,) and eps of an RMS norm that comes before a product
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A norm of a residual stream on the device that the product before, which made the stream, has begun.
-
-    Attributes
-    ----------
-    norm : Norm
-    tiles : InputTiles
-        The stream times the norm's weight, with squares.
-    """
+    """A norm of a residual stream on the device that the product before, which made the stream, has begun."""
 
     norm: Norm
-    tiles: InputTiles
+    tiles: InputTiles  # the stream times the norm's weight, with squares
 
     @classmethod
     def empty(cls, x: Any, norm: Norm, held: int) -> Ready:
@@ -71,7 +63,6 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
 
     Examples
     --------
-    >>> import numpy as np
     >>> rms_norm(np.array([3.0, -3.0], np.float32), np.array([1.0, 2.0], np.float32), 0.0)
     array([ 1., -2.], dtype=float32)
     """
@@ -117,7 +108,6 @@ def l2norm(x: Floats, eps: float) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> l2norm(np.array([[3.0, 4.0]], np.float32), 0.0)
     array([[0.6, 0.8]], dtype=float32)
     """

@@ -15,10 +15,8 @@ Pairing = Literal["halves", "interleaved"]
 
 
 class Scaling(Protocol):
-    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is.
-
-    What a scaling does to the size of scores is `Rope.magnitude`.
-    """
+    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is. What a scaling does
+    to the size of scores is `Rope.magnitude`."""
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
         """Frequencies ``base ** (-2 j / dim)`` of the pairs, float64 (dim / 2,), to those that are used."""
@@ -27,28 +25,16 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class Rope:
-    """Which values of a head are turned together, and how fast.
+    """Which values of a head are turned together, and how fast. `pairing`: {"halves", "interleaved"}, pair j is values
+    ``(j, j + dim / 2)``, as GPT-NeoX has it, or ``(2 j, 2 j + 1)``, as GPT-J and Llama do; `magnitude`: cosines and
+    sines are multiplied by it, and so are the values that are turned: YaRN's attention factor.
 
-    Attributes
-    ----------
-    base : float
-        ``rope.freq_base``, e.g. 1e6.
-    dim : int
-        Values of a head that are turned, even; the rest pass through.
-    pairing : {"halves", "interleaved"}
-        Pair j is values ``(j, j + dim / 2)``, as GPT-NeoX has it, or ``(2 j, 2 j + 1)``, as GPT-J and Llama do.
-    scaling : Scaling, optional
-    magnitude : float
-        Cosines and sines are multiplied by it, and so are the values that are turned: YaRN's attention factor.
-
-    Examples
-    --------
     >>> Rope(1e4, 4).inverse_frequencies().tolist()
     [1.0, 0.01]
     """
 
-    base: float
-    dim: int
+    base: float  # ``rope.freq_base``, e.g. 1e6
+    dim: int  # values of a head that are turned, even; the rest pass through
     pairing: Pairing = "halves"
     scaling: Scaling | None = None
     magnitude: float = 1.0
@@ -60,12 +46,9 @@ class Rope:
         return plain if self.scaling is None else self.scaling.scale(plain, self.base)
 
     def turn_fractions(self) -> Ints:
-        """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (dim / 2,).
+        """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (dim / 2,). Multiplied by
+        a position modulo 2**64 they lose whole turns exactly, which floats do not.
 
-        Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
-
-        Examples
-        --------
         >>> Rope(1e6, 2).turn_fractions() / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
         array([1.])
         """
@@ -75,8 +58,6 @@ class Rope:
     def undone(self) -> Rope:
         """The rotation whose turn by the negative position takes this one back: frequencies are the same.
 
-        Examples
-        --------
         >>> Rope(1e4, 4, magnitude=1.25).undone().magnitude
         0.8
         """
@@ -119,7 +100,6 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
     >>> y = rope(rope(x, np.array([7]), Rope(1e6, 2)), np.array([-7]), Rope(1e6, 2))
     >>> bool(np.abs(x - y).max() < 1e-6)

@@ -13,24 +13,14 @@ from sp.arrays import Floats
 @dataclass(frozen=True)
 class LinearScaling:
     """Position interpolation: every angle is divided by one factor, so that `factor` positions stand where one did.
-
-    Attributes
-    ----------
-    factor : float
-        At least 1.
-
-    References
-    ----------
-    Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023,
+    Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023,
     https://arxiv.org/abs/2306.15595.
 
-    Examples
-    --------
     >>> LinearScaling(4.0).scale(np.array([1.0, 0.01]), 1e4)
     array([0.25  , 0.0025])
     """
 
-    factor: float
+    factor: float  # at least 1
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
         """See `sp.ops.rope.Scaling`."""
@@ -44,26 +34,9 @@ class YarnScaling:
     A pair that makes at least `beta_fast` turns there keeps its frequency, one that makes `beta_slow` or fewer has it
     divided by `factor`, and between them the share of either falls linearly from pair to pair, where the paper has it
     linear in the number of turns: as the authors' code does it, and llama.cpp and transformers after it. Which pairs
-    the two are is rounded outwards.
+    the two are is rounded outwards. Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+    Models", 2023, https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4.
 
-    Attributes
-    ----------
-    factor : float
-        At least 1.
-    original_context : int
-        Positions that the model was trained to before.
-    ext_factor : float
-        Share of the fast pairs' own frequency that they keep, in [0, 1].
-    beta_fast, beta_slow : float
-        Turns within the original context.
-
-    References
-    ----------
-    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023,
-    https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4.
-
-    Examples
-    --------
     >>> plain = 1e4 ** (-np.arange(0, 64, 2) / 64)
     >>> yarn = YarnScaling(4.0, 4096)
     >>> plain[[0, 31]] / yarn.scale(plain, 1e4)[[0, 31]]
@@ -72,10 +45,10 @@ class YarnScaling:
     1.1386
     """
 
-    factor: float
-    original_context: int
-    ext_factor: float = 1.0
-    beta_fast: float = 32.0
+    factor: float  # at least 1
+    original_context: int  # positions that the model was trained to before
+    ext_factor: float = 1.0  # share of the fast pairs' own frequency that they keep, in [0, 1]
+    beta_fast: float = 32.0  # beta_fast and beta_slow: turns within the original context
     beta_slow: float = 1.0
 
     @property

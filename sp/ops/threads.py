@@ -1,9 +1,8 @@
 """run_parallel: independent pieces of NumPy work on all cores, with one BLAS thread each.
 
 NumPy lets go of the interpreter lock inside matrix products and elementwise loops, so plain threads scale. OpenBLAS's
-own threads are switched off meanwhile: for tiles of this size they gain nothing, and their busy waiting makes a
-machine with other work several times slower.
-"""
+own threads are switched off meanwhile: for tiles of this size they gain nothing, and their busy waiting makes a machine
+with other work several times slower."""
 
 from __future__ import annotations
 
@@ -45,12 +44,9 @@ def _plain() -> bool:
 
 
 def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
-    """Call `work` on every piece; the pieces must write to different places and call no `run_parallel`.
+    """Call `work` on every piece; the pieces must write to different places and call no `run_parallel`. The result does
+    not depend on the number of cores.
 
-    The result does not depend on the number of cores.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> squares = np.zeros(4)
     >>> def square(i: int) -> None:
@@ -69,13 +65,10 @@ def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
 
 
 def token_slices(tokens: int, size: int = 256) -> list[slice]:
-    """Cut `tokens` into near-equal slices of at most `size`, an even number of them where there is more than one.
+    """Cut `tokens` into near-equal slices of at most `size`, an even number of them where there is more than one. Two,
+    four or eight cores then finish together. The cut depends on the number of tokens alone, so that results do not
+    depend on the machine.
 
-    Two, four or eight cores then finish together. The cut depends on the number of tokens alone, so that results
-    do not depend on the machine.
-
-    Examples
-    --------
     >>> token_slices(5, 2)
     [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None), slice(3, 5, None)]
     """

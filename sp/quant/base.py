@@ -1,8 +1,7 @@
 """A block format: so many values of a row packed into so many bytes, and the two functions between them.
 
-Rows are packed along the last axis and blocks never cross a row. Work goes in slabs that fit a core's cache,
-so the scratch memory of any call is small whatever the size of the tensor.
-"""
+Rows are packed along the last axis and blocks never cross a row. Work goes in slabs that fit a core's cache, so the
+scratch memory of any call is small whatever the size of the tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +18,8 @@ from sp.quant.packing import Packing
 SLAB = 1 << 16  # values a step; 256 KiB of float32, a quarter of a usual L2 cache
 FP16_MAX = 65504.0
 
-BlockDecoder = Callable[[Bytes, Floats], None]
-"""Fills (blocks, block_size) float32 from (blocks, block_bytes) uint8."""
-BlockEncoder = Callable[[Floats, Bytes], None]
-"""Fills (blocks, block_bytes) uint8 from (blocks, block_size) float32."""
+BlockDecoder = Callable[[Bytes, Floats], None]  # fills (blocks, block_size) float32 from (blocks, block_bytes) uint8
+BlockEncoder = Callable[[Floats, Bytes], None]  # fills (blocks, block_bytes) uint8 from (blocks, block_size) float32
 Spread = Callable[[Bytes, float], None]
 """Puts scales into (blocks, block_bytes) random bytes, so that they decode to a mean of 0 and a standard deviation."""
 
@@ -54,7 +51,6 @@ class BlockFormat:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import Q8_0
     >>> packed = Q8_0.encode(np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32))
     >>> packed.shape, Q8_0.decode(packed).shape
@@ -76,13 +72,9 @@ class BlockFormat:
         return 8 * self.block_bytes / self.block_size
 
     def times(self, factor: float) -> BlockFormat:
-        """The same blocks with `factor` in every value, as files with a scale for a whole tensor mean them.
+        """The same blocks with `factor` in every value, as files with a scale for a whole tensor mean them. No kernel
+        knows of the factor, so the device holds another format.
 
-        No kernel knows of the factor, so the device holds another format.
-
-        Examples
-        --------
-        >>> import numpy as np
         >>> from sp.quant import format_by_name
         >>> nvfp4 = format_by_name("nvfp4")
         >>> block = np.full(36, 0x22, np.uint8)

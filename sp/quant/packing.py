@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from sp.arrays import Bytes, Int8s
 
-TILE = 64
-"""Rows, and inputs, of a tile of packed weights."""
+TILE = 64  # rows, and inputs, of a tile of packed weights
 STAGE_ROWS, UNIT_ROWS = 16, TILE
 """Rows that the decode kernels and the Hopper kernel for few tokens fetch at once, each of a span of inputs."""
 
@@ -67,21 +66,11 @@ class Scales:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Codes that name vectors of numbers in the file: the device holds a code for each number.
+    """Codes that name vectors of numbers in the file: the device holds a code for each number."""
 
-    Attributes
-    ----------
-    nbytes : int
-        Of a block in the file, without its scales.
-    codes : callable
-        uint8 ``(blocks, block_bytes)`` -> uint8 ``(blocks, block)``.
-    grid : callable
-        The vectors, as words: uint32 of four signed bytes.
-    """
-
-    nbytes: int
-    codes: Callable[[Bytes], Bytes]
-    grid: Callable[[], npt.NDArray[Any]]
+    nbytes: int  # of a block in the file, without its scales
+    codes: Callable[[Bytes], Bytes]  # uint8 ``(blocks, block_bytes)`` -> uint8 ``(blocks, block)``
+    grid: Callable[[], npt.NDArray[Any]]  # the vectors, as words: uint32 of four signed bytes
 
 
 @dataclass(frozen=True)
@@ -183,10 +172,8 @@ class Packing:
         return len({after - before for before, after in zip(self.values, self.values[1:], strict=False)}) > 1
 
     def held_codes(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Codes as the device holds them, from those of the file, and back: looked-up ones exchange bits 2 and 3.
-
-        Codes that differ in the top bit alone then stand for numbers of one sign, which spares kernels a choice.
-        """
+        """Codes as the device holds them, from those of the file, and back: looked-up ones exchange bits 2 and 3. Codes
+        that differ in the top bit alone then stand for numbers of one sign, which spares kernels a choice."""
         return codes & 3 | (codes & 4) << 1 | (codes & 8) >> 1 if self.lookup else codes
 
     @property

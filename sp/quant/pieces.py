@@ -6,16 +6,14 @@ byte has no room for more. A code that lies whole is an operand as soon as the r
 whichever bit it begins: products of bytes give it times a power of two. That is why codes of five and six bits do not
 lie as four bits and the others apart: at half of the places, and at three quarters, nothing must be put together.
 
-The packing in NumPy (`sp.ops.matmul.fragment_order`) and, through ``packings.cuh``, all kernels know it from here.
-"""
+The packing in NumPy (`sp.ops.matmul.fragment_order`) and, through ``packings.cuh``, all kernels know it from here."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 STEPS, ROWS, MOST_PIECES = 4, 2, 3
-PIECED = (3, 4, 5, 6)
-"""Bits of the codes that lie in pieces."""
+PIECED = (3, 4, 5, 6)  # bits of the codes that lie in pieces
 
 
 class Piece(NamedTuple):
@@ -32,12 +30,9 @@ def pieces(bits: int, step: int, row: int) -> tuple[Piece, ...]:
 
     Parameters
     ----------
-    bits : {3, 4, 5, 6}
-        Of a code; there are as many words.
-    step : int
-        Of 16 inputs, 0 to 3.
-    row : {0, 1}
-        The rows ``g`` or ``g + 8`` of a warp's sixteen.
+    bits : {3, 4, 5, 6}, of a code; there are as many words
+    step : int, of 16 inputs, 0 to 3
+    row : {0, 1}, the rows ``g`` or ``g + 8`` of a warp's sixteen
 
     Examples
     --------

@@ -12,8 +12,7 @@ from sp.quant.packing import Packing
 
 _formats: dict[int, BlockFormat] = {}
 
-FORMATS: Mapping[int, BlockFormat] = MappingProxyType(_formats)
-"""Every registered format by its ggml type id."""
+FORMATS: Mapping[int, BlockFormat] = MappingProxyType(_formats)  # every registered format by its ggml type id
 
 
 def register_format(fmt: BlockFormat) -> BlockFormat:

@@ -1,8 +1,7 @@
 """What the device holds of formats that no kernel reads: the same numbers in another format, and what that costs.
 
 Codes of 8 bits with a scale for 32 values (Q8_0) where the format has no more bits than that, BF16 where it has, or
-where a row is not whole blocks. A narrow F32 matrix is three of BF16 that add up to it.
-"""
+where a row is not whole blocks. A narrow F32 matrix is three of BF16 that add up to it."""
 
 from __future__ import annotations
 
@@ -22,28 +21,16 @@ from sp.quant.formats.plain.f32 import F32
 from sp.quant.packing import TILE
 from sp.quant.registry import FORMATS
 
-PIECE = 1 << 20
-"""Values that a thread decodes and encodes at a time."""
+PIECE = 1 << 20  # values that a thread decodes and encodes at a time
 EXACT_ROWS = 512
 """F32 matrices of at most so many rows keep every bit; those that files have are gates, of a row a head."""
-EXACT_TERMS = 3
-"""BF16 matrices that add up to one of F32."""
+EXACT_TERMS = 3  # BF16 matrices that add up to one of F32
 
 
 def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> BlockFormat:
-    """The format in which the device holds a matrix.
+    """The format in which the device holds a matrix. `fmt`: of the file; `width`: values of a row; `table`: whether
+    only rows are picked, as of an embedding, which needs no kernel that multiplies.
 
-    Parameters
-    ----------
-    fmt : BlockFormat
-        Of the file.
-    width : int
-        Values of a row.
-    table : bool
-        Whether only rows are picked, as of an embedding, which needs no kernel that multiplies.
-
-    Examples
-    --------
     >>> from sp.quant import F32, Q4_K
     >>> device_format(Q4_K, 512).name, device_format(F32, 512).name, device_format(F32, 512, table=True).name
     ('Q4_K', 'BF16', 'F32')
@@ -56,9 +43,6 @@ def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> Block
 def is_split(fmt: BlockFormat, shape: tuple[int, ...]) -> bool:
     """Whether the device holds a matrix (out, in) as BF16 matrices that add up to it.
 
-    Examples
-    --------
-    >>> from sp.quant import F32
     >>> is_split(F32, (48, 5120)), is_split(F32, (17408, 5120))
     (True, False)
     """
@@ -66,16 +50,9 @@ def is_split(fmt: BlockFormat, shape: tuple[int, ...]) -> bool:
 
 
 def repack(rows: Bytes, fmt: BlockFormat, target: BlockFormat) -> Bytes:
-    """Rows of one format in another: uint8 (n, row_bytes) -> (n, row_bytes of `target`), on all cores.
+    """Rows of one format in another: uint8 (n, row_bytes) -> (n, row_bytes of `target`), on all cores. ConfigError when
+    values are NaN, Inf or too large for `target`.
 
-    Raises
-    ------
-    ConfigError
-        When values are NaN, Inf or too large for `target`.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> from sp.quant import Q4_0, Q8_0
     >>> repack(Q4_0.encode(np.ones((3, 64), np.float32)), Q4_0, Q8_0).shape
     (3, 68)
@@ -125,15 +102,9 @@ class Repacked:
 
 
 def count_repacked(matrices: Iterable[tuple[BlockFormat, tuple[int, ...], bool]]) -> tuple[Repacked, ...]:
-    """What of `matrices` the device holds in another format, the most bytes first.
+    """What of `matrices` the device holds in another format, the most bytes first. `matrices`: iterable of (format,
+    shape, table), see `device_format`.
 
-    Parameters
-    ----------
-    matrices : iterable of (format, shape, table)
-        See `device_format`.
-
-    Examples
-    --------
     >>> from sp.quant import F32, Q4_K
     >>> [str(each) for each in count_repacked([(F32, (1000, 512), False), (Q4_K, (1000, 512), False)])]
     ['1 tensor of F32 is re-packed as BF16 for the GPU: 2.0 MB -> 1.0 MB']

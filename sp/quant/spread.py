@@ -1,8 +1,7 @@
 """What formats give blocks of random bytes a spread with: scales that vary from block to block, of known mean square.
 
 Drawing bytes and putting their scales right is what `sp.models.synthetic.random_store` does with `BlockFormat.spread`;
-encoding random values would take minutes for a large model.
-"""
+encoding random values would take minutes for a large model."""
 
 from __future__ import annotations
 

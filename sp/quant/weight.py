@@ -22,8 +22,7 @@ class Math(StrEnum):
 
     BF16 = "bf16"
     INT8 = "int8"
-    FP8 = "fp8"
-    """e4m3; needs compute capability 9.0."""
+    FP8 = "fp8"  # e4m3; needs compute capability 9.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Weight:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import Q8_0, Weight
     >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
     >>> w.data.shape, w.dense().shape, w.rows(np.array([3, 0])).shape
@@ -83,10 +81,8 @@ class Weight:
         return self.format.decode(self.data)
 
     def rows(self, index: Ints) -> Floats:
-        """Values of the rows `index` names (any shape) along the first axis, e.g. of an embedding table.
-
-        Returns float32 of shape ``index.shape + shape[1:]``. ConfigError for a row that does not exist.
-        """
+        """Values of the rows `index` names (any shape) along the first axis, e.g. of an embedding table. Returns
+        float32 of shape ``index.shape + shape[1:]``. ConfigError for a row that does not exist."""
         index = np.asarray(index)
         if len(self.shape) < 2:
             raise ConfigError(f"{self.name}: a weight of one axis has no rows to pick")

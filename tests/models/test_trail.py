@@ -23,8 +23,8 @@ def whole(model: Model, ids: np.ndarray, kv: str = "f16") -> np.ndarray:
 
 
 def close(got: np.ndarray, want: np.ndarray, kv: str = "f16") -> None:
-    """Keys and values are rounded to 11 bits; one of four bits rounds the other way where products of other sizes differ
-    in their last bit, as they do on some processors, and is off by a step."""
+    """Keys and values are rounded to 11 bits; one of four bits may round the other way where products of other sizes
+    differ in their last bit, as they do on some processors, and is off by a step."""
     assert ((got - want) ** 2).sum() < (1e-6 if kv == "f16" else 1e-2) * (want**2).sum()
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 
 CHUNK = 64
-CONV_RUN = 16
-"""Tokens a team of `CAUSAL_CONV1D` takes."""
-MOST_TOKENS = 16
-"""Tokens that `DELTA_RECURRENT` takes at once."""
+CONV_RUN = 16  # tokens a team of `CAUSAL_CONV1D` takes
+MOST_TOKENS = 16  # tokens that `DELTA_RECURRENT` takes at once
 
 
 def chunk_smem(defines: Defines) -> int:

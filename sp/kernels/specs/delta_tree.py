@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-NODES = (16, 24, 32, 64)
-"""Sizes that `DELTA_TREE` is built for; it takes up to that many nodes."""
+NODES = (16, 24, 32, 64)  # sizes that `DELTA_TREE` is built for; it takes up to that many nodes
 
 
 def tree_smem(defines: Defines) -> int:

@@ -18,10 +18,8 @@ SWIGLU = KernelSpec(
 )
 
 BIAS_THREADS = 128
-BIAS_EACH = 8
-"""Values of a thread."""
-MOST_BIASES = 3
-"""Arrays of one launch."""
+BIAS_EACH = 8  # values of a thread
+MOST_BIASES = 3  # arrays of one launch
 
 ADD_BIAS = KernelSpec(
     source="add_bias.cu",

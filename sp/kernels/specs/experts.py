@@ -1,8 +1,7 @@
 """Kernels of mixtures of experts around their products, and those of few tokens.
 
 Define of `ROUTE`: EACH, logits of a lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH, see
-their header.
-"""
+their header."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from functools import partial
 from sp.kernels.launch import Defines, KernelSpec
 from sp.quant import Q4_K, Q6_K, Q8_0, packing_of
 
-ROUTE_TOKENS = 4
-"""Of a block, a warp each."""
+ROUTE_TOKENS = 4  # of a block, a warp each
 MOST_EXPERTS = 512
 MOST_USED = 32
 
@@ -53,8 +51,7 @@ COMBINE_ROWS = KernelSpec(
 
 STRIP_WARPS = 8
 STRIP_DEPTH = 2
-INPUT_BYTES = 544 + 32 + 64 + 16
-"""Of a warp: 256 inputs as integers, their sums and their factor."""
+INPUT_BYTES = 544 + 32 + 64 + 16  # of a warp: 256 inputs as integers, their sums and their factor
 
 
 def strip_variant(kind: int, stages: int) -> dict[str, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from sp.kernels.launch import KernelSpec
 
 THREADS = 128
-EACH = 8
-"""Values of a thread."""
+EACH = 8  # values of a thread
 
 STORE_FEATURES = KernelSpec(
     source="feature_rows.cu",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 
 MEAN_THREADS = 128
-CORRECTION_ROWS = 64
-"""Query rows of a block of mean_correction."""
-FEWEST = 1024
-"""Shared memory is sized for at least so many blocks, which is 128 K tokens."""
+CORRECTION_ROWS = 64  # query rows of a block of mean_correction
+FEWEST = 1024  # shared memory is sized for at least so many blocks, which is 128 K tokens
 RULES = (0, 1, 2)
 """Of block_select: a threshold or a share of the blocks; the root of their number; a share of the energy."""
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sp.kernels.launch import KernelSpec
 
 BINS = 1024
-CAPACITY = 8192
-"""Tokens that `SAMPLE_TOKEN` ranks by sorting."""
-SLICE = 64 * 256
-"""Logits of a block of `TOP_LOGPROBS`."""
+CAPACITY = 8192  # tokens that `SAMPLE_TOKEN` ranks by sorting
+SLICE = 64 * 256  # logits of a block of `TOP_LOGPROBS`
 MOST_SLICES = 64
 
 ARGMAX = KernelSpec(

@@ -17,20 +17,16 @@ Rows = dict[str, Resources]
 
 
 class Baseline(NamedTuple):
-    """What a file records for one compiler.
-
-    `compiled`: by the same names a hash of what was compiled, of those that nothing was wrong with.
-    """
+    """What a file records for one compiler. `compiled`: by the same names a hash of what was compiled, of those that
+    nothing was wrong with."""
 
     rows: Rows
     compiled: dict[str, str]
 
 
 def compare(rows: Rows, known: Rows | None) -> tuple[list[str], list[str]]:
-    """Problems and remarks of needs against a baseline; without one only spills are problems.
-
-    A stack frame beyond the spills holds an array whose places the compiler does not know, in local memory.
-    """
+    """Problems and remarks of needs against a baseline; without one only spills are problems. A stack frame beyond the
+    spills holds an array whose places the compiler does not know, in local memory."""
     problems, remarks = [], []
     for name, need in rows.items():
         was = (known or {}).get(name)

@@ -20,8 +20,7 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.tools.baseline import BASELINE, Baseline, Rows, compare, compiler, read_baseline
 from sp.kernels.tools.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
 
-ALSO = 16
-"""Compilations of what is as it was, beside those of what is not."""
+ALSO = 16  # compilations of what is as it was, beside those of what is not
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of a check.
-
-    `rows`, `dynamic`: needs and dynamic shared bytes by row name; `problems`, `remarks`: what fails it, and what does
-    not; `compiled`: hashes of what has no problem, for a baseline; `jobs`: compilations that were made.
-    """
+    """Outcome of a check. `rows`, `dynamic`: needs and dynamic shared bytes by row name; `problems`, `remarks`: what
+    fails it, and what does not; `compiled`: hashes of what has no problem, for a baseline; `jobs`: compilations that
+    were made."""
 
     rows: Rows
     dynamic: dict[str, int]
@@ -58,8 +55,6 @@ class Report:
 def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str = "") -> str:
     """Name of an entry (or source), variant and architecture in tables and in the baseline.
 
-    Examples
-    --------
     >>> row_name("rms_norm", [("COLS", 512)], "80")
     'rms_norm COLS=512 sm_80'
     """
@@ -68,9 +63,7 @@ def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str 
 
 def fits(kernel: KernelSpec, defines: Defines, arch: str) -> bool:
     """Whether a variant is meant for an architecture: both are Hopper's own or neither, and its shared memory is there.
-
-    Ops choose among variants by what the card has; a variant for large shared memory is no fault.
-    """
+    Ops choose among variants by what the card has; a variant for large shared memory is no fault."""
     limit = SHARED_LIMIT.get(arch, 227) << 10
     return arch.endswith("a") == (kernel.arches == "90a") and kernel.shared_bytes(defines) <= limit
 
@@ -111,10 +104,8 @@ def names(job: Job) -> list[str]:
 
 
 def differing(jobs: Iterable[Job], known: Baseline, also: int = ALSO) -> list[Job]:
-    """Jobs whose text or options are not those of a baseline, and as many others as `also` says, drawn by lot.
-
-    The same compiler makes the same of the same text; the others are there to show a baseline that was never true.
-    """
+    """Jobs whose text or options are not those of a baseline, and as many others as `also` says, drawn by lot. The same
+    compiler makes the same of the same text; the others are there to show a baseline that was never true."""
     changed: list[Job] = []
     same: list[Job] = []
     for job in jobs:
@@ -153,18 +144,13 @@ def check(
 
     Parameters
     ----------
-    kernels : iterable of KernelSpec
-        Declarations, usually all of the manifest.
-    arches : iterable of str
-        Of `sp.kernels.tools.resources.ARCHES`.
+    kernels : iterable of KernelSpec, declarations, usually all of the manifest
+    arches : iterable of str, of `sp.kernels.tools.resources.ARCHES`
     baseline : Path, optional
         JSON file of earlier needs, keyed by the compiler's version; may be missing. With None nothing is compared.
-    progress : callable
-        Given 1 after every compilation.
-    workers : int, optional
-        Processes; as many as cores if left out.
-    changed : bool
-        Compile what is `differing` alone; needs of the rest are those of the baseline.
+    progress : callable, given 1 after every compilation
+    workers : int, optional, processes; as many as cores if left out
+    changed : bool, compile what is `differing` alone; needs of the rest are those of the baseline
     """
     kernels, arches = tuple(kernels), tuple(arches)
     known, jobs = read_baseline(baseline) if baseline else None, plan(kernels, arches)

@@ -22,29 +22,19 @@ def attention(q: Floats, k: Floats, v: Floats) -> Floats:
     ``j <= kv_tokens - n + i``: the queries are the last `n` tokens, so query ``n - 1`` sees every key.
     ``group = heads / kv_heads`` (grouped-query attention).
 
-    Scores live one tile at a time; memory beside the output does not grow with the sequence, and tiles that lie
-    wholly above the diagonal are never computed. Scores are kept relative to a row reference (the row maximum of
-    the first tile) which moves only when a later score passes it by 2**64: float32 holds the sums until then,
-    and most tiles need no row maximum and no rescaling.
+    Scores live one tile at a time; memory beside the output does not grow with the sequence, and tiles that lie wholly
+    above the diagonal are never computed. Scores are kept relative to a row reference (the row maximum of the first
+    tile) which moves only when a later score passes it by 2**64: float32 holds the sums until then, and most tiles need
+    no row maximum and no rescaling. Returns float32 (n, heads, d). Source: Dao et al., "FlashAttention", 2022 (online
+    softmax); lazy rescaling as in FlashAttention-4.
 
     Parameters
     ----------
-    q : float32 (n, heads, d)
-        Rotated queries, not yet scaled.
-    k, v : float32 (kv_tokens, kv_heads, d)
-        ``kv_tokens >= n``; ``heads % kv_heads == 0``.
-
-    Returns
-    -------
-    float32 (n, heads, d)
-
-    References
-    ----------
-    Dao et al., "FlashAttention", 2022 (online softmax); lazy rescaling as in FlashAttention-4.
+    q : float32 (n, heads, d), rotated queries, not yet scaled
+    k, v : float32 (kv_tokens, kv_heads, d), ``kv_tokens >= n``; ``heads % kv_heads == 0``
 
     Examples
     --------
-    >>> import numpy as np
     >>> v = np.array([[[1.0]], [[3.0]]], np.float32)
     >>> attention(np.zeros((2, 1, 1), np.float32), v, v).ravel().tolist()
     [1.0, 2.0]

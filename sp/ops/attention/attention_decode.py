@@ -26,24 +26,11 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
 
     The twin is `sp.ops.attention.paged_attention.attention_output`, and `paged_attention` where not `finish`.
 
-    Parameters
-    ----------
-    q : cupy float16 (n, heads, d)
-        Where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16.
-    at : PagedKV
-        The length of its table bounds its tokens.
-    finish : bool
-        Rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
+    `q`: cupy float16 (n, heads, d), where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16;
+    `at`: the length of its table bounds its tokens; `finish`: rotate outputs back and apply the gate of `wide`, bf16
+    (n, heads, 2 d), if there is one.
 
-    Returns
-    -------
-    cupy uint16 (n, heads, d)
-        bf16.
-
-    References
-    ----------
-    Dao et al., "Flash-Decoding for long-context inference", 2023.
-    """
+    Returns cupy uint16 (n, heads, d), bf16. Source: Dao et al., "Flash-Decoding for long-context inference", 2023."""
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)

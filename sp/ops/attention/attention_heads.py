@@ -20,8 +20,7 @@ from sp.ops.attention.kv_pages import is_packed, page_head_dim, split_count
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.rope import Rope
 
-MANY = 512
-"""Tokens that fill the card with warps of several heads, or of all heads of a token."""
+MANY = 512  # tokens that fill the card with warps of several heads, or of all heads of a token
 
 
 def attention_heads(
@@ -35,24 +34,15 @@ def attention_heads(
     out: Floats | None = None,
 ) -> Floats:
     """Norm and turn q and k, store k and v: `head_norm_rope` of both and `kv_append`, on the device in one launch.
+    Returns float32 (tokens, heads, d), on the device float16, queries; not rotated by the Hadamard matrix.
 
     Parameters
     ----------
-    q : float32 (tokens, heads, stride), on the device bf16
-        Only the first d values of a head are used.
+    q : float32 (tokens, heads, stride), on the device bf16, only the first d values of a head are used
     k, v : float32 (tokens, kv_heads, d), on the device bf16
-    norms : HeadNorms
     positions : int64 (tokens,)
-    rotary : Rope
-    at : PagedKV
-        Where k and v go, as the next tokens.
-    out : array as the one returned, optional
-        Where to write the queries.
-
-    Returns
-    -------
-    float32 (tokens, heads, d), on the device float16
-        Queries; not rotated by the Hadamard matrix.
+    at : PagedKV, where k and v go, as the next tokens
+    out : array as the one returned, optional, where to write the queries
     """
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):

@@ -19,28 +19,13 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
     The twin is `sp.ops.attention.attention` on the gathered pages.
 
-    Parameters
-    ----------
-    q : cupy float16 (n, heads, d)
-        In the basis of the cached keys, not yet scaled.
-    at : PagedKV
-        At least `n` tokens, which the kernel takes from `total` where it is given.
-    scale : float
-        Positive; usually ``d ** -0.5``.
-    blocks : BlockLists, optional
-        All key blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``.
-    lse : cupy float32 (heads, n), optional
-        Where to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys.
+    `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: at least `n` tokens, which
+    the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`: all key blocks
+    if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n), optional, where
+    to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys.
 
-    Returns
-    -------
-    cupy uint16 (n, heads, d)
-        bf16.
-
-    References
-    ----------
-    Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
-    """
+    Returns cupy uint16 (n, heads, d), bf16. Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
+    and Work Partitioning", 2023."""
     n, heads, head_dim = q.shape
     at.check_queries(q)
     assert n <= at.tokens <= len(at.table) * PAGE_TOKENS, f"{n} queries, {at.tokens} tokens, {len(at.table)} pages"

@@ -1,7 +1,6 @@
 """Attention of a few query tokens over a long context: the raw material of every attention scorer.
 
-A[h, n, j] = softmax_j( q[n, h] . k[j, h // group] / sqrt(head_dim) ),   j <= limit[n]
-"""
+A[h, n, j] = softmax_j( q[n, h] . k[j, h // group] / sqrt(head_dim) ),   j <= limit[n]"""
 
 from __future__ import annotations
 
@@ -11,21 +10,14 @@ from sp.arrays import Floats, Ints
 
 
 def attention_probs(q: Floats, k: Floats, limit: Ints) -> Floats:
-    """Softmax weights of `n` queries over `s` keys, exactly zero beyond each query's limit.
+    """Softmax weights of `n` queries over `s` keys, exactly zero beyond each query's limit. Returns an array (heads, n,
+    s), float32; each row sums to one.
 
     Parameters
     ----------
-    q : array (n, heads, head_dim)
-        Queries, with rotary embedding already applied or deliberately left out.
-    k : array (s, kv_heads, head_dim)
-        Keys, treated the same way; `heads` is a multiple of `kv_heads`.
-    limit : array (n,)
-        Index of the last key each query may see.
-
-    Returns
-    -------
-    array (heads, n, s), float32
-        Each row sums to one.
+    q : array (n, heads, head_dim), queries, with rotary embedding already applied or deliberately left out
+    k : array (s, kv_heads, head_dim), keys, treated the same way; `heads` is a multiple of `kv_heads`
+    limit : array (n,), index of the last key each query may see
 
     Examples
     --------

@@ -13,26 +13,18 @@ from sp.ops.attention.attention_probs import attention_logits, softmax
 from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 
-SPLIT_KEYS = 1024
-"""Keys of a split on the device: the same on every card, so that sums are."""
+SPLIT_KEYS = 1024  # keys of a split on the device: the same on every card, so that sums are
 
 
 def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool = False) -> Floats:
     """Softmax weights of `n` query rows over cached keys, head by head.
-
-    ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``.
+    ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``. Returns float32 (heads, n, tokens),
+    ``4 n heads tokens`` bytes, where `q` is; the caller's to change.
 
     Parameters
     ----------
-    q, at, causal
-        See `importance`.
-    logits : bool
-        What the softmax is taken of in place of the weights; -inf where a query sees nothing.
-
-    Returns
-    -------
-    float32 (heads, n, tokens)
-        ``4 n heads tokens`` bytes, where `q` is; the caller's to change.
+    q, at, causal : See `importance`
+    logits : bool, what the softmax is taken of in place of the weights; -inf where a query sees nothing
 
     Examples
     --------
@@ -60,9 +52,7 @@ def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool 
 
 def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
     """Logits times log2(e), float32 (heads, n, pitch), and their (largest, 1 / sum of 2^(. - largest)), (heads, n, 2).
-
-    The pitch is the tokens rounded up to whole pages; what lies between is -inf.
-    """
+    The pitch is the tokens rounded up to whole pages; what lies between is -inf."""
     cupy = import_cupy()
     (n, heads, d), tokens, kv_heads = q.shape, at.tokens, at.kv_heads
     assert page_head_dim(at.k, at.fmt) == d, f"q {q.shape}, pages {at.k.shape}"

@@ -25,31 +25,15 @@ def prefill(
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
     The twin is `sp.ops.attention.attention` on the gathered pages.
 
-    Parameters
-    ----------
-    q : cupy float16 (n, heads, d)
-        Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes. d is 64, 128 or 256.
-    at : PagedKV
-        F16 pages, as uint8 or float16, and at least `n` tokens, which the kernel takes from `total` where it is given;
-        ``heads % kv_heads == 0``.
-    scale : float
-        Positive; usually ``d ** -0.5``.
-    blocks : BlockLists, optional
-        All blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``.
-    out : cupy uint16 (n, heads, d), optional
-        Where to write.
-    lse : cupy float32 (heads, n), optional
-        Where to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys.
+    `q`: cupy float16 (n, heads, d), rotated queries, not yet scaled; rows and heads may be strided by multiples of 16
+    bytes. d is 64, 128 or 256; `at`: F16 pages, as uint8 or float16, and at least `n` tokens, which the kernel takes
+    from `total` where it is given; ``heads % kv_heads == 0``; `scale`: positive; usually ``d ** -0.5``; `blocks`: all
+    blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `out`: cupy uint16 (n, heads, d),
+    optional, where to write; `lse`: cupy float32 (heads, n), optional, where to write the natural logarithm of each
+    row's sum of ``exp(scale * score)``; -inf for a row without keys.
 
-    Returns
-    -------
-    cupy uint16 (n, heads, d)
-        bf16.
-
-    References
-    ----------
-    Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.
-    """
+    Returns cupy uint16 (n, heads, d), bf16. Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
+    Asynchrony and Low-precision", 2024."""
     cupy = import_cupy()
     n, heads, d = q.shape
     if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0

@@ -29,19 +29,13 @@ def split(
 ) -> Any:
     """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
 
-    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a
-    kv head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The
-    twin with `seen` or `window` is `sp.ops.attention.tree_attention`.
+    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a kv
+    head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The twin
+    with `seen` or `window` is `sp.ops.attention.tree_attention`.
 
-    Parameters
-    ----------
-    seen : cupy uint64 (n,), optional
-        Which of the last n tokens each query sees; itself and those before it if left out.
-    window : int, optional
-        See `sp.ops.attention.tree_attention`.
-    tiles : InputTiles (n, heads * d), optional
-        Where the result goes instead of to an array of BF16; returned then.
-    """
+    `seen`: cupy uint64 (n,), optional, which of the last n tokens each query sees; itself and those before it if left
+    out; `window`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, where the result
+    goes instead of to an array of BF16; returned then."""
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)

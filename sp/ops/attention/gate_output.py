@@ -16,8 +16,6 @@ VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head 
 def rotated_block(head_dim: int, most: int | None = None) -> int:
     """Values over which a head is rotated: the largest power of two that divides its size, up to `most`.
 
-    Examples
-    --------
     >>> rotated_block(128), rotated_block(96), rotated_block(128, VALUE_BLOCK)
     (128, 32, 64)
     """
@@ -26,24 +24,19 @@ def rotated_block(head_dim: int, most: int | None = None) -> int:
 
 
 def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
-    """Turn outputs back where cached values were rotated, then multiply by the sigmoid of the gate.
+    """Turn outputs back where cached values were rotated, then multiply by the sigmoid of the gate. Returns float32
+    (tokens, heads * d), on the device bf16.
 
     Parameters
     ----------
-    out : float32 (tokens, heads, d), on the device bf16
-        May be overwritten.
+    out : float32 (tokens, heads, d), on the device bf16, may be overwritten
     wide : float32 (tokens, heads, 2 d), on the device bf16, optional
         Each head's query and then its gate, as the wide query matrix gives them; None where there is no gate.
     unrotate : bool
         Whether values were cached rotated by a Hadamard matrix over blocks of 64, or less; see `rotated_block`.
 
-    Returns
-    -------
-    float32 (tokens, heads * d), on the device bf16
-
     Examples
     --------
-    >>> import numpy as np
     >>> gate_output(np.ones((1, 2, 1), np.float32), np.zeros((1, 2, 2), np.float32), False)
     array([[0.5, 0.5]], dtype=float32)
     """

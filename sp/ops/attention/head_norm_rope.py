@@ -19,16 +19,9 @@ from sp.ops.rope import Rope, rope
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of every query head and every key head; ``HeadNorms()`` where a model has none.
+    """RMS norms of every query head and every key head; ``HeadNorms()`` where a model has none."""
 
-    Attributes
-    ----------
-    q, k : float32 (head_dim,), optional
-        Weights: both or neither.
-    eps : float
-    """
-
-    q: Floats | None = None
+    q: Floats | None = None  # q and k: float32 (head_dim,), optional, weights: both or neither
     k: Floats | None = None
     eps: float = 0.0
 
@@ -39,28 +32,19 @@ class HeadNorms:
 def head_norm_rope(
     x: Floats, head_dim: int, weight: Floats | None, eps: float, positions: Ints, rotary: Rope
 ) -> Floats:
-    """Norm the first d values of every head and turn them by their token's position; see `rms_norm` and `rope`.
+    """Norm the first d values of every head and turn them by their token's position; see `rms_norm` and `rope`. Returns
+    float32 (tokens, heads, d), on the device float16; angles are as exact at position 1 000 000 as at 1.
 
     Parameters
     ----------
     x : float32 (tokens, heads, stride), on the device bf16
         ``stride >= d``; what lies behind the first d values (a gate) is not touched.
-    head_dim : int
-        d; on the device 64, 128 or 256.
-    weight : float32 (d,), optional
-        No norm without it.
-    eps : float
+    head_dim : int, d; on the device 64, 128 or 256
+    weight : float32 (d,), optional, no norm without it
     positions : int64 (tokens,)
-    rotary : Rope
-
-    Returns
-    -------
-    float32 (tokens, heads, d), on the device float16
-        Angles are as exact at position 1 000 000 as at 1.
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[[3.0, -3.0, 7.0]]], np.float32)
     >>> head_norm_rope(x, 2, np.ones(2, np.float32), 0.0, np.array([0]), Rope(1e6, 2))
     array([[[ 1., -1.]]], dtype=float32)

@@ -15,26 +15,15 @@ from sp.ops.attention.attention_rows import device_rows, softmaxed
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Reduction, chunk_means
 
-HEAT_CHUNK = 32
-"""Tokens of a chunk of a heat map."""
+HEAT_CHUNK = 32  # tokens of a chunk of a heat map
 
 
 class Folded(NamedTuple):
-    """What one layer leaves.
+    """What one layer leaves."""
 
-    Attributes
-    ----------
-    running : float32 (queries or 1, tokens)
-        See `Reduction.fold`.
-    by_layer : float32 (chunks,)
-        Largest weight of all heads, mean over the queries and 32 tokens.
-    by_head : float32 (heads, chunks), optional
-        Mean weight of each head.
-    """
-
-    running: Floats
-    by_layer: Floats
-    by_head: Floats | None
+    running: Floats  # float32 (queries or 1, tokens), see `Reduction.fold`
+    by_layer: Floats  # float32 (chunks,), largest weight of all heads, mean over the queries and 32 tokens
+    by_head: Floats | None  # float32 (heads, chunks), optional, mean weight of each head
 
 
 def importance(
@@ -47,8 +36,9 @@ def importance(
     by_head: bool = False,
 ) -> Folded:
     """Softmax weights of `n` query rows over cached keys, reduced over the heads and folded into `running`.
-
-    ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``; the rest is `Reduction.fold`.
+    ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``; the rest is `Reduction.fold`. Returns Folded, on
+    the device the same from run to run: sums are taken in a fixed order. One layer's weights take ``4 n heads tokens``
+    bytes there while this runs.
 
     Parameters
     ----------
@@ -56,19 +46,10 @@ def importance(
     at : PagedKV
         Cached tokens, at least one, of which only the keys are read; those in the basis of `q`. On the device in Q4_0
         they are unpacked first.
-    reduction : Reduction
     running : float32 (queries or 1, tokens), optional
         Result of the layers before; on the device it is overwritten by the new one.
-    causal : bool
-        The queries are the last `n` of the tokens and see none after themselves; else each sees all tokens.
-    by_head : bool
-        Keep a heat map of every head as well.
-
-    Returns
-    -------
-    Folded
-        On the device the same from run to run: sums are taken in a fixed order. One layer's weights take
-        ``4 n heads tokens`` bytes there while this runs.
+    causal : bool, the queries are the last `n` of the tokens and see none after themselves; else each sees all tokens
+    by_head : bool, keep a heat map of every head as well
 
     Examples
     --------
@@ -127,8 +108,6 @@ def in_kernel(reduction: Reduction) -> bool:
 def fold_defines(reduction: Reduction) -> dict[str, int]:
     """What the fold kernel is compiled for.
 
-    Examples
-    --------
     >>> fold_defines(Reduction("heads,queries,pool"))["POOL_AT"]
     0
     """

@@ -22,10 +22,8 @@ from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel, token_slices
 from sp.quant import F16, Q4_0, BlockFormat
 
-PAGE_TOKENS = 128
-"""Tokens of a page on the device; on the CPU any number goes."""
-DEVICE_PAGES = (F16, Q4_0)
-"""Formats of pages on the device."""
+PAGE_TOKENS = 128  # tokens of a page on the device; on the CPU any number goes
+DEVICE_PAGES = (F16, Q4_0)  # formats of pages on the device
 
 
 def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
@@ -50,8 +48,6 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from sp.quant import F16
     >>> pages = np.zeros((3, 2, 1, 4), np.uint8)  # 3 pages of 2 tokens, 1 head of 2 values
     >>> kv = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
     >>> kv_append(pages, np.array([2, 0]), 0, kv, F16)
@@ -84,7 +80,6 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F32
     >>> kv_gather(np.zeros((1, 4, 2, 8), np.uint8), np.array([0]), 3, F32).shape
     (3, 2, 2)
@@ -106,24 +101,12 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
 
 
 def kv_commit(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
-    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are.
+    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are. With
+    ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``. `k_pages`,
+    `v_pages`: uint8 (pool_pages, page_tokens, kv_heads, row_bytes); `tables`: int64 (layers, blocks), on the device
+    int32, pages of each layer, in order; `total`: int, or on the device int32 (1,), tokens of every layer; `path`:
+    int64 (kept or more,), on the device int32, increasing, below `nodes`; `kept`: int, or on the device int32 (1,).
 
-    With ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``.
-
-    Parameters
-    ----------
-    k_pages, v_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-    tables : int64 (layers, blocks), on the device int32
-        Pages of each layer, in order.
-    total : int, or on the device int32 (1,)
-        Tokens of every layer.
-    nodes : int
-    path : int64 (kept or more,), on the device int32
-        Increasing, below `nodes`.
-    kept : int, or on the device int32 (1,)
-
-    Examples
-    --------
     >>> from sp.quant import F32
     >>> pages, table = np.zeros((1, 4, 1, 4), np.uint8), np.array([0])
     >>> kv_append(pages, table, 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
@@ -142,10 +125,8 @@ def kv_commit(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: i
 
 
 def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
-    """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim).
-
-    Slots past the last token are zeros.
-    """
+    """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim). Slots past the
+    last token are zeros."""
     blocks = -(-tokens // PAGE_TOKENS)
     rows = _unpack(pages, table, tokens, fmt, blocks * PAGE_TOKENS)
     return rows.reshape(blocks, PAGE_TOKENS, *rows.shape[1:])

@@ -12,26 +12,18 @@ from sp.ops.threads import run_parallel
 
 def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools) -> Floats:
     """Attention of few queries, each over the keys its row of a mask names.
-
     ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys with
     ``visible[i, j]``, and ``group = heads / kv_heads``. All scores are held at once: `attention` is for long runs.
+    Returns float32 (n, heads, d).
 
     Parameters
     ----------
-    q : float32 (n, heads, d)
-        Rotated queries, not yet scaled.
-    k, v : float32 (keys, kv_heads, d)
-        ``heads % kv_heads == 0``.
-    visible : bool (n, keys)
-        Every query must see a key.
-
-    Returns
-    -------
-    float32 (n, heads, d)
+    q : float32 (n, heads, d), rotated queries, not yet scaled
+    k, v : float32 (keys, kv_heads, d), ``heads % kv_heads == 0``
+    visible : bool (n, keys), every query must see a key
 
     Examples
     --------
-    >>> import numpy as np
     >>> v = np.array([[[1.0]], [[3.0]]], np.float32)
     >>> masked_attention(np.zeros((2, 1, 1), np.float32), v, v, np.array([[True, True], [False, True]])).ravel()
     array([2., 3.], dtype=float32)

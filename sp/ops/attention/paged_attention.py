@@ -14,28 +14,20 @@ from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.hadamard import hadamard
 from sp.quant import F16
 
-FEW_QUERIES = 64
-"""Most queries that go to the kernels which split the cache and read its length on the device."""
-DECODE_ROWS = 16
-"""Most query rows of a kv head that go to the one of these for decoding."""
+FEW_QUERIES = 64  # most queries that go to the kernels which split the cache and read its length on the device
+DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for decoding
 WORKSPACE_BYTES = 1 << 30
 """Most memory for Q4_0 pages unpacked before a prefill; past it the kernel unpacks them itself, which is slower."""
 
 
 def paged_attention(q: Floats, at: PagedKV) -> Floats:
-    """Causal attention of the last ``len(q)`` of the tokens of `at`; see `attention` for the formula.
+    """Causal attention of the last ``len(q)`` of the tokens of `at`; see `attention` for the formula. Returns float32
+    (n, heads, d), on the device bf16, in the basis of the cached values: rotated if those are.
 
     Parameters
     ----------
-    q : float32 (n, heads, d), on the device float16
-        Not rotated for the cache.
-    at : PagedKV
-        The queries' own keys and values among them. At most 64 queries look at its `total`.
-
-    Returns
-    -------
-    float32 (n, heads, d), on the device bf16
-        In the basis of the cached values: rotated if those are.
+    q : float32 (n, heads, d), on the device float16, not rotated for the cache
+    at : PagedKV, the queries' own keys and values among them. At most 64 queries look at its `total`
     """
     if is_device(q) and len(q) <= FEW_QUERIES:
         out: Floats = _few(q, at)
@@ -53,22 +45,10 @@ def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floa
 
 
 def prefill_attention(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, lse: Any = None) -> Any:
-    """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path.
-
-    Parameters
-    ----------
-    q : cupy float16 (n, heads, d)
-        In the basis of the cached keys, not yet scaled.
-    at : PagedKV
-        Q4_0 pages are unpacked first, if there is room for them.
-    scale, blocks, lse
-        See `sp.ops.attention.attention_portable.prefill`.
-
-    Returns
-    -------
-    cupy uint16 (n, heads, d)
-        bf16, in the basis of the cached values.
-    """
+    """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path. `q`:
+    cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: Q4_0 pages are unpacked first, if
+    there is room for them; `scale`, `blocks`, `lse`: see `sp.ops.attention.attention_portable.prefill`. Returns cupy
+    uint16 (n, heads, d), bf16, in the basis of the cached values."""
     pages = -(-at.tokens // PAGE_TOKENS)
     if is_packed(at.fmt) and 4 * pages * PAGE_TOKENS * at.kv_heads * at.head_dim <= WORKSPACE_BYTES:
         at = at.unpacked()

@@ -16,26 +16,12 @@ from sp.quant import F16, BlockFormat
 
 @dataclass(frozen=True)
 class PagedKV:
-    """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table.
+    """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table. `k`, `v`: uint8
+    (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages hold 128 tokens. Slots at `tokens` and after are
+    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix over `key_block`
+    values, and values over `value_block`; `start`, `total`: int32 (1,), optional, on the device: tokens before the last
+    append, and with it. What kernels read, since a CUDA graph freezes numbers it is given.
 
-    Attributes
-    ----------
-    k, v : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-        On the device pages hold 128 tokens. Slots at `tokens` and after are not read, whatever they hold.
-    table : int64 (blocks,), on the device int32 (blocks or more,)
-        Pages of the sequence, in order.
-    tokens : int
-        Tokens stored, as the host counts them.
-    fmt : BlockFormat
-        How each head's row of a token is packed; on the device F16 or Q4_0.
-    rotated : bool
-        Whether keys are stored rotated by a Hadamard matrix over `key_block` values, and values over `value_block`.
-    start, total : int32 (1,), optional
-        On the device: tokens before the last append, and with it. What kernels read, since a CUDA graph freezes
-        numbers it is given.
-
-    Examples
-    --------
     >>> from sp.quant import F32
     >>> at = PagedKV(np.zeros((2, 4, 1, 8), np.uint8), np.zeros((2, 4, 1, 8), np.uint8), np.array([1]), 0, F32)
     >>> at.append(np.ones((3, 1, 2), np.float32), np.ones((3, 1, 2), np.float32))
@@ -45,9 +31,9 @@ class PagedKV:
 
     k: Bytes
     v: Bytes
-    table: Ints
-    tokens: int
-    fmt: BlockFormat
+    table: Ints  # int64 (blocks,), on the device int32 (blocks or more,), pages of the sequence, in order
+    tokens: int  # tokens stored, as the host counts them
+    fmt: BlockFormat  # how each head's row of a token is packed; on the device F16 or Q4_0
     rotated: bool = False
     start: Any = None
     total: Any = None

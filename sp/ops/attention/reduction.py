@@ -28,13 +28,10 @@ Pooling = Literal["mean", "max"]
 
 
 def average_pool(values: Floats, width: int, edges: Edges) -> Floats:
-    """Moving average of odd `width` along the last axis, in NumPy or on the device.
+    """Moving average of odd `width` along the last axis, in NumPy or on the device. `zero` divides by `width`
+    everywhere, which damps the ends of the prompt (as the reference of SpecPrefill does); `renormalise` divides by the
+    number of tokens really in the window.
 
-    `zero` divides by `width` everywhere, which damps the ends of the prompt (as the reference of
-    SpecPrefill does); `renormalise` divides by the number of tokens really in the window.
-
-    Examples
-    --------
     >>> average_pool(np.ones(4, np.float32), 3, "renormalise").tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
@@ -52,8 +49,6 @@ def average_pool(values: Floats, width: int, edges: Edges) -> Floats:
 def max_pool(values: Floats, width: int) -> Floats:
     """Largest of the `width` values from ``width // 2`` before each on, along the last axis; fewer at the ends.
 
-    Examples
-    --------
     >>> max_pool(np.array([1, 0, 0, 3, 0], np.float32), 2).tolist()
     [1.0, 1.0, 0.0, 3.0, 3.0]
     """
@@ -73,8 +68,6 @@ def max_pool(values: Floats, width: int) -> Floats:
 def chunk_means(values: Floats, size: int) -> Floats:
     """Mean over chunks of `size` along the last axis; a short last chunk uses its own length.
 
-    Examples
-    --------
     >>> chunk_means(np.array([1, 3, 5], np.float32), 2).tolist()
     [2.0, 5.0]
     """
@@ -146,11 +139,8 @@ class Reduction:
         return reduced
 
     def fold(self, probs: Floats, running: Floats | None) -> Floats:
-        """Fold one layer's weights (heads, queries, tokens) into the running result (queries or 1, tokens).
-
-        What runs over the heads is their maximum, or for a mean their sum. Heads are taken one by one: pooling
-        makes copies.
-        """
+        """Fold one layer's weights (heads, queries, tokens) into the running result (queries or 1, tokens). What runs
+        over the heads is their maximum, or for a mean their sum. Heads are taken one by one: pooling makes copies."""
         folded = running
         for head in probs:
             for name in self.before:

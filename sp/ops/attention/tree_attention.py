@@ -17,8 +17,7 @@ from sp.ops.hadamard import hadamard
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
-MOST_QUERIES = 64
-"""Queries of a call: one bit each in a word of `seen`."""
+MOST_QUERIES = 64  # queries of a call: one bit each in a word of `seen`
 
 
 def tree_attention(
@@ -30,38 +29,23 @@ def tree_attention(
     wide: Floats | None = None,
     reader: Weight | None = None,
 ) -> Floats:
-    """Attention of the last ``n = len(q)`` of the tokens of `at` under a mask among these, then `gate_output`.
-
-    With ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set,
-    and no other rule. Of the tokens before `start` it sees all, or with a window token t if ``start + i - t < window``.
+    """Attention of the last ``n = len(q)`` of the tokens of `at` under a mask among these, then `gate_output`. With
+    ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set, and
+    no other rule. Of the tokens before `start` it sees all, or with a window token t if ``start + i - t < window``.
+    Returns float32 (n, heads * d), on the device BF16 (uint16), or InputTiles where the product with `reader` takes
+    them. Source: Miao et al., "SpecInfer", 2024 (tree attention in one pass).
 
     Parameters
     ----------
-    q : float32 (n, heads, d), on the device float16
-        Not rotated for the cache; n is 1 to 64.
-    at : PagedKV
-        The queries' own keys and values among them.
-    seen : uint64 (n,)
-        Bits from n on are not looked at. Every query must see a key.
-    window : int, optional
-        In tokens of the sequence, not in positions.
-    wide : float32 (n, heads, 2 d), on the device bf16, optional
-        Queries and gates; see `gate_output`.
-    reader : Weight of shape (out, heads * d), optional
-        The weight of the `project_add` that alone reads the result.
-
-    Returns
-    -------
-    float32 (n, heads * d)
-        On the device BF16 (uint16), or InputTiles where the product with `reader` takes them.
-
-    References
-    ----------
-    Miao et al., "SpecInfer", 2024 (tree attention in one pass).
+    q : float32 (n, heads, d), on the device float16, not rotated for the cache; n is 1 to 64
+    at : PagedKV, the queries' own keys and values among them
+    seen : uint64 (n,), bits from n on are not looked at. Every query must see a key
+    window : int, optional, in tokens of the sequence, not in positions
+    wide : float32 (n, heads, 2 d), on the device bf16, optional, queries and gates; see `gate_output`
+    reader : Weight of shape (out, heads * d), optional, the weight of the `project_add` that alone reads the result
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.ops import kv_append
     >>> from sp.quant import F32
     >>> pages = np.zeros((1, 4, 1, 4), np.uint8)  # values 1, 2, 3: a token read before, and two that do not see it all

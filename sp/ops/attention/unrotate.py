@@ -13,18 +13,13 @@ from sp.ops.rope import Rope, rope
 
 
 def unrotate(x: Floats, positions: Ints, rotary: Rope) -> Floats:
-    """What `rope` was given to return `x`, up to rounding.
+    """What `rope` was given to return `x`, up to rounding. Returns float32 (tokens, heads, d), a new array; on the
+    device `x` itself, changed in place.
 
     Parameters
     ----------
     x : float32 (tokens, heads, d), on the device float16
     positions : int64 (tokens,)
-    rotary : Rope
-
-    Returns
-    -------
-    float32 (tokens, heads, d)
-        A new array; on the device `x` itself, changed in place.
 
     Examples
     --------

@@ -7,33 +7,18 @@ import numpy as np
 from sp.arrays import Floats
 
 LARGEST = np.float32(448)
-LAST = 126
-"""Bits of `LARGEST`; those after it are no number."""
+LAST = 126  # bits of `LARGEST`; those after it are no number
 NUMBERS: Floats = np.where(
     np.arange(LAST + 1) < 8,
     np.ldexp(np.arange(LAST + 1), -9),
     np.ldexp(8 + np.arange(LAST + 1) % 8, np.arange(LAST + 1) // 8 - 10),
-).astype(np.float32)
-"""Those that are not negative, by their bits."""
+).astype(np.float32)  # those that are not negative, by their bits
 
 
 def round_e4m3(x: Floats) -> Floats:
-    """The nearest e4m3 number, halves to even; numbers past 448 become 448.
-
-    Parameters
-    ----------
-    x : float32
-
-    Returns
-    -------
-    float32
-
-    References
-    ----------
+    """The nearest e4m3 number, halves to even; numbers past 448 become 448. `x`: float32. Returns float32. Source:
     Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 
-    Examples
-    --------
     >>> round_e4m3(np.array([1.0, 1.06, 1.07, -500.0], np.float32)).tolist()
     [1.0, 1.0, 1.125, -448.0]
     """
@@ -45,26 +30,12 @@ def round_e4m3(x: Floats) -> Floats:
 
 
 def near_exp2(y: Floats) -> Floats:
-    """An e4m3 number near 2 to `y`, without a power: the one whose bits are the rounded 8 (7 + y), at least 0.
+    """An e4m3 number near 2 to `y`, without a power: the one whose bits are the rounded 8 (7 + y), at least 0. Those
+    bits, read as a whole number, are 8 (7 + log2) of the number, but for up to 0.7 in the middle of an octave. So it is
+    within 12.5 % of the power from 2 to the -6 up to 448, and below 2 to the -7 it is 0. `y`: float32, at most 8.75,
+    past which it is taken as that; minus infinity gives 0. Returns float32. Source: Schraudolph, "A fast, compact
+    approximation of the exponential function", 1999.
 
-    Those bits, read as a whole number, are 8 (7 + log2) of the number, but for up to 0.7 in the middle of an octave. So
-    it is within 12.5 % of the power from 2 to the -6 up to 448, and below 2 to the -7 it is 0.
-
-    Parameters
-    ----------
-    y : float32
-        At most 8.75, past which it is taken as that; minus infinity gives 0.
-
-    Returns
-    -------
-    float32
-
-    References
-    ----------
-    Schraudolph, "A fast, compact approximation of the exponential function", 1999.
-
-    Examples
-    --------
     >>> near_exp2(np.array([0.0, 0.5, 1.0, 6.3, -8.0, -np.inf], np.float32)).tolist()
     [1.0, 1.5, 2.0, 80.0, 0.0, 0.0]
     """

@@ -27,18 +27,10 @@ from sp.quant.packing import TILE
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Where the bytes of a weight lie among those of weights that were rounded together.
+    """Where the bytes of a weight lie among those of weights that were rounded together."""
 
-    Attributes
-    ----------
-    rows : ByteRows
-        Of all of these, without loud channels: which they are, a product says.
-    first : int
-        Row that this one begins at, a multiple of 64.
-    """
-
-    rows: ByteRows
-    first: int
+    rows: ByteRows  # of all of these, without loud channels: which they are, a product says
+    first: int  # row that this one begins at, a multiple of 64
 
 
 def kept_bytes(weights: Sequence[Any]) -> int:
@@ -62,14 +54,8 @@ def keep(weights: Sequence[Any], kind: ByteKind) -> list[KeptRows]:
 
 
 def kept_together(weights: Sequence[Any], loud: LoudChannels) -> ByteRows | None:
-    """Kept bytes of weights as `round_weights` makes them; None unless all are kept, one under the other.
-
-    Parameters
-    ----------
-    weights : sequence of PackedWeight
-    loud : LoudChannels
-        Of the inputs; values of the weights for them are gathered beside the bytes.
-    """
+    """Kept bytes of weights as `round_weights` makes them; None unless all are kept, one under the other. `loud`: of
+    the inputs; values of the weights for them are gathered beside the bytes."""
     if not follow(weights):
         return None
     first: KeptRows = weights[0].kept

@@ -16,45 +16,27 @@ from sp.kernels.specs.matmul.gemm_bytes import LOUD, LOUD_CHANNELS, LOUD_INPUTS,
 from sp.ops.norms import rms_norm
 from sp.quant.packing import TILE
 
-OVER = np.float32(4)
-"""A channel is loud when its peak is over so many times the geometric mean of all."""
-FEW_TOKENS = 2048
-"""Up to so many tokens are shared by more blocks, so that all multiprocessors have some."""
-_BIN = 21
-"""Bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by."""
+OVER = np.float32(4)  # a channel is loud when its peak is over so many times the geometric mean of all
+FEW_TOKENS = 2048  # up to so many tokens are shared by more blocks, so that all multiprocessors have some
+_BIN = 21  # bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by
 
 
 @dataclass(frozen=True)
 class LoudChannels:
-    """Which channels stand apart, on the device; nothing waits for it.
+    """Which channels stand apart, on the device; nothing waits for it."""
 
-    Attributes
-    ----------
-    count : uint32 (1,)
-    channels : uint32 (64,)
-        Ascending, the first `count`.
-    mask : uint16 (in / 16,)
-        Bit i of word j is set where channel 16 j + i is loud.
-    """
-
-    count: Any
-    channels: Any
-    mask: Any
+    count: Any  # uint32 (1,)
+    channels: Any  # uint32 (64,), ascending, the first `count`
+    mask: Any  # uint16 (in / 16,), bit i of word j is set where channel 16 j + i is loud
 
 
 @dataclass(frozen=True)
 class PeakedInputs:
     """Inputs on the device whose peaks the product or the norm before has found; `loud_channels` takes them once.
+    `peaks`: uint32 (in of whole 64,), the largest absolute value of each channel, as bits of a float32; zeros once
+    `loud_channels` has looked."""
 
-    Attributes
-    ----------
-    values : uint16 (tokens, in)
-        BF16.
-    peaks : uint32 (in of whole 64,)
-        The largest absolute value of each channel, as bits of a float32; zeros once `loud_channels` has looked.
-    """
-
-    values: Any
+    values: Any  # uint16 (tokens, in), BF16
     peaks: Any
 
     def __len__(self) -> int:
@@ -68,35 +50,19 @@ class PeakedInputs:
 
 
 def peaked_norm(x: Any, weight: Any, eps: float) -> PeakedInputs:
-    """`rms_norm` of float32 (tokens, d) on the device, with its peaks, at which `loud_channels` has to look next.
-
-    Of no more than `FEW_TOKENS` finding them with the norm gains nothing.
-    """
+    """`rms_norm` of float32 (tokens, d) on the device, with its peaks, at which `loud_channels` has to look next. Of no
+    more than `FEW_TOKENS` finding them with the norm gains nothing."""
     peaks, _ = _peaks(current_device(), x.shape[1])
     return PeakedInputs(rms_norm(x, weight, eps, peaks=peaks), peaks)
 
 
 def loud_channels(x: Any) -> Any:
-    """Find the channels whose largest absolute value is over four times the geometric mean over all channels.
-
-    64 at most; of more the loudest by quarters of an octave, of the last quarter the first ones. A channel with a NaN
-    or an infinity is loud, one of zeros does not count.
-
-    Parameters
-    ----------
-    x : float32 (tokens, in), or on the device bf16 as uint16, or PeakedInputs
-        in a multiple of 256, at most 32,768.
-
-    Returns
-    -------
-    int64 (count,), or on the device LoudChannels
-
-    References
-    ----------
+    """Find the channels whose largest absolute value is over four times the geometric mean over all channels. 64 at
+    most; of more the loudest by quarters of an octave, of the last quarter the first ones. A channel with a NaN or an
+    infinity is loud, one of zeros does not count. `x`: float32 (tokens, in), or on the device bf16 as uint16, or
+    PeakedInputs, in a multiple of 256, at most 32,768. Returns int64 (count,), or on the device LoudChannels. Source:
     Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", 2022: few channels are large, in all tokens.
 
-    Examples
-    --------
     >>> x = np.ones((2, 256), np.float32)
     >>> x[1, [3, 200]] = 9, -5
     >>> loud_channels(x)

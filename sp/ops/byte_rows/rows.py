@@ -23,8 +23,7 @@ LEAST, MOST = np.float32(2.0**-100), np.float32(2.0**100)
 ROUNDED_TOKENS = 512
 """Fewer tokens are multiplied in BF16: what comes with a product in bytes would cost more than it gains. On an H100 512
 tokens took 0.84 of the time with weights that are kept rounded, and 1.2 times as long with those rounded anew."""
-PADDED = 256
-"""Tokens past the end for which there is room among the scales, so that no copy of a tile reaches past it."""
+PADDED = 256  # tokens past the end for which there is room among the scales, so that no copy of a tile reaches past it
 
 
 class ByteKind(IntEnum):
@@ -43,72 +42,34 @@ BYTE_KINDS = {Math.INT8: ByteKind.INT8, Math.FP8: ByteKind.E4M3}
 
 
 class Rounded(NamedTuple):
-    """Rows of numbers: ``scales * codes`` for groups of 256, and beside them the loud channels.
+    """Rows of numbers: ``scales * codes`` for groups of 256, and beside them the loud channels."""
 
-    Attributes
-    ----------
-    codes : float32 (rows, in)
-        Whole numbers from -127 to 127, or e4m3 numbers.
-    scales : float32 (rows, in / 256)
-        0 of a group of zeros, NaN of one that holds what is no finite number.
-    loud : float32 (rows, count)
-        BF16 values of the loud channels, which are 0 among the codes of inputs.
-    """
-
-    codes: Floats
-    scales: Floats
-    loud: Floats
+    codes: Floats  # float32 (rows, in), whole numbers from -127 to 127, or e4m3 numbers
+    scales: Floats  # float32 (rows, in / 256), 0 of a group of zeros, NaN of one that holds what is no finite number
+    loud: Floats  # float32 (rows, count), BF16 values of the loud channels, which are 0 among the codes of inputs
 
 
 @dataclass(frozen=True)
 class ByteRows:
-    """`Rounded` as the device holds it.
-
-    Attributes
-    ----------
-    rows, width : int
-    kind : ByteKind
-    codes : uint8 (rows and more, in)
-        Of weights rows of whole tiles of 64. In the order of round_weight.cu.
-    scales : float32 (in / 256, stride)
-    loud : uint16 (rows, 64) or None
-        BF16; not written where no channel is loud. None of weights that are kept, for which a product finds its own.
-    first : int
-        Where these rows begin among those of `codes` and `scales`.
-    """
+    """`Rounded` as the device holds it. `loud`: uint16 (rows, 64) or None, BF16; not written where no channel is loud.
+    None of weights that are kept, for which a product finds its own."""
 
     rows: int
     width: int
     kind: ByteKind
-    codes: Any
-    scales: Any
+    codes: Any  # uint8 (rows and more, in), of weights rows of whole tiles of 64. In the order of round_weight.cu
+    scales: Any  # float32 (in / 256, stride)
     loud: Any
-    first: int = 0
+    first: int = 0  # where these rows begin among those of `codes` and `scales`
 
 
 def round_rows(values: Floats, kind: ByteKind, loud: Ints, apart: bool) -> Rounded:
-    """Round rows to bytes, each group of 256 by its largest.
+    """Round rows to bytes, each group of 256 by its largest. ``scale = max |x| / 127`` (448),
+    ``code = rint(x * (1 / scale))``, halves to even, or the nearest e4m3 number. A group whose largest value is below
+    2^-100 has scale and codes 0; one with a NaN, an infinity or a value of 2^100 and more the scale NaN and codes 0.
+    `values`: float32 (rows, in), in a multiple of 256; rounded to BF16 before; `loud`: int64 (count,), channels that
+    stand apart; `apart`: of inputs: loud channels are 0 among the bytes. Weights keep theirs, which nothing meets.
 
-    ``scale = max |x| / 127`` (448), ``code = rint(x * (1 / scale))``, halves to even, or the nearest e4m3 number. A
-    group whose largest value is below 2^-100 has scale and codes 0; one with a NaN, an infinity or a value of 2^100
-    and more the scale NaN and codes 0.
-
-    Parameters
-    ----------
-    values : float32 (rows, in)
-        in a multiple of 256; rounded to BF16 before.
-    kind : ByteKind
-    loud : int64 (count,)
-        Channels that stand apart.
-    apart : bool
-        Of inputs: loud channels are 0 among the bytes. Weights keep theirs, which nothing meets.
-
-    Returns
-    -------
-    Rounded
-
-    Examples
-    --------
     >>> x = np.zeros((1, 256), np.float32)
     >>> x[0, :4] = 127, -63.5, 0.625, 4096
     >>> r = round_rows(x, ByteKind.INT8, np.array([3]), True)
@@ -152,10 +113,8 @@ def byte_product(x: Rounded, w: Rounded) -> Floats:
 
 
 def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = False) -> ByteRows:
-    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device.
-
-    `late`: the launch before was one of loud_weight.cu, beside which this may run.
-    """
+    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device. `late`: the launch before was one of
+    loud_weight.cu, beside which this may run."""
     if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
         raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
     cupy, (tokens, width) = import_cupy(), x.shape
@@ -186,10 +145,8 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = Fal
 
 
 def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels | None) -> ByteRows:
-    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on.
-
-    Without `loud` nothing is gathered beside the bytes, which are the same.
-    """
+    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on. Without `loud`
+    nothing is gathered beside the bytes, which are the same."""
     cupy, width = import_cupy(), weights[0].shape[1]
     tiles = sum(w.row_tiles for w in weights)
     rows = ByteRows(

@@ -36,7 +36,6 @@ def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Flo
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[1.0], [2.0]], np.float32)
     >>> y, state = causal_conv1d(x, np.array([[0.0, 100.0]], np.float32), np.zeros((1, 1), np.float32))
     >>> y.ravel().tolist(), state.tolist()

@@ -19,37 +19,20 @@ from sp.ops.norms import l2norm, rms_norm
 
 
 class State(Protocol):
-    """Memory of the layer; both arrays are float32.
+    """Memory of the layer; both arrays are float32."""
 
-    conv : (taps - 1, conv_dim), the last inputs of the convolution, oldest first.
-    recurrent : (value_heads, head_dim, head_dim), the state S, key axis before value axis.
-    """
-
-    conv: Floats
-    recurrent: Floats
+    conv: Floats  # (taps - 1, conv_dim), the last inputs of the convolution, oldest first
+    recurrent: Floats  # (value_heads, head_dim, head_dim), the state S, key axis before value axis
 
 
 @dataclass(frozen=True)
 class DeltaParams:
-    """The small parameters of a layer, as GGUF files hold them (value heads in tiled order).
+    """The small parameters of a layer, as GGUF files hold them (value heads in tiled order)."""
 
-    Attributes
-    ----------
-    conv : float32 (conv_dim, taps)
-        The last tap meets the current token.
-    a : float32 (value_heads,)
-        ``-exp(A_log)``, not positive.
-    dt_bias : float32 (value_heads,)
-    norm : float32 (head_dim,)
-        Shared by all heads.
-    eps : float
-    key_heads, value_heads, head_dim : int
-    """
-
-    conv: Floats
-    a: Floats
-    dt_bias: Floats
-    norm: Floats
+    conv: Floats  # float32 (conv_dim, taps), the last tap meets the current token
+    a: Floats  # float32 (value_heads,), ``-exp(A_log)``, not positive
+    dt_bias: Floats  # float32 (value_heads,)
+    norm: Floats  # float32 (head_dim,), shared by all heads
     eps: float
     key_heads: int
     value_heads: int
@@ -64,33 +47,20 @@ def delta_mixer(
     ``g = a softplus(alpha + dt_bias)``, ``o = gated_delta_net(q, k, v, g, sigmoid(beta))`` and
     ``y = rms_norm(o, norm) * silu(z)``.
 
-    Parameters
-    ----------
-    qkv : float32 (tokens, conv_dim)
-        Before the convolution: q, k, v side by side.
-    z : float32 (rows, value_heads * head_dim)
-    alpha, beta : float32 (tokens, value_heads)
-    params : DeltaParams
-    state : State
-        Moves on by all tokens.
-    rows : int
-        0 to tokens.
-
-    Returns
-    -------
-    float32 (rows, value_heads * head_dim)
-
-    Notes
-    -----
     On the device: qkv, z and the result are bf16 (uint16), all else float32, 4 taps, head_dim 64 or 128; `state` moves
     on in place. Up to 16 tokens take one launch that can be captured in a CUDA graph. Longer runs go in chunks of 64
-    tokens whose products have float16 operands and float32 sums, the state between chunks being float32. The tests
-    hold the squared error against float64 under 5e-6 of the result, rounding to bf16 included, and under 2e-4 for
-    keys that are nearly all alike. Values past the range of float16 after the convolution are cut to it.
+    tokens whose products have float16 operands and float32 sums, the state between chunks being float32. The tests hold
+    the squared error against float64 under 5e-6 of the result, rounding to bf16 included, and under 2e-4 for keys that
+    are nearly all alike. Values past the range of float16 after the convolution are cut to it. Returns float32 (rows,
+    value_heads * head_dim). Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
 
-    References
+    Parameters
     ----------
-    Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+    qkv : float32 (tokens, conv_dim), before the convolution: q, k, v side by side
+    z : float32 (rows, value_heads * head_dim)
+    alpha, beta : float32 (tokens, value_heads)
+    state : State, moves on by all tokens
+    rows : int, 0 to tokens
     """
     if is_device(qkv):
         run = _few if len(qkv) <= delta.MOST_TOKENS else _many

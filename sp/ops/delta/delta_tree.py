@@ -7,13 +7,9 @@ With S the state before the tree, G_i the sum of the log decays g from the first
     o_i = (exp(G_i) Sᵀ q_i + sum_{j <= i} r_ij (k_j . q_i) u_j) / sqrt(head_dim)
     state after p = exp(G_p) S + sum_{j <= p} r_pj k_j u_jᵀ
 
-So the pass reads S once and leaves it alone; k, u and g of the nodes say how to move on along any path later.
-
-References
-----------
+So the pass reads S once and leaves it alone; k, u and g of the nodes say how to move on along any path later. Source:
 Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024 (the same sums along a
-chain); Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
-"""
+chain); Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024."""
 
 from __future__ import annotations
 
@@ -35,32 +31,18 @@ from sp.ops.delta.delta_mixer import DeltaParams, State, mixer_inputs, mixer_out
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
-MOST_NODES = declared.NODES[-1]
-"""Nodes of a tree: one bit each in a word of ancestors."""
-ROOM = 8
-"""Nodes of a trace are a multiple of this, so that every layer of it begins at a multiple of 16 bytes."""
+MOST_NODES = declared.NODES[-1]  # nodes of a tree: one bit each in a word of ancestors
+ROOM = 8  # nodes of a trace are a multiple of this, so that every layer of it begins at a multiple of 16 bytes
 
 
 @dataclass(frozen=True)
 class DeltaTrace:
-    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_commit`.
+    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_commit`."""
 
-    Attributes
-    ----------
-    k : float32 (layers, nodes, key_heads, head_dim)
-        Unit keys.
-    u : float32 (layers, nodes, value_heads, head_dim)
-        What each node adds to the state along its key.
-    g : float32 (layers, nodes, value_heads)
-        Log decays.
-    inputs : float32 (layers, nodes, conv_dim), on the device bf16 (uint16)
-        Of the convolution.
-    """
-
-    k: Floats
-    u: Floats
-    g: Floats
-    inputs: Floats
+    k: Floats  # float32 (layers, nodes, key_heads, head_dim), unit keys
+    u: Floats  # float32 (layers, nodes, value_heads, head_dim), what each node adds to the state along its key
+    g: Floats  # float32 (layers, nodes, value_heads), log decays
+    inputs: Floats  # float32 (layers, nodes, conv_dim), on the device bf16 (uint16), of the convolution
 
     @classmethod
     def new(cls, layers: int, nodes: int, params: DeltaParams, device: Literal["cpu", "cuda"]) -> DeltaTrace:
@@ -79,18 +61,10 @@ class DeltaTrace:
 
 @dataclass(frozen=True)
 class DeltaStates:
-    """The memories of all recurrent layers, for `delta_commit` to move on together.
+    """The memories of all recurrent layers, for `delta_commit` to move on together."""
 
-    Attributes
-    ----------
-    layers : tuple of State
-        In the order of the layers of a `DeltaTrace`.
-    addresses : uint64 (layers, 2), on the device
-        Where `conv` and `recurrent` of each lie; None on the CPU.
-    """
-
-    layers: tuple[State, ...]
-    addresses: Any
+    layers: tuple[State, ...]  # in the order of the layers of a `DeltaTrace`
+    addresses: Any  # uint64 (layers, 2), on the device, where `conv` and `recurrent` of each lie; None on the CPU
 
     @classmethod
     def of(cls, layers: Sequence[State]) -> DeltaStates:
@@ -113,40 +87,26 @@ def delta_tree(
     layer: int,
     reader: Weight | None = None,
 ) -> Floats:
-    """What `delta_mixer` gives each node, were it read after its ancestors alone.
+    """What `delta_mixer` gives each node, were it read after its ancestors alone. On the device one launch that can be
+    captured: 4 taps, head_dim 64 or 128. Products with the state and between keys have 22 bits. `state` and `seen` may
+    be read while launches before it in a graph still run: none of these may write them. Returns float32 (nodes,
+    value_heads * head_dim), on the device bf16, or InputTiles where the product with `reader` takes them.
 
     Parameters
     ----------
-    qkv : float32 (nodes, conv_dim), on the device bf16 (uint16)
-        Before the convolution.
+    qkv : float32 (nodes, conv_dim), on the device bf16 (uint16), before the convolution
     z : float32 (nodes, value_heads * head_dim), on the device bf16
     alpha, beta : float32 (nodes, value_heads)
-    params : DeltaParams
-    state : State
-        Memory before the tree; left alone.
+    state : State, memory before the tree; left alone
     seen : uint64 (nodes,)
         Bit j of word i: node j is an ancestor of node i, or i itself. Every node stands behind its ancestors.
-    trace : DeltaTrace
-        Takes k, u, g and inputs of the nodes.
-    layer : int
-        Whose place in `trace` that is.
+    trace : DeltaTrace, takes k, u, g and inputs of the nodes
+    layer : int, whose place in `trace` that is
     reader : Weight of shape (out, value_heads * head_dim), optional
         The weight of the `project_add` that alone reads the result.
 
-    Returns
-    -------
-    float32 (nodes, value_heads * head_dim)
-        On the device bf16, or InputTiles where the product with `reader` takes them.
-
-    Notes
-    -----
-    On the device one launch that can be captured: 4 taps, head_dim 64 or 128. Products with the state and between keys
-    have 22 bits. `state` and `seen` may be read while launches before it in a graph still run: none of these may write
-    them.
-
     Examples
     --------
-    >>> import numpy as np
     >>> from types import SimpleNamespace
     >>> one, zeros = np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)
     >>> params = DeltaParams(100 * np.eye(1, 4, 3, np.float32)[[0, 0, 0]], one[0], one[0], one[0], 1e-6, 1, 1, 1)
@@ -185,22 +145,10 @@ def delta_tree(
 
 
 def delta_commit(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
-    """Move the memories of all layers on, in place, along one path of the tree that was read.
-
-    Parameters
-    ----------
-    trace : DeltaTrace
-    states : DeltaStates
-        Of as many layers as `trace`.
-    path : int64 (kept or more,), on the device int32
-        Nodes, each the parent of the next; the first follows the memory.
-    kept : int64 (1,), on the device int32
-        How many nodes of `path` count. With 0 everything stays as it is.
-
-    Notes
-    -----
-    On the device one launch that can be captured; `path` and `kept` are read when it runs.
-    """
+    """Move the memories of all layers on, in place, along one path of the tree that was read. On the device one launch
+    that can be captured; `path` and `kept` are read when it runs. `states`: of as many layers as `trace`; `path`: int64
+    (kept or more,), on the device int32, nodes, each the parent of the next; the first follows the memory; `kept`:
+    int64 (1,), on the device int32, how many nodes of `path` count. With 0 everything stays as it is."""
     if states.addresses is not None:
         key_heads, head_dim = trace.k.shape[2:]
         layers, capacity, value_heads = trace.g.shape
@@ -272,14 +220,10 @@ def _built_for(nodes: int, head_dim: int, device: int) -> dict[str, int]:
 
 
 def windows(seen: Any, taps: int) -> Ints:
-    """Inputs that the convolution sees at every node, oldest first: int64 (nodes, taps).
+    """Inputs that the convolution sees at every node, oldest first: int64 (nodes, taps). Slots 0 to ``taps - 2`` are
+    the inputs before the tree, slot ``taps - 1 + i`` is that of node i. The nearest ancestor of a node is the last one
+    before it.
 
-    Slots 0 to ``taps - 2`` are the inputs before the tree, slot ``taps - 1 + i`` is that of node i. The nearest
-    ancestor of a node is the last one before it.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> windows(np.array([0b0001, 0b0011, 0b0101, 0b1101]), 4).tolist()
     [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
     """

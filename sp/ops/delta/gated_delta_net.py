@@ -4,13 +4,9 @@ Per value head, with decay ``a = exp(g)``, write strength `beta` and a state S (
 
     S <- a S;   d = beta (v - Sᵀ k);   S <- S + k dᵀ;   o = Sᵀ q / sqrt(key_dim)
 
-Value head p reads key head ``p % key_heads`` (the tiled order GGUF files store).
-
-References
-----------
-Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024; Yang et al., "Parallelizing Linear Transformers with the
-Delta Rule over Sequence Length", 2024 (the chunked WY form).
-"""
+Value head p reads key head ``p % key_heads`` (the tiled order GGUF files store). Source: Yang, Kautz, Hatamizadeh,
+"Gated Delta Networks", 2024; Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+2024 (the chunked WY form)."""
 
 from __future__ import annotations
 
@@ -50,7 +46,6 @@ def gated_delta_net(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, st
 
     Examples
     --------
-    >>> import numpy as np
     >>> one = np.ones((1, 1, 1), np.float32)
     >>> o, state = gated_delta_net(one, one, 5 * one, 0 * one[0], one[0], 0 * one)
     >>> o.item(), state.item()
@@ -69,7 +64,6 @@ def gated_delta_net_recurrent(
 
     Examples
     --------
-    >>> import numpy as np
     >>> one = np.ones((2, 1, 1), np.float32)
     >>> gated_delta_net_recurrent(one, one, one, 0 * one[:, 0], one[:, 0], 0 * one[:1])[0].ravel().tolist()
     [1.0, 1.0]
@@ -106,7 +100,6 @@ def gated_delta_net_chunked(
 
     Examples
     --------
-    >>> import numpy as np
     >>> one = np.ones((2, 1, 1), np.float32)
     >>> gated_delta_net_chunked(one, one, one, 0 * one[:, 0], one[:, 0], 0 * one[:1])[0].ravel().tolist()
     [1.0, 1.0]
@@ -193,11 +186,9 @@ def _slab(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Float
 
 
 def _unit_lower_inverse(A: Floats) -> Floats:
-    """(I + strict_lower(A))⁻¹ over the last two axes, by substitution on small blocks and block merges.
-
-    Not by powers of A: with repeated keys their binomial coefficients drown float32, while substitution stays
-    as accurate as the answer.
-    """
+    """(I + strict_lower(A))⁻¹ over the last two axes, by substitution on small blocks and block merges. Not by powers
+    of A: with repeated keys their binomial coefficients drown float32, while substitution stays as accurate as the
+    answer."""
     shape, n = A.shape, A.shape[-1]
     A = A.reshape(-1, n, n)
     T = np.zeros_like(A)

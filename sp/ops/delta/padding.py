@@ -2,8 +2,7 @@
 
 A pass of a fixed size is filled up behind its tokens. Attention never looks that way, but a recurrence moves on with
 every token it is given: its padding is told neither to decay nor to write, and the inputs that its convolution
-remembers are those of the last real tokens.
-"""
+remembers are those of the last real tokens."""
 
 from __future__ import annotations
 
@@ -18,17 +17,10 @@ HIDDEN = np.float32(-1e30)
 
 
 def hide_padding(alpha: Floats, beta: Floats, real: Ints) -> None:
-    """Close both gates of all tokens but the first ``real[0]``, in place.
+    """Close both gates of all tokens but the first ``real[0]``, in place. `alpha`, `beta`: float32
+    (tokens, value_heads), as `delta_mixer` takes them; what the padding holds besides must be finite; `real`: int32
+    (1,), where they are; at most tokens.
 
-    Parameters
-    ----------
-    alpha, beta : float32 (tokens, value_heads)
-        As `delta_mixer` takes them; what the padding holds besides must be finite.
-    real : int32 (1,)
-        Where they are; at most tokens.
-
-    Examples
-    --------
     >>> alpha, beta = np.ones((2, 3, 1), np.float32)
     >>> hide_padding(alpha, beta, np.array([2]))
     >>> alpha.ravel().tolist() == beta.ravel().tolist() == [1, 1, HIDDEN]
@@ -42,19 +34,11 @@ def hide_padding(alpha: Floats, beta: Floats, real: Ints) -> None:
 
 
 def keep_taps(x: Floats, conv: Floats, real: Ints) -> None:
-    """Let the inputs that a convolution remembers be the last before the padding, in place.
+    """Let the inputs that a convolution remembers be the last before the padding, in place. `x`: float32
+    (tokens, channels), on the device bf16 (uint16), inputs of the convolution, which has seen them; `conv`: float32
+    (taps - 1, channels), what it remembers, oldest first; on the device 4 taps; `real`: int32 (1,), where they are; at
+    least taps - 1 and at most tokens.
 
-    Parameters
-    ----------
-    x : float32 (tokens, channels), on the device bf16 (uint16)
-        Inputs of the convolution, which has seen them.
-    conv : float32 (taps - 1, channels)
-        What it remembers, oldest first; on the device 4 taps.
-    real : int32 (1,)
-        Where they are; at least taps - 1 and at most tokens.
-
-    Examples
-    --------
     >>> conv = np.zeros((1, 2), np.float32)
     >>> keep_taps(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32), conv, np.array([2]))
     >>> conv.tolist()

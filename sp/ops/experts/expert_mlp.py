@@ -23,26 +23,11 @@ def add_experts(
     x: Floats, h: Floats, gate: Stack, up: Stack, down: Stack, routing: Routing, shared: Shared | None = None
 ) -> Floats:
     """``x[t] + sum_j w[t, j] * D_e (silu(G_e h[t]) * U_e h[t]) + sigmoid(m . h[t]) * shared[t]``, e = experts[t, j].
+    `x`: float32 (tokens, out), the residual stream; on the device added to in place; `h`: float32 (tokens, in), normed
+    tokens; on the device bf16 (uint16), as all that is not x or a weight of `routing`; `gate`, `up`: Stack of matrices
+    (ffn, in); `down`: Stack of matrices (out, ffn); `routing`: of those tokens; `shared`: (float32 (in,), float32
+    (tokens, out)), optional. Returns float32 (tokens, out).
 
-    Parameters
-    ----------
-    x : float32 (tokens, out)
-        The residual stream; on the device added to in place.
-    h : float32 (tokens, in)
-        Normed tokens; on the device bf16 (uint16), as all that is not x or a weight of `routing`.
-    gate, up : Stack of matrices (ffn, in)
-    down : Stack of matrices (out, ffn)
-    routing : Routing
-        Of those tokens.
-    shared : (float32 (in,), float32 (tokens, out)), optional
-
-    Returns
-    -------
-    float32 (tokens, out)
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> from sp.quant import F32, Weight
     >>> ones = Weight.from_floats("w", np.array([[1.0], [10.0]], np.float32), F32)
     >>> stack = Stack(ones, 1, 0, 1)

@@ -17,8 +17,7 @@ from sp.quant.packing import TILE
 
 MOST_SLOTS = 384
 """Slots up to which weights read once a slot cost less than weights read once an expert, in tiles of many tokens."""
-STAGE = 256
-"""Inputs that a warp reads at once."""
+STAGE = 256  # inputs that a warp reads at once
 
 
 def takes(gate: Stack, up: Stack, down: Stack, routing: Routing) -> bool:

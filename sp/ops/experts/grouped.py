@@ -24,24 +24,13 @@ WIDE_FROM = 24
 
 @dataclass(frozen=True)
 class Placed:
-    """Where slots stand once they are sorted by expert, in arrays on the device.
+    """Where slots stand once they are sorted by expert, in arrays on the device. `tiles`: int32 (most tiles,), the
+    expert of every tile of rows, its width and its first block, see ``sort_slots.cu``."""
 
-    Attributes
-    ----------
-    places : int32 (slots,)
-        A row of the sorted tokens for every slot; each expert's begin at a whole block.
-    tiles : int32 (most tiles,)
-        The expert of every tile of rows, its width and its first block, see ``sort_slots.cu``.
-    made : uint32 (1,)
-        How many tiles there are.
-    block : int
-        Rows of a block.
-    """
-
-    places: Any
+    places: Any  # int32 (slots,), a row of the sorted tokens for every slot; each expert's begin at a whole block
     tiles: Any
-    made: Any
-    block: int
+    made: Any  # uint32 (1,), how many tiles there are
+    block: int  # rows of a block
 
     @property
     def rows(self) -> int:
@@ -50,14 +39,7 @@ class Placed:
 
 
 def place(experts: Any, count: int) -> Placed:
-    """Sort slots by expert.
-
-    Parameters
-    ----------
-    experts : cupy int32 (tokens, used)
-    count : int
-        Experts that there are.
-    """
+    """Sort slots by expert. `experts`: cupy int32 (tokens, used); `count`: experts that there are."""
     cupy, slots, block = import_cupy(), experts.size, block_rows(experts.size, count)
     # An expert wastes less than a block, and experts without slots waste none.
     most = max(min(slots, -(-slots // block) + count), 1)

@@ -15,63 +15,33 @@ from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED, ROUTE, ROUTE_TOKEN
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens go.
+    """Where tokens go."""
 
-    Attributes
-    ----------
-    experts : int32 (tokens, used)
-        Of every token, the most probable first; no expert twice.
-    weights : float32 (tokens, used)
-        What each of them counts.
-    """
-
-    experts: Any
-    weights: Any
+    experts: Any  # int32 (tokens, used), of every token, the most probable first; no expert twice
+    weights: Any  # float32 (tokens, used), what each of them counts
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """Slots, of which a token has `used`, in the order of their experts.
-
-    Attributes
-    ----------
-    slots : int32 (tokens * used,)
-        Slot ``t * used + j`` is the j-th expert of token t; slots of one expert stand in the order of their tokens.
-    starts : int32 (count + 1,)
-        Those of expert e are ``slots[starts[e]:starts[e + 1]]``.
-    """
+    """Slots, of which a token has `used`, in the order of their experts. `slots`: int32 (tokens * used,), slot
+    ``t * used + j`` is the j-th expert of token t; slots of one expert stand in the order of their tokens."""
 
     slots: Any
-    starts: Any
+    starts: Any  # int32 (count + 1,), those of expert e are ``slots[starts[e]:starts[e + 1]]``
 
 
 def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:
     """Choose the `used` most probable experts of every token, by the softmax over all of them.
 
-    ``p = softmax(logits)``; experts are the `used` largest p, of equals the one of the smaller index; weights are
-    their p, divided by their sum where `normalised`.
+    ``p = softmax(logits)``; experts are the `used` largest p, of equals the one of the smaller index; weights are their
+    p, divided by their sum where `normalised`.
 
-    Parameters
-    ----------
-    logits : float32 (tokens, count)
-        What the router makes of a normed token.
-    used : int
-        At least 1 and at most `count`.
-    normalised : bool
-        Whether the weights of a token add up to 1.
+    `logits`: float32 (tokens, count), what the router makes of a normed token; `used`: at least 1 and at most `count`;
+    `normalised`: whether the weights of a token add up to 1.
 
-    Returns
-    -------
-    Routing
+    Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017.
+    Ties go by index as in llama.cpp, whose sort is one of (p, index).
 
-    References
-    ----------
-    Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. Ties go by
-    index as in llama.cpp, whose sort is one of (p, index).
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> routing = route(np.log(np.array([[1.0, 2.0, 1.0, 4.0]], np.float32)), 3)
     >>> routing.experts.tolist(), (7 * routing.weights).round(3).tolist()
     ([[3, 1, 0]], [[4.0, 2.0, 1.0]])
@@ -101,18 +71,8 @@ def _on_device(logits: Any, used: int, normalised: bool) -> Routing:
 
 
 def by_expert(experts: Ints, count: int) -> Sorted:
-    """Sort slots by expert.
+    """Sort slots by expert. `experts`: int32 (tokens, used), as of `Routing`; `count`: experts that there are.
 
-    Parameters
-    ----------
-    experts : int32 (tokens, used)
-        As of `Routing`.
-    count : int
-        Experts that there are.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> found = by_expert(np.array([[2, 0], [2, 3]], np.int32), 4)
     >>> found.slots.tolist(), found.starts.tolist()
     ([1, 0, 2, 3], [0, 1, 1, 3, 4])

@@ -10,19 +10,9 @@ from sp.quant import Weight
 
 @dataclass(frozen=True)
 class Stack:
-    """Matrices of one shape, one an expert.
+    """Matrices of one shape, one an expert. `weight`: Weight (count * pitch, in), the rows of one expert lie together,
+    experts one under the other. On the device a PackedWeight.
 
-    Attributes
-    ----------
-    weight : Weight (count * pitch, in)
-        The rows of one expert lie together, experts one under the other. On the device a PackedWeight.
-    pitch : int
-        Rows of one expert.
-    first, rows : int
-        Those of them that are this matrix: where gate and up share a tensor, each is a half.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> from sp.quant import F32
     >>> both = Weight.from_floats("both", np.arange(8, dtype=np.float32).reshape(8, 1), F32)
@@ -32,8 +22,8 @@ class Stack:
     """
 
     weight: Any
-    pitch: int
-    first: int
+    pitch: int  # rows of one expert
+    first: int  # first and rows: those of them that are this matrix: where gate and up share a tensor, each is a half
     rows: int
 
     @property

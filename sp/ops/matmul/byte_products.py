@@ -16,10 +16,8 @@ from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmu
 from sp.quant import Math
 from sp.quant.packing import TILE
 
-Gemm = Callable[..., None]
-"""See `sp.ops.matmul.gemm_bytes_sm90.gemm`."""
-STORES = (STORE, STORE_F32)
-"""Of several weights at once."""
+Gemm = Callable[..., None]  # see `sp.ops.matmul.gemm_bytes_sm90.gemm`
+STORES = (STORE, STORE_F32)  # of several weights at once
 
 
 def byte_kernel(
@@ -32,12 +30,9 @@ def byte_kernel(
     epilogues: tuple[Epilogue, ...] = (STORE, ADD, SWIGLU),
     most_inputs: int = MOST_LOUD_WIDTH,
 ) -> MatmulKernel:
-    """Register a kernel that multiplies `ByteRows`.
-
-    Weights that are not kept rounded are rounded again for every product, in room of its own. With `peaks` it finds
-    those of what SWIGLU makes. It takes products of up to `most_inputs` inputs; of two kernels the last registered
-    takes what both can.
-    """
+    """Register a kernel that multiplies `ByteRows`. Weights that are not kept rounded are rounded again for every
+    product, in room of its own. With `peaks` it finds those of what SWIGLU makes. It takes products of up to
+    `most_inputs` inputs; of two kernels the last registered takes what both can."""
 
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
@@ -74,9 +69,7 @@ def byte_kernel(
 
 def in_launches(weights: Sequence[Any], outs: Sequence[Any]) -> Iterator[slice]:
     """Which weights are multiplied in one launch: up to three that are kept one under the other, results of one type.
-
-    Those that are rounded anew go one by one, so that their bytes take no more room than those of the largest.
-    """
+    Those that are rounded anew go one by one, so that their bytes take no more room than those of the largest."""
     first = 0
     for i in range(1, len(weights) + 1):
         together = i < len(weights) and i - first < MOST_OUTS and outs[i].dtype == outs[first].dtype

@@ -3,8 +3,7 @@
 ``dispatch_table.json`` holds the microseconds that each kernel took, by format, shape and rows, on the card it names;
 `sp kernels tune` makes it. Times of the kernels grow in steps, and the table has the last rows of each: a product takes
 the kernel that is fastest at the next row of the table. Other cards use the same table, and formats that were not timed
-go by the most alike of those that were.
-"""
+go by the most alike of those that were."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from sp.quant import FORMATS, Math, format_by_name
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
 """Outputs and inputs of the products measured; others go by which of the two is larger."""
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Rows of x measured; more go to the prefill matmul."""
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows of x measured; more go to the prefill matmul
 
 
 @cache
@@ -35,8 +33,6 @@ def table() -> dict[str, Any]:
 def shape_class(out: int, width: int) -> str:
     """Which of `SHAPES` stands for a product.
 
-    Examples
-    --------
     >>> shape_class(10240, 5120), shape_class(5120, 6144)
     ('wide', 'deep')
     """
@@ -44,12 +40,9 @@ def shape_class(out: int, width: int) -> str:
 
 
 def timed_as(name: str) -> str:
-    """The format whose times stand for one's own: itself, or of those timed the nearest in bits a value.
+    """The format whose times stand for one's own: itself, or of those timed the nearest in bits a value. Super-blocks
+    go by super-blocks and other blocks by others: kernels take these in forms of their own.
 
-    Super-blocks go by super-blocks and other blocks by others: kernels take these in forms of their own.
-
-    Examples
-    --------
     >>> timed_as("Q6_K"), timed_as("IQ4_XS"), timed_as("Q5_1")
     ('Q6_K', 'Q4_K', 'Q4_0')
     """
@@ -80,22 +73,10 @@ def _times(name: str, shape: str, known: tuple[MatmulKernel, ...]) -> dict[int, 
 def kernel_for(
     tokens: int, kind: int, out: int, width: int, path: str, epilogue: Epilogue = Epilogue.STORE
 ) -> MatmulKernel:
-    """The kernel that takes a product: the fastest by the table, but for rows that a kernel is preferred for.
+    """The kernel that takes a product: the fastest by the table, but for rows that a kernel is preferred for. `tokens`:
+    rows of x; `kind`: ggml type of the weight; `out`, `width`: its shape; `path`: {"sm_90a", "portable"}; `epilogue`:
+    the table was measured with STORE; others are taken to cost as much.
 
-    Parameters
-    ----------
-    tokens : int
-        Rows of x.
-    kind : int
-        ggml type of the weight.
-    out, width : int
-        Its shape.
-    path : {"sm_90a", "portable"}
-    epilogue : Epilogue
-        The table was measured with STORE; others are taken to cost as much.
-
-    Examples
-    --------
     >>> kernel_for(1, 12, 17408, 5120, "sm_90a").name, kernel_for(4096, 12, 17408, 5120, "sm_90a").name
     ('gemv', 'gemm_sm90')
     """
@@ -119,19 +100,9 @@ def _kernel_for(
 
 
 def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue) -> MatmulKernel:
-    """The kernel for a product of `tokens` rows with weights that share them.
-
-    Decided by the largest of the weights, and by what a launch of the kernel has room for.
-
-    Parameters
-    ----------
-    tokens : int
-        Rows of x, at least 1.
-    weights : tuple of PackedWeight
-    norm : bool
-        Whether a norm of x comes first.
-    epilogue : Epilogue
-    """
+    """The kernel for a product of `tokens` rows with weights that share them. Decided by the largest of the weights,
+    and by what a launch of the kernel has room for. `tokens`: rows of x, at least 1; `norm`: whether a norm of x comes
+    first."""
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
@@ -157,11 +128,9 @@ def _in_math(
 
 
 def rows(path: str) -> list[dict[str, Any]]:
-    """The table for people: for every shape and format, ranges of rows and the kernel that takes them.
-
-    Each entry has ``shape``, ``format``, ``rows`` ("9..24"), ``kernel``, ``us`` (of the range's last row, None beyond
-    the table) and ``others``, the times of the kernels not taken there.
-    """
+    """The table for people: for every shape and format, ranges of rows and the kernel that takes them. Each entry has
+    ``shape``, ``format``, ``rows`` ("9..24"), ``kernel``, ``us`` (of the range's last row, None beyond the table) and
+    ``others``, the times of the kernels not taken there."""
     found: list[dict[str, Any]] = []
     for key in table()["us"]:
         name, shape = key.split()

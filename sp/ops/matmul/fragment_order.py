@@ -22,8 +22,7 @@ choose bytes of a table and leave them in the order of products of bytes.
 
 Codes are unsigned: Q8_0 is stored with 128 added. Scales that lie scattered in the file (Q3_K, IQ4_XS, IQ3_S) become a
 signed byte a group, and codes that name vectors there (IQ3_S) a code for each number. Rows are padded to whole tiles
-with zero bytes of the file's layout. What a format has of all this its `sp.quant.Packing` says.
-"""
+with zero bytes of the file's layout. What a format has of all this its `sp.quant.Packing` says."""
 
 from __future__ import annotations
 

@@ -18,10 +18,8 @@ from sp.ops.matmul.byte_products import byte_kernel, check_operands
 from sp.quant import Math
 from sp.quant.packing import TILE
 
-MOST_INPUTS = MOST_GROUPS * GROUPED
-"""Inputs of a product whose tokens a block keeps whole."""
-LOADING = 3
-"""Tiles in whose time a block loads its tokens: 128 KiB at 40 bytes a cycle, predicted. Chooses jobs."""
+MOST_INPUTS = MOST_GROUPS * GROUPED  # inputs of a product whose tokens a block keeps whole
+LOADING = 3  # tiles in whose time a block loads its tokens: 128 KiB at 40 bytes a cycle, predicted. Chooses jobs
 
 
 def gemm(
@@ -32,10 +30,8 @@ def gemm(
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
-    """``out = silu(x Gᵀ) * (x Uᵀ)`` of int8; see `gemm_bytes_sm90.gemm`, which has the same results to the bit.
-
-    x is at most `MOST_INPUTS` wide; `epilogue` is SWIGLU, `peaks` are not found.
-    """
+    """``out = silu(x Gᵀ) * (x Uᵀ)`` of int8; see `gemm_bytes_sm90.gemm`, which has the same results to the bit. x is at
+    most `MOST_INPUTS` wide; `epilogue` is SWIGLU, `peaks` are not found."""
     assert epilogue is SWIGLU, f"gemm_bytes_narrow_sm90 makes no {epilogue.name}"
     check_operands(x, w, outs, epilogue)
     if x.rows == 0:
@@ -74,8 +70,6 @@ def gemm(
 def plan_of(tokens: int, tiles: int, clusters: int) -> tuple[int, int, int]:
     """Blocks of 256 tokens, jobs, and tiles of a job: the rounds of jobs that take the least time.
 
-    Examples
-    --------
     >>> plan_of(16384, 64, 66), plan_of(1024, 64, 66)
     ((64, 64, 64), (4, 64, 4))
     """

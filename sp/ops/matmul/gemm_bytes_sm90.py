@@ -26,21 +26,11 @@ def gemm(
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
-    """``out = x Wᵀ``, ``out += x Wᵀ``, or of SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``.
-
-    Parameters
-    ----------
-    x : ByteRows of inputs
-    w : ByteRows of weights
-        As many as `outs`, one under the other from whole tiles of 64 rows on; of SWIGLU gate and up.
-    loud : LoudChannels that both were rounded with
-    outs : sequence of (tokens, rows)
-        bf16 as uint16 for STORE and SWIGLU, float32 for STORE_F32 and ADD. Up to three, of ADD and SWIGLU one; rows
-        are multiples of 8.
-    epilogue : Epilogue
-    peaks : uint32 (rows of whole 64), optional
-        Of SWIGLU: raised to the largest absolute values of the outputs.
-    """
+    """``out = x Wᵀ``, ``out += x Wᵀ``, or of SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``. `x`: ByteRows of inputs; `w`:
+    ByteRows of weights, as many as `outs`, one under the other from whole tiles of 64 rows on; of SWIGLU gate and up;
+    `loud`: LoudChannels that both were rounded with; `outs`: sequence of (tokens, rows), bf16 as uint16 for STORE and
+    SWIGLU, float32 for STORE_F32 and ADD. Up to three, of ADD and SWIGLU one; rows are multiples of 8; `peaks`: uint32
+    (rows of whole 64), optional, of SWIGLU: raised to the largest absolute values of the outputs."""
     check_operands(x, w, outs, epilogue)
     if x.rows == 0:
         return
@@ -77,8 +67,7 @@ def gemm(
     )
 
 
-FIXED = 250
-"""What a tile costs besides its tokens, in tokens; measured on an H200. Only chooses between shapes."""
+FIXED = 250  # what a tile costs besides its tokens, in tokens; measured on an H200. Only chooses between shapes
 
 
 @lru_cache(4096)
@@ -87,8 +76,6 @@ def plan_of(
 ) -> tuple[Defines, int, int, tuple[int]]:
     """Defines, blocks of tokens and of outputs, and the grid: the tiles whose rounds have the least tokens in all.
 
-    Examples
-    --------
     >>> from sp.kernels.specs.matmul.epilogue import ADD
     >>> plan_of(0, ADD, 8192, 80, 132)[0]["TOKENS"]
     192

@@ -18,16 +18,9 @@ from sp.quant.packing import TILE
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
-    """``out = x Wᵀ``, or ``out += x Wᵀ``.
-
-    Parameters
-    ----------
-    x : bf16 as uint16 (tokens, in)
-    w : PackedWeight of shape (out, in); out a multiple of 8
-    out : (tokens, out)
-        bf16 as uint16 for STORE, float32 for STORE_F32 and ADD.
-    epilogue : STORE, STORE_F32 or ADD
-    """
+    """``out = x Wᵀ``, or ``out += x Wᵀ``. `x`: bf16 as uint16 (tokens, in); `w`: PackedWeight of shape (out, in); out a
+    multiple of 8; `out`: (tokens, out), bf16 as uint16 for STORE, float32 for STORE_F32 and ADD; `epilogue`: STORE,
+    STORE_F32 or ADD."""
     tokens = _checked(x, w, out)
     if epilogue not in (STORE, STORE_F32, ADD):
         raise DeviceError(f"gemm {w.name}: epilogue must be STORE, STORE_F32 or ADD, not {epilogue!r}")
@@ -40,14 +33,8 @@ def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
-    """``out = silu(x Gᵀ) * (x Uᵀ)``, both products in one kernel.
-
-    Parameters
-    ----------
-    x : bf16 as uint16 (tokens, in)
-    gate, up : PackedWeights of one format and shape (ffn, in); ffn a multiple of 8
-    out : bf16 as uint16 (tokens, ffn)
-    """
+    """``out = silu(x Gᵀ) * (x Uᵀ)``, both products in one kernel. `x`: bf16 as uint16 (tokens, in); `gate`, `up`:
+    PackedWeights of one format and shape (ffn, in); ffn a multiple of 8; `out`: bf16 as uint16 (tokens, ffn)."""
     tokens = _checked(x, gate, out)
     if (gate.format, gate.shape) != (up.format, up.shape):
         raise DeviceError(

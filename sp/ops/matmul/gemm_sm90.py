@@ -19,30 +19,18 @@ from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
-    """``out = x Wᵀ``, or ``out += x Wᵀ``.
-
-    Parameters
-    ----------
-    x : bf16 as uint16 (tokens, in)
-    w : PackedWeight of shape (out, in); out a multiple of 8
-    out : (tokens, out)
-        bf16 as uint16 for STORE, float32 for STORE_F32 and ADD.
-    epilogue : STORE, STORE_F32 or ADD
-    """
+    """``out = x Wᵀ``, or ``out += x Wᵀ``. `x`: bf16 as uint16 (tokens, in); `w`: PackedWeight of shape (out, in); out a
+    multiple of 8; `out`: (tokens, out), bf16 as uint16 for STORE, float32 for STORE_F32 and ADD; `epilogue`: STORE,
+    STORE_F32 or ADD."""
     if epilogue not in (STORE, *WIDE):
         raise DeviceError(f"gemm {w.name}: epilogue must be STORE, STORE_F32 or ADD, not {epilogue!r}")
     _launch(x, (w,), out, epilogue)
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
-    """``out = silu(x Gᵀ) * (x Uᵀ)``, both products rounded to bf16 first, in one kernel.
-
-    Parameters
-    ----------
-    x : bf16 as uint16 (tokens, in)
-    gate, up : PackedWeights of one format and shape (ffn, in); ffn a multiple of 8
-    out : bf16 as uint16 (tokens, ffn)
-    """
+    """``out = silu(x Gᵀ) * (x Uᵀ)``, both products rounded to bf16 first, in one kernel. `x`: bf16 as uint16
+    (tokens, in); `gate`, `up`: PackedWeights of one format and shape (ffn, in); ffn a multiple of 8; `out`: bf16 as
+    uint16 (tokens, ffn)."""
     if (gate.format, gate.shape) != (up.format, up.shape):
         raise DeviceError(
             f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
@@ -52,16 +40,9 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
 
 
 def beside(x: Any, weights: tuple[PackedWeight, PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
-    """``out = x Wᵀ`` of two weights of up to 64 rows, in one kernel.
-
-    Parameters
-    ----------
-    x : bf16 as uint16 (tokens, in)
-    weights : two PackedWeights of one format, of `COMMON`; up to 64 rows, multiples of 8
-    outs : two arrays (tokens, rows)
-        bf16 as uint16 for STORE, float32 for STORE_F32.
-    epilogue : STORE or STORE_F32
-    """
+    """``out = x Wᵀ`` of two weights of up to 64 rows, in one kernel. `x`: bf16 as uint16 (tokens, in); `weights`: two
+    PackedWeights of one format, of `COMMON`; up to 64 rows, multiples of 8; `outs`: two arrays (tokens, rows), bf16 as
+    uint16 for STORE, float32 for STORE_F32; `epilogue`: STORE or STORE_F32."""
     first, second = weights
     if not are_narrow(weights) or epilogue not in (STORE, STORE_F32):
         raise DeviceError(
@@ -139,26 +120,21 @@ class Plan(NamedTuple):
     streamed: int
     cost: float
     grid: tuple[int]
-    x_box: tuple[int, int]
-    """Inputs and tokens that one copy brings."""
+    x_box: tuple[int, int]  # inputs and tokens that one copy brings
 
 
-STEP = {128: 0.42, 256: 0.64}
-"""Microseconds of a k-step by tokens of a tile."""
+STEP = {128: 0.42, 256: 0.64}  # microseconds of a k-step by tokens of a tile
 FIXUP = {128: 8.0, 256: 14.0}
 """Microseconds that passing on partial sums costs. Both only choose between forms; measured on an H200."""
 PASS = {128: 1.0, 256: 2.0}
 """Microseconds that the sums of each block more of a tile take: they are added one after the other."""
-GAIN = 1.05
-"""What sharing must promise: in long runs power is short, and blocks that wait leave theirs to the others."""
+GAIN = 1.05  # what sharing must promise: in long runs power is short, and blocks that wait leave theirs to the others
 
 
 @cache
 def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
     """The fastest way by a rough model: tiles of 128 or 256 tokens, and whether blocks share the last ones' k-steps.
 
-    Examples
-    --------
     >>> plan = plan_of(12, STORE, 8192, 272, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
     (256, 66, 0)

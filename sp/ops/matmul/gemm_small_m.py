@@ -25,15 +25,13 @@ from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 from sp.quant import format_bits, packing_of
 
 WARPS = (12, 8, 4)
-MOST_SLICES = 64
-"""Of the inputs, in split-K."""
+MOST_SLICES = 64  # of the inputs, in split-K
 LEAST_AHEAD = 32 * 1024
 """Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
 READING, PASSING_ON, MEETING = 3, 4, 64 << 10
 """What these cost, as bytes of weights that could be read meanwhile, on an H200: to take in a byte of inputs, to pass
 on a byte of sums, a slice more."""
-PACE = 17.0
-"""Bytes of weights an H200's multiprocessor can have a cycle."""
+PACE = 17.0  # bytes of weights an H200's multiprocessor can have a cycle
 ITEM_COUNTERS = 1 << 14
 
 
@@ -69,8 +67,6 @@ def gemm_small_m(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], e
 def passes(tokens: int) -> list[int]:
     """Tokens of each launch: as few launches as can be, all about as large.
 
-    Examples
-    --------
     >>> passes(23), passes(40), passes(64)
     ([23], [24, 16], [32, 32])
     """
@@ -117,29 +113,11 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
 def plan_of(
     held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int, capacity: int
 ) -> Plan | None:
-    """The division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums.
+    """The division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums. `held`:
+    tokens a variant holds; `k`: inputs; `kinds`: ggml types of the weights; `rows`: outputs of every weight; of gate
+    alone for SWIGLU; `epilogue`: STORE, ADD or SWIGLU; `processors`, `capacity`: multiprocessors of the card, and
+    shared memory of a block in bytes. Returns Plan or None, None where shared memory is too small.
 
-    Parameters
-    ----------
-    held : int
-        Tokens a variant holds.
-    k : int
-        Inputs.
-    kinds : tuple of int
-        ggml types of the weights.
-    rows : tuple of int
-        Outputs of every weight; of gate alone for SWIGLU.
-    epilogue : STORE, ADD or SWIGLU
-    processors, capacity : int
-        Multiprocessors of the card, and shared memory of a block in bytes.
-
-    Returns
-    -------
-    Plan or None
-        None where shared memory is too small.
-
-    Examples
-    --------
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132, 227 * 1024)
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
     (66, 2, 2)

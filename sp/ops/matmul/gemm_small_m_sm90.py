@@ -32,12 +32,9 @@ from sp.ops.norms import Norm, Ready
 from sp.quant import format_bits, packing_of
 from sp.quant.packing import TILE
 
-SUPER = 256
-"""Inputs of a super-block."""
-MOST_SLICES = 32
-"""A lane of a warp knows of one."""
-STREAM_SLOTS = (3, 2)
-"""Stages of streaming inputs that a block holds, the first choice first."""
+SUPER = 256  # inputs of a super-block
+MOST_SLICES = 32  # a lane of a warp knows of one
+STREAM_SLOTS = (3, 2)  # stages of streaming inputs that a block holds, the first choice first
 LEAST_DEPTH = 2
 MOST_DEPTH = 12
 LEAST_PARTIALS = 8
@@ -63,8 +60,6 @@ class Plan(NamedTuple):
 def held_for(tokens: int) -> int:
     """Tokens that the smallest variant for `tokens` (at most 64) holds.
 
-    Examples
-    --------
     >>> held_for(9), held_for(23), held_for(33)
     (16, 24, 40)
     """
@@ -88,14 +83,11 @@ def gemm_small_m_sm90(
     weights : up to 4 PackedWeights of shape (out_i, in), of super-blocks
         For SWIGLU gate and up of one format and shape.
     outs : arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
-        SWIGLU: for the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a
-        multiple of 256.
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: for
+        the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a multiple of 256.
     epilogue : STORE, ADD or SWIGLU
-    norm : (float32 (in,), float), optional
-        Weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`.
-    then : Ready, optional
-        With ADD, out a multiple of 256: filled for the product whose norm comes next.
+    norm : (float32 (in,), float), optional, weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`
+    then : Ready, optional, with ADD, out a multiple of 256: filled for the product whose norm comes next
     before : Ready, optional
         With `then`: of what is added to, as it was. It says how large tokens are, so that tiles hold small and large
         ones alike; without it they are taken to be about as large as 1.
@@ -139,26 +131,11 @@ def gemm_small_m_sm90(
 def plan_of(
     held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int
 ) -> Plan:
-    """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting.
+    """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting. Where
+    the inputs stream by there is one slice. `held`: tokens a variant holds; `k`: inputs; `kinds`: ggml types of the
+    weights; `rows`: outputs of every weight; of gate alone for SWIGLU; `epilogue`: STORE, ADD or SWIGLU; `processors`:
+    multiprocessors of the card.
 
-    Where the inputs stream by there is one slice.
-
-    Parameters
-    ----------
-    held : int
-        Tokens a variant holds.
-    k : int
-        Inputs.
-    kinds : tuple of int
-        ggml types of the weights.
-    rows : tuple of int
-        Outputs of every weight; of gate alone for SWIGLU.
-    epilogue : STORE, ADD or SWIGLU
-    processors : int
-        Multiprocessors of the card.
-
-    Examples
-    --------
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (66, 2, 2560, 4)

@@ -15,22 +15,17 @@ from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Q6_K, format_bits, packing_of
 
-HELD = (1, 2, 4, 8, 16)
-"""Tokens that a variant of the kernel can hold."""
+HELD = (1, 2, 4, 8, 16)  # tokens that a variant of the kernel can hold
 LAYOUTS: dict[int, tuple[Layout, ...]] = {
     1: (Layout(8, 3), Layout(8, 2), Layout(8, 1)),
     2: (Layout(8, 2), Layout(8, 1)),
     4: (Layout(8, 2), Layout(8, 1)),
     8: (Layout(8, 2), Layout(8, 1)),
     16: (Layout(8, 1),),
-}
-"""By tokens held, the fastest layout first; taken is the first that fits."""
-STORE_ONE = Layout(6, 4)
-"""Goes before them for one token of stored products, but for those with weights of Q6_K."""
-PAIRS_FROM = 8192
-"""Inputs from which two blocks share a strip of an ADD of one token."""
-ADD_ONE = Layout(8, 2)
-"""Goes before them for an ADD of one token of fewer inputs: more blocks have strips to read."""
+}  # by tokens held, the fastest layout first; taken is the first that fits
+STORE_ONE = Layout(6, 4)  # goes before them for one token of stored products, but for those with weights of Q6_K
+PAIRS_FROM = 8192  # inputs from which two blocks share a strip of an ADD of one token
+ADD_ONE = Layout(8, 2)  # goes before them for an ADD of one token of fewer inputs: more blocks have strips to read
 PAIRS_ONE = Layout(4, 5)
 """Goes before them where two blocks share a strip, if so each group has one strip at most: none waits for a second."""
 
@@ -49,11 +44,10 @@ def gemv(
     x : uint16 (tokens, in) of BF16 bits, or float32 (tokens, in) with `norm`
     weights : up to 4 PackedWeights of shape (out_i, in)
     outs : arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
-        SWIGLU: uint16 (tokens, out) for the weights (gate, up).
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
+        uint16 (tokens, out) for the weights (gate, up).
     epilogue : STORE, ADD or SWIGLU
-    norm : (float32 (in,), float), optional
-        Weight and eps of an RMS norm of `x` before the product.
+    norm : (float32 (in,), float), optional, weight and eps of an RMS norm of `x` before the product
     """
     tokens, k = x.shape
     kinds = tuple(w.format.ggml_type for w in weights)
@@ -108,10 +102,8 @@ def _launch(
 def _variant(
     count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue, device: int, few: bool = False
 ) -> dict[str, int] | None:
-    """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots.
-
-    `few`: no more strips than pairs of blocks of `PAIRS_ONE` have groups.
-    """
+    """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots. `few`: no
+    more strips than pairs of blocks of `PAIRS_ONE` have groups."""
     capacity = shared_bytes_per_block(device)
     stages = k % 512 == 0 and all(whole(packing_of(kind), k // 2) for kind in kinds)
     pairs = epilogue == ADD and count == 1 and stages and k >= PAIRS_FROM and capability(device) >= (9, 0)

@@ -32,8 +32,6 @@ def linear(x: Floats, w: Weight) -> Floats:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from sp.quant import F32, Weight
     >>> w = Weight.from_floats("w", np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
     >>> linear(np.array([[1, 10]], np.float32), w)
     array([[21., 43., 65.]], dtype=float32)

@@ -32,26 +32,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `sp.ops.matmul.fragment_order`.
+    """A weight in the layout of `sp.ops.matmul.fragment_order`. `kept`: its values rounded for `math` once and for all.
 
-    Attributes
-    ----------
-    name : str
-        The tensor's name in the file.
-    format : BlockFormat
-        How it was packed in the file; the values are the same, to the bit.
-    shape : (int, int)
-        ``(out, in)``.
-    data : uint8, flat
-        All planes; NumPy or CuPy.
-    math : Math
-        What products of a prompt with it are made in.
-    kept : KeptRows, optional
-        Its values rounded for `math` once and for all.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> from sp.quant import Q8_0, Weight
     >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
     >>> p = pack("w", Q8_0, w.shape, w.data)
@@ -59,11 +41,11 @@ class PackedWeight:
     (4096, 1, 1, True)
     """
 
-    name: str
-    format: BlockFormat
-    shape: tuple[int, int]
-    data: Any = field(repr=False, compare=False)
-    math: Math = Math.BF16
+    name: str  # the tensor's name in the file
+    format: BlockFormat  # how it was packed in the file; the values are the same, to the bit
+    shape: tuple[int, int]  # ``(out, in)``
+    data: Any = field(repr=False, compare=False)  # uint8, flat, all planes; NumPy or CuPy
+    math: Math = Math.BF16  # what products of a prompt with it are made in
     kept: KeptRows | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -109,16 +91,8 @@ def allocate(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeigh
 
 
 def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
-    """Fill rows `start` and on of a weight.
-
-    Parameters
-    ----------
-    w : PackedWeight
-    start : int
-        A multiple of 64.
-    rows : uint8 (n, row_bytes)
-        As in the file and where `w` lies; n a multiple of 64 unless they are the last ones.
-    """
+    """Fill rows `start` and on of a weight. `start`: a multiple of 64; `rows`: uint8 (n, row_bytes), as in the file and
+    where `w` lies; n a multiple of 64 unless they are the last ones."""
     out, width = w.shape
     expected = (len(rows), w.format.row_bytes(width))
     whole = len(rows) % TILE == 0 or start + len(rows) == out
@@ -157,10 +131,8 @@ def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> Pack
 
 def expand_scales(w: PackedWeight) -> Any:
     """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
-
     The halves of a word are BF16: a scale, and what is added to products with it; or the scales of the first and second
-    16 inputs. What each format has is told at ``a_fragment`` in ``fragment.cuh``. None for plain numbers.
-    """
+    16 inputs. What each format has is told at ``a_fragment`` in ``fragment.cuh``. None for plain numbers."""
     if w.packing.plain:
         return None
     words = import_cupy().empty(w.row_tiles * w.k_tiles * 2 * TILE, np.uint32)

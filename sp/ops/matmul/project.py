@@ -25,26 +25,19 @@ from sp.quant import Weight
 def project(
     x: Floats, weights: Sequence[Weight], norm: Norm | Ready | None = None, f32: Sequence[bool] | None = None
 ) -> tuple[Floats, ...]:
-    """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first.
+    """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first. Returns a tuple
+    of float32 (tokens, out_i).
 
     Parameters
     ----------
-    x : float32 (tokens, in)
-        On the device BF16 (uint16) without `norm`.
-    weights : Weights of shape (out_i, in)
-        On the device PackedWeights, as in all ops of this file.
-    norm : (float32 (in,), float), optional
-        See `rms_norm`; or what `project_add_before` returned with x.
+    x : float32 (tokens, in), on the device BF16 (uint16) without `norm`
+    weights : Weights of shape (out_i, in), on the device PackedWeights, as in all ops of this file
+    norm : (float32 (in,), float), optional, see `rms_norm`; or what `project_add_before` returned with x
     f32 : sequence of bool, optional
         On the device: which results are wanted in float32; the others are BF16, as all are by default.
 
-    Returns
-    -------
-    tuple of float32 (tokens, out_i)
-
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F32, Weight
     >>> w = Weight.from_floats("w", np.eye(2, dtype=np.float32), F32)
     >>> project(np.array([[3.0, -3.0]], np.float32), (w,), (np.ones(2, np.float32), 0.0))[0]
@@ -57,21 +50,9 @@ def project(
 
 
 def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
-    """The end of a half block: ``x + h Wᵀ``.
-
-    Parameters
-    ----------
-    x : float32 (tokens, out)
-        The residual stream.
-    h : float32 (tokens, in)
-        On the device BF16 (uint16) or what `gated_project` returned.
-    w : Weight of shape (out, in)
-
-    Returns
-    -------
-    float32 (tokens, out)
-        A new array; on the device x itself, added to in place.
-    """
+    """The end of a half block: ``x + h Wᵀ``. `x`: float32 (tokens, out), the residual stream; `h`: float32
+    (tokens, in), on the device BF16 (uint16) or what `gated_project` returned; `w`: Weight of shape (out, in). Returns
+    float32 (tokens, out), a new array; on the device x itself, added to in place."""
     if is_device(x):
         _add(x, h, w)
         return x
@@ -83,27 +64,12 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
 def project_add_before(
     x: Floats, h: Floats, w: Weight, norm: Norm, before: Norm | Ready | None = None
 ) -> tuple[Floats, Norm | Ready]:
-    """`project_add` before a product that starts with `norm` of its result.
+    """`project_add` before a product that starts with `norm` of its result. `x`, `h`, `w`: see `project_add`; `norm`:
+    (float32 (out,), float), of the result; `before`: Norm or Ready, optional, the norm that x went through last,
+    unchanged since; a Ready tells the kernels how large the tokens of x are. Returns `x`: float32 (tokens, out), see
+    `project_add`; `norm`: Norm or Ready, for `project` or `gated_project` of that x as it is: `norm`, or where the
+    kernels can begin it here that.
 
-    Parameters
-    ----------
-    x, h, w :
-        See `project_add`.
-    norm : (float32 (out,), float)
-        Of the result.
-    before : Norm or Ready, optional
-        The norm that x went through last, unchanged since; a Ready tells the kernels how large the tokens of x are.
-
-    Returns
-    -------
-    x : float32 (tokens, out)
-        See `project_add`.
-    norm : Norm or Ready
-        For `project` or `gated_project` of that x as it is: `norm`, or where the kernels can begin it here that.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> from sp.quant import F32, Weight
     >>> w, ones = Weight.from_floats("w", np.eye(2, dtype=np.float32), F32), np.ones(2, np.float32)
     >>> x, norm = project_add_before(ones[None], np.array([[2.0, -4.0]], np.float32), w, (ones, 0.0))
@@ -117,22 +83,10 @@ def project_add_before(
 
 
 def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reader: Weight | None = None) -> Floats:
-    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed.
-
-    Parameters
-    ----------
-    x : float32 (tokens, in)
-    gate, up : Weights of shape (ffn, in)
-    norm : (float32 (in,), float)
-        As in `project`.
-    reader : Weight of shape (out, ffn), optional
-        The weight of the `project_add` that alone reads the result.
-
-    Returns
-    -------
-    float32 (tokens, ffn)
-        On the device BF16 (uint16), or InputTiles or PeakedInputs where the product with `reader` takes them.
-    """
+    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed. `x`: float32 (tokens, in);
+    `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,), float), as in `project`; `reader`: Weight of shape
+    (out, ffn), optional, the weight of the `project_add` that alone reads the result. Returns float32 (tokens, ffn), on
+    the device BF16 (uint16), or InputTiles or PeakedInputs where the product with `reader` takes them."""
     if is_device(x):
         gated: Floats = _gated_project(x, gate, up, norm, reader)
         return gated

@@ -1,9 +1,8 @@
 """MatmulKernel: what a kernel that multiplies by packed weights can do, declared once, in the file that launches it.
 
 Everything else follows from the records: which kernel takes a product (`sp.ops.matmul.dispatch`), what must happen
-before and around a launch (here), what is timed (`sp.bench.cases`). A new variant is one module of this room
-that ends with `register_matmul`; docs/extending/kernel.md shows how.
-"""
+before and around a launch (here), what is timed (`sp.bench.cases`). A new variant is one module of this room that ends
+with `register_matmul`; docs/extending/kernel.md shows how."""
 
 from __future__ import annotations
 
@@ -28,46 +27,27 @@ from sp.quant import Math, kernel_formats
 class Fusion(Enum):
     """What a kernel does in the launch of the product itself; without it that is done by others, before."""
 
-    NORM = "norm"
-    """Takes float32 x and an RMS norm that comes first."""
-    TILES = "tiles"
-    """Takes x as InputTiles, and with SWIGLU stores its result as such."""
+    NORM = "norm"  # takes float32 x and an RMS norm that comes first
+    TILES = "tiles"  # takes x as InputTiles, and with SWIGLU stores its result as such
     READY = "ready"
     """Takes a norm that the product before has begun, and with ADD begins that of the product that comes next."""
-    PEAKS = "peaks"
-    """With SWIGLU finds the largest value of each output too, for PeakedInputs."""
-    PEAKED = "peaked"
-    """Takes x as PeakedInputs."""
+    PEAKS = "peaks"  # with SWIGLU finds the largest value of each output too, for PeakedInputs
+    PEAKED = "peaked"  # takes x as PeakedInputs
 
 
 @dataclass(frozen=True)
 class Product:
-    """Products of the same tokens with several weights.
+    """Products of the same tokens with several weights. `outs`: STORE: one a weight, uint16 (BF16) or float32
+    (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: uint16 (tokens, out), InputTiles or PeakedInputs;
+    `norm`: Norm or Ready, optional, of x, before the product; or as the product before has begun it."""
 
-    Attributes
-    ----------
-    x : uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles; PeakedInputs
-    weights : sequence of PackedWeight of shape (out_i, in)
-        ADD: one. SWIGLU: gate and up.
-    outs : sequence of arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
-        uint16 (tokens, out), InputTiles or PeakedInputs.
-    epilogue : Epilogue
-    norm : Norm or Ready, optional
-        Of x, before the product; or as the product before has begun it.
-    then : Ready, optional
-        With ADD: the norm that comes next, to be begun.
-    before : Ready, optional
-        With `then`: the norm of what is added to, as it was.
-    """
-
-    x: Any
-    weights: Sequence[Any]
+    x: Any  # uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles; PeakedInputs
+    weights: Sequence[Any]  # sequence of PackedWeight of shape (out_i, in), ADD: one. SWIGLU: gate and up
     outs: Sequence[Any]
     epilogue: Epilogue
     norm: Norm | Ready | None = None
-    then: Ready | None = None
-    before: Ready | None = None
+    then: Ready | None = None  # with ADD: the norm that comes next, to be begun
+    before: Ready | None = None  # with `then`: the norm of what is added to, as it was
 
     def part(self, which: Sequence[int]) -> Product:
         """Of some of the weights alone; only STORE can be cut so."""
@@ -88,68 +68,33 @@ def _all(kind: int) -> bool:
 class MatmulKernel:
     """A kernel that multiplies by packed weights.
 
-    Attributes
-    ----------
-    name : str
-        In the dispatch table.
-    run : callable
-        Launches a Product that keeps to all that is declared here.
-    reads : callable
-        By ggml type, whether it takes weights of a format that has a packing; all of them if left out.
-    paths : tuple of str
-        See `sp.kernels.path`.
-    epilogues : tuple of Epilogue
-    fusions : frozenset of Fusion
-    max_tokens : int, optional
-        Rows of x; any number if left out.
-    max_weights : int
-        Of one call of `run`.
-    alike : callable, optional
-        By ggml type; weights of one call must have the same of it.
-    mixed_swiglu : bool
-        Whether gate and up may be of two formats.
-    multiple : int
-        With STORE, results are stored so many outputs at a time.
-    prefill : bool
-        Takes products of any size, so those of more rows than were timed too. A path has one such kernel.
-    room : callable
-        ``(tokens, width, kinds, norm, epilogue)`` to the rows of x that a launch on the current device has room for,
-        0 where it has none.
-    least_room : int
-        Where a launch has room for fewer rows than this and than the product has, its passes do not pay.
-    timed : range
-        Rows of x for which it is worth timing.
-    preferred : range
-        Rows of x for which it takes weights of its formats whatever the table says; of two such kernels the one
-        registered last.
-    otherwise : MatmulKernel, optional
-        Takes what this one does not: the product if there is no room for it, of several weights those of other
-        formats. If left out, the prefill kernel of the path.
-    tile_rows : callable, optional
-        With Fusion.TILES: rows of the tiles for so many tokens.
-    maths : tuple of Math
-        Weights it takes are to be multiplied in one of these.
-    """
+    `reads`: by ggml type, whether it takes weights of a format that has a packing; all of them if left out; `prefill`:
+    takes products of any size, so those of more rows than were timed too. A path has one such kernel; `room`:
+    ``(tokens, width, kinds, norm, epilogue)`` to the rows of x that a launch on the current device has room for, 0
+    where it has none; `least_room`: where a launch has room for fewer rows than this and than the product has, its
+    passes do not pay; `preferred`: rows of x for which it takes weights of its formats whatever the table says; of two
+    such kernels the one registered last; `otherwise`: takes what this one does not: the product if there is no room for
+    it, of several weights those of other formats. If left out, the prefill kernel of the path."""
 
-    name: str
-    run: Callable[[Product], None]
+    name: str  # in the dispatch table
+    run: Callable[[Product], None]  # launches a Product that keeps to all that is declared here
     reads: Callable[[int], bool] = _all
-    paths: tuple[str, ...] = PATHS
+    paths: tuple[str, ...] = PATHS  # see `sp.kernels.path`
     epilogues: tuple[Epilogue, ...] = (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU)
     fusions: frozenset[Fusion] = frozenset()
-    max_tokens: int | None = None
-    max_weights: int = 1
-    alike: Callable[[int], Hashable] | None = None
-    mixed_swiglu: bool = False
-    multiple: int = 1
+    max_tokens: int | None = None  # rows of x; any number if left out
+    max_weights: int = 1  # of one call of `run`
+    alike: Callable[[int], Hashable] | None = None  # by ggml type; weights of one call must have the same of it
+    mixed_swiglu: bool = False  # whether gate and up may be of two formats
+    multiple: int = 1  # with STORE, results are stored so many outputs at a time
     prefill: bool = False
     room: Callable[[int, int, tuple[int, ...], bool, Epilogue], int] = _any
     least_room: int = 1
-    timed: range = range(0)
+    timed: range = range(0)  # rows of x for which it is worth timing
     preferred: range = range(0)
     otherwise: MatmulKernel | None = None
-    tile_rows: Callable[[int], int] | None = None
-    maths: tuple[Math, ...] = (Math.BF16,)
+    tile_rows: Callable[[int], int] | None = None  # with Fusion.TILES: rows of the tiles for so many tokens
+    maths: tuple[Math, ...] = (Math.BF16,)  # weights it takes are to be multiplied in one of these
 
     @property
     def formats(self) -> tuple[int, ...]:
@@ -216,8 +161,6 @@ class MatmulKernel:
 def grouped(keys: Sequence[Hashable], most: int) -> list[list[int]]:
     """Which places share a launch: up to `most`, all with the same key.
 
-    Examples
-    --------
     >>> grouped((256, 64, 256), 4)
     [[0, 2], [1]]
     """
@@ -231,20 +174,9 @@ _kernels: dict[str, MatmulKernel] = {}
 
 
 def register_matmul(kernel: MatmulKernel) -> MatmulKernel:
-    """Make a kernel known by its name, to dispatch, to timing and to lists.
-
-    Those of this room call this in their file, where they are found; others before a product is made.
-
-    Returns
-    -------
-    MatmulKernel
-        The same.
-
-    Raises
-    ------
-    ConfigError
-        When the name is taken, or a path has a prefill kernel already.
-    """
+    """Make a kernel known by its name, to dispatch, to timing and to lists. Those of this room call this in their file,
+    where they are found; others before a product is made. Returns it. ConfigError when the name is taken,
+    or a path has a prefill kernel already."""
     if kernel.name in _kernels:
         raise ConfigError(f"matmul kernel {kernel.name} is there already")
     for known in _kernels.values():

@@ -15,27 +15,17 @@ from sp.quant import BF16
 from sp.quant.packing import TILE
 from sp.quant.repack import EXACT_TERMS
 
-ALIGN = 128
-"""Values: kernels that read a result want it at whole 16 bytes."""
+ALIGN = 128  # values: kernels that read a result want it at whole 16 bytes
 
 
 @dataclass(frozen=True)
 class SplitWeight:
-    """Three BF16 matrices, one below the other, whose sum is an F32 matrix to the bit.
+    """Three BF16 matrices, one below the other, whose sum is an F32 matrix to the bit. A float32 has 24 bits, a BF16 8
+    of them: what the first term leaves out of a value the second begins with. The matrix kernels multiply by the terms
+    as by any BF16 weight, and `sum_terms` adds up what they give."""
 
-    A float32 has 24 bits, a BF16 8 of them: what the first term leaves out of a value the second begins with. The
-    matrix kernels multiply by the terms as by any BF16 weight, and `sum_terms` adds up what they give.
-
-    Attributes
-    ----------
-    terms : PackedWeight
-        BF16 (3 * stride, in); term i begins at row ``i * stride``.
-    shape : (int, int)
-        ``(out, in)`` of the matrix.
-    """
-
-    terms: PackedWeight
-    shape: tuple[int, int]
+    terms: PackedWeight  # BF16 (3 * stride, in); term i begins at row ``i * stride``
+    shape: tuple[int, int]  # ``(out, in)`` of the matrix
 
     @property
     def stride(self) -> int:
@@ -60,8 +50,6 @@ class SplitWeight:
 def bf16_terms(raw: Any) -> list[Any]:
     """Rows of float32 bytes as three of BF16 bytes, whose values add up to them: uint8 (n, 4 k) -> three (n, 2 k).
 
-    Examples
-    --------
     >>> value = np.float32(1 / 3)
     >>> terms = [each.view(np.uint16) for each in bf16_terms(value.reshape(1, 1).view(np.uint8))]
     >>> sum((np.uint32(each[0, 0]) << 16).view(np.float32) for each in terms) == value
@@ -76,20 +64,9 @@ def bf16_terms(raw: Any) -> list[Any]:
 
 
 def sum_terms(x: Any, rows: int, *, f32: bool) -> list[Any]:
-    """Products with the three terms to products with the matrix, of several weights of one shape.
-
-    Parameters
-    ----------
-    x : cupy float32 (weights, tokens, 3 * stride)
-    rows : int
-        Of the matrices, at most stride.
-    f32 : bool
-        Whether results are float32; otherwise BF16 (uint16).
-
-    Returns
-    -------
-    list of cupy (tokens, rows)
-    """
+    """Products with the three terms to products with the matrix, of several weights of one shape. `x`: cupy float32
+    (weights, tokens, 3 * stride); `rows`: of the matrices, at most stride; `f32`: whether results are float32;
+    otherwise BF16 (uint16). Returns a list of cupy (tokens, rows)."""
     weights, tokens, width = x.shape
     values = tokens * rows
     pitch = -(-values // ALIGN) * ALIGN

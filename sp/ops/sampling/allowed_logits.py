@@ -11,23 +11,16 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.allowed_logits import ALLOWED_LOGITS
 
-Words = npt.NDArray[np.uint32]
-"""A bit for each token, the lowest bit of the first word first; 1 allows it."""
+Words = npt.NDArray[np.uint32]  # a bit for each token, the lowest bit of the first word first; 1 allows it
 
 
 def allowed_logits(logits: Floats, words: Words) -> Any:
-    """The same logits where the bit of a token is set, -inf elsewhere.
+    """The same logits where the bit of a token is set, -inf elsewhere. Returns float32 (1, vocab), where `logits` are.
 
     Parameters
     ----------
     logits : float32 (1, vocab)
-    words : uint32 (m,)
-        On the host; tokens behind its last bit, by which a model's head may be padded, are not allowed.
-
-    Returns
-    -------
-    float32 (1, vocab)
-        Where `logits` are.
+    words : uint32 (m,), on the host; tokens behind its last bit, by which a model's head may be padded, are not allowed
 
     Examples
     --------

@@ -10,37 +10,25 @@ from sp.arrays import Doubles, Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.draw_tokens import DRAW_TOKENS, TOKEN_SHARES
 
-BITS = 53
-"""Of a random number in [0, 1), as NumPy draws them."""
+BITS = 53  # of a random number in [0, 1), as NumPy draws them
 
 
 def draw_tokens(logits: Floats, temperature: float, numbers: Doubles, less: Floats | None = None) -> Ints:
     """A token a row, each the first at which the running sum of weights passes its number's share of their total.
-
     Weights are ``p = softmax(logits / temperature)``, or with `less` ``max(p - q, 0)``, q being its softmax; where
-    nothing is left of p, because both differ by rounding alone, p itself. All in float64.
+    nothing is left of p, because both differ by rounding alone, p itself. All in float64. Returns int64 (n,), on the
+    host. Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023 (the
+    residual).
 
     Parameters
     ----------
     logits : float32 (n, vocab)
-    temperature : float
-        Above 0.
-    numbers : float64 (n,)
-        In [0, 1), on the host.
+    temperature : float, above 0
+    numbers : float64 (n,), in [0, 1), on the host
     less : float32 (n, vocab), optional
-
-    Returns
-    -------
-    int64 (n,)
-        On the host.
-
-    References
-    ----------
-    Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023 (the residual).
 
     Examples
     --------
-    >>> import numpy as np
     >>> rows = np.log(np.array([[0.5, 0.25, 0.25]] * 3, np.float32))
     >>> draw_tokens(rows, 1.0, np.array([0.1, 0.6, 0.9])).tolist()
     [0, 1, 2]
@@ -59,23 +47,9 @@ def draw_tokens(logits: Floats, temperature: float, numbers: Doubles, less: Floa
 
 
 def token_shares(logits: Floats, temperature: float, tokens: Ints) -> Doubles:
-    """Probability of one token a row under ``softmax(logits / temperature)``.
+    """Probability of one token a row under ``softmax(logits / temperature)``. `logits`: float32 (n, vocab); `tokens`:
+    int64 (n,), on the host. Returns float64 (n,), on the host.
 
-    Parameters
-    ----------
-    logits : float32 (n, vocab)
-    temperature : float
-    tokens : int64 (n,)
-        On the host.
-
-    Returns
-    -------
-    float64 (n,)
-        On the host.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> token_shares(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)), 1.0, np.array([2])).round(6).tolist()
     [0.25]
     """

@@ -14,25 +14,15 @@ from sp.kernels.specs.likely_logits import LIKELY_LOGITS
 
 def likely_logits(logits: Floats, best: Any, temperature: float, min_p: float) -> Any:
     """The same logits where ``softmax(logits / temperature)`` is at least `min_p` times its largest, -inf elsewhere.
+    Returns float32 (1, vocab), where `logits` are. Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling for
+    Creative and Coherent LLM Outputs", 2024.
 
     Parameters
     ----------
     logits : float32 (1, vocab)
-    best : int32 (1,)
-        The likeliest token, where `logits` are.
-    temperature : float
-        Above 0.
-    min_p : float
-        Above 0, at most 1.
-
-    Returns
-    -------
-    float32 (1, vocab)
-        Where `logits` are.
-
-    References
-    ----------
-    Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", 2024.
+    best : int32 (1,), the likeliest token, where `logits` are
+    temperature : float, above 0
+    min_p : float, above 0, at most 1
 
     Examples
     --------

@@ -1,8 +1,7 @@
 """argmax and sample: the next token from logits, greedy or drawn under temperature, top-k and top-p.
 
 Everything that decides the outcome is an integer (ranks, weights in units of 2^-40, sums, the random bits), so a draw
-depends on nothing but the logits, the options, the seed and the step.
-"""
+depends on nothing but the logits, the options, the seed and the step."""
 
 from __future__ import annotations
 
@@ -17,53 +16,27 @@ from sp.kernels.device import current_device
 from sp.kernels.kept import cache
 from sp.kernels.specs.sample import ARGMAX, BINS, CAPACITY, SAMPLE_BINS, SAMPLE_TOKEN
 
-MOST_ROWS = 64
-"""Rows of logits on the device."""
-ARGMAX_BLOCKS = 1024
-"""Of all rows."""
-ARGMAX_LOGITS = 2048
-"""Fewest of a block."""
+MOST_ROWS = 64  # rows of logits on the device
+ARGMAX_BLOCKS = 1024  # of all rows
+ARGMAX_LOGITS = 2048  # fewest of a block
 BINS_BLOCKS = 128
 DRAW_BLOCKS = 64
-UNIT = 2.0**40
-"""Weight of the most likely token; sums over any vocabulary stay below 2^63."""
+UNIT = 2.0**40  # weight of the most likely token; sums over any vocabulary stay below 2^63
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a token.
+    """How to draw a token."""
 
-    Attributes
-    ----------
-    temperature : float
-        Above 0. Logits are divided by it.
-    top_k : int
-        Keep the most likely `top_k` tokens; 0 keeps all.
-    top_p : float
-        Of those keep the fewest, most likely first, whose share reaches `top_p`; 1 keeps all.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = 1.0  # above 0. Logits are divided by it
+    top_k: int = 0  # keep the most likely `top_k` tokens; 0 keeps all
+    top_p: float = 1.0  # of those keep the fewest, most likely first, whose share reaches `top_p`; 1 keeps all
 
 
 def argmax(logits: Floats) -> Any:
-    """Id of the largest logit of each row, the lowest id among equals.
+    """Id of the largest logit of each row, the lowest id among equals. `logits`: float32 (n, vocab), at most 64 rows on
+    the device. Returns int32 (n,), on the device where `logits` is; nothing waits for it.
 
-    Parameters
-    ----------
-    logits : float32 (n, vocab)
-        At most 64 rows on the device.
-
-    Returns
-    -------
-    int32 (n,)
-        On the device where `logits` is; nothing waits for it.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> argmax(np.array([[1.0, 3.0, 3.0]], np.float32))
     array([1], dtype=int32)
     """
@@ -84,30 +57,20 @@ def _argmax(logits: Any, bins: Any) -> Any:
 
 
 def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
-    """Draw a token; `step` moves on by one, in place.
-
-    Tokens are ranked by logit, lowest id first among equals. The draw takes the first token in id order, among those
-    kept, whose running sum of weights ``exp((logit - max) / temperature)`` exceeds u times their sum.
+    """Draw a token; `step` moves on by one, in place. Tokens are ranked by logit, lowest id first among equals. The
+    draw takes the first token in id order, among those kept, whose running sum of weights
+    ``exp((logit - max) / temperature)`` exceeds u times their sum. Returns int32 (1,). Source: Salmon et al., "Parallel
+    Random Numbers: As Easy as 1, 2, 3", 2011 (Philox4x32-10); Holtzman et al., "The Curious Case of Neural Text
+    Degeneration", 2020 (top-p).
 
     Parameters
     ----------
     logits : float32 (1, vocab)
-    options : Sampling
     seed, step : int64 (1,)
         u is a function of the two alone; on the device if `logits` is, so that a CUDA graph can be replayed.
 
-    Returns
-    -------
-    int32 (1,)
-
-    References
-    ----------
-    Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox4x32-10);
-    Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020 (top-p).
-
     Examples
     --------
-    >>> import numpy as np
     >>> step = np.zeros(1, np.int64)
     >>> logits = np.array([[0.0, 9.0, 8.0]], np.float32)
     >>> sample(logits, Sampling(top_k=1), np.zeros(1, np.int64), step).item(), step.item()
@@ -135,8 +98,6 @@ def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
 def philox(seed: int, step: int) -> int:
     """The first 64 bits of Philox4x32-10 with key `seed` at counter `step`, both taken modulo 2^64.
 
-    Examples
-    --------
     >>> hex(philox(0, 0))
     '0xe169c58d6627e8d5'
     """
@@ -170,8 +131,6 @@ def _sample(logits: Any, options: Sampling, seed: Any, step: Any) -> Any:
 
 @cache
 def arrivals(device: int) -> Any:
-    """Arrivals at a row of `ARGMAX` or `TOP_LOGPROBS`, and the last two at `SAMPLE_TOKEN`.
-
-    Zero between launches, which run in turn.
-    """
+    """Arrivals at a row of `ARGMAX` or `TOP_LOGPROBS`, and the last two at `SAMPLE_TOKEN`. Zero between launches, which
+    run in turn."""
     return import_cupy().zeros(MOST_ROWS + 2, "uint32")

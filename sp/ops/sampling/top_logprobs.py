@@ -12,29 +12,20 @@ from sp.kernels.device import current_device
 from sp.kernels.specs.sample import MOST_SLICES, SLICE, TOP_LOGPROBS
 from sp.ops.sampling.sample import MOST_ROWS, arrivals
 
-MOST = 16
-"""Tokens of a row on the device."""
+MOST = 16  # tokens of a row on the device
 
 
 def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
-    """The `k` best tokens of each row and their log-softmax, best first, the lowest id first among equals.
+    """The `k` best tokens of each row and their log-softmax, best first, the lowest id first among equals. Returns
+    `tokens`: int32 (n, k); `log_probs`: float32 (n, k), on the device where `logits` is; nothing waits for them.
 
     Parameters
     ----------
-    logits : float32 (n, vocab)
-        At most 64 rows on the device.
-    k : int
-        1 to 16 on the device, at most `vocab`.
-
-    Returns
-    -------
-    tokens : int32 (n, k)
-    log_probs : float32 (n, k)
-        On the device where `logits` is; nothing waits for them.
+    logits : float32 (n, vocab), at most 64 rows on the device
+    k : int, 1 to 16 on the device, at most `vocab`
 
     Examples
     --------
-    >>> import numpy as np
     >>> tokens, log_probs = top_logprobs(np.log(np.array([[0.2, 0.3, 0.2, 0.3]], np.float32)), 3)
     >>> tokens.tolist(), np.exp(log_probs.astype(float)).round(3).tolist()
     ([[1, 3, 0]], [[0.3, 0.3, 0.2]])

@@ -59,14 +59,8 @@ class BlockBudget(ABC):
     @abstractmethod
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
         """Blocks to read: (query_blocks,) or (lists, query_blocks); more than there are, or forced, changes nothing.
-
-        Parameters
-        ----------
-        energy, ranked : float32 (lists, query_blocks, blocks)
-            Energies, 0 where no row sees the block; and the same with +inf where it is forced and -1 where not seen.
-        seen : int64 (query_blocks,)
-            Blocks there are to see.
-        """
+        `energy`, `ranked`: float32 (lists, query_blocks, blocks), energies, 0 where no row sees the block; and the same
+        with +inf where it is forced and -1 where not seen; `seen`: int64 (query_blocks,), blocks there are to see."""
 
     @abstractmethod
     def expected(self, seen: Doubles) -> Doubles:
@@ -83,7 +77,6 @@ class ConstantBlocks(BlockBudget):
 
     Examples
     --------
-    >>> import numpy as np
     >>> kept = ConstantBlocks(2, sink=1, window=1, last_n=0).mask(np.ones((1, 4, 4)), 512, 512)
     >>> kept.astype(int).tolist()
     [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]]
@@ -116,7 +109,6 @@ class SqrtBlocks(BlockBudget):
 
     Examples
     --------
-    >>> import numpy as np
     >>> SqrtBlocks(64).budget(np.empty(0), np.empty(0), np.array([4, 256, 1024, 8192])).tolist()
     [8, 64, 128, 363]
     """
@@ -167,7 +159,6 @@ class EnergyBlocks(BlockBudget):
 
     Examples
     --------
-    >>> import numpy as np
     >>> energy = np.array([[[9.0, 0, 0, 0], [8, 2, 0, 0], [1, 8, 1, 0], [3, 4, 2, 1]]])
     >>> rule = EnergyBlocks(0.7, least=1, most=3, sink=0, window=1, last_n=0)
     >>> rule.mask(energy, 512, 512)[0].astype(int).tolist()
@@ -209,15 +200,9 @@ RULES: dict[str, type[BlockBudget]] = {"constant": ConstantBlocks, "sqrt": SqrtB
 
 
 def read_rule(text: str, option: str) -> BlockBudget:
-    """A rule as it is written: its name and its numbers, colons between them.
+    """A rule as it is written: its name and its numbers, colons between them. ConfigError names the option, and how the
+    rules are written.
 
-    Raises
-    ------
-    ConfigError
-        Names the option, and how the rules are written.
-
-    Examples
-    --------
     >>> read_rule("sqrt:64", "blocks") == SqrtBlocks(64), read_rule("energy:0.9:8:128", "blocks").most
     (True, 128)
     """

@@ -10,8 +10,7 @@ from sp.arrays import Bools, Floats
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.threads import run_parallel
 
-SMALLEST = np.float32(2.0**-126)
-"""An energy below counts as none: the kernel's float32 may have lost it."""
+SMALLEST = np.float32(2.0**-126)  # an energy below counts as none: the kernel's float32 may have lost it
 
 
 def block_energy(
@@ -20,32 +19,20 @@ def block_energy(
     """Sum over the rows of a query block of the exponential of their scores, relative to one common maximum.
 
     ``s[i, J] = scale q[i] · means[J]``, ``M = max s`` over the rows ``i`` of the query block and the blocks they see,
-    ``E[J] = sum_i exp(s[i, J] - M)``. This is no softmax of rows: rows with large scores speak for the block.
+    ``E[J] = sum_i exp(s[i, J] - M)``. This is no softmax of rows: rows with large scores speak for the block. Returns
+    float32 (heads / together, query_blocks, blocks), 0 where no row sees a block; else in (0, 128 together], or 0 where
+    it underflows. Source: Fan et al., "FlashPrefill", 2026 (``last``, one head); "FlashPrefill v2", 2026 (``first``,
+    the heads of a KV head).
 
     Parameters
     ----------
-    q : float32 (n, heads, d)
-        The last `n` of `tokens` tokens, in query blocks of 128.
+    q : float32 (n, heads, d), the last `n` of `tokens` tokens, in query blocks of 128
     means : float32 (kv_heads, blocks, d)
-    tokens : int
-    scale : float
-    together : int
-        Neighbouring query heads whose rows make one set: 1, or all heads of a KV head.
-    visibility : {"last", "first"}
-        A row sees a block when the block's last, or its first, token is not after the row.
-
-    Returns
-    -------
-    float32 (heads / together, query_blocks, blocks)
-        0 where no row sees a block; else in (0, 128 together], or 0 where it underflows.
-
-    References
-    ----------
-    Fan et al., "FlashPrefill", 2026 (``last``, one head); "FlashPrefill v2", 2026 (``first``, the heads of a KV head).
+    together : int, neighbouring query heads whose rows make one set: 1, or all heads of a KV head
+    visibility : {"last", "first"}, a row sees a block when the block's last, or its first, token is not after the row
 
     Examples
     --------
-    >>> import numpy as np
     >>> q, means = np.ones((129, 1, 1), np.float32), np.zeros((1, 2, 1), np.float32)
     >>> block_energy(q, means, 129, 1.0)[0].tolist()
     [[1.0, 0.0], [1.0, 0.0]]
@@ -78,9 +65,6 @@ def block_energy(
 def exp2_normal(x: Floats) -> Floats:
     """``2^x`` in place of `x`; 0 where it would be denormal, as on the device, since such numbers slow a host down.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> exp2_normal(np.array([1, -126, -127, -np.inf], np.float32)).tolist() == [2.0, 2.0**-126, 0.0, 0.0]
     True
     """

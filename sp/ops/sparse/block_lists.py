@@ -12,12 +12,9 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 
 
 def candidates(n: int, tokens: int) -> Ints:
-    """Blocks that the last row of each query block sees, wholly or in part: (query_blocks,).
+    """Blocks that the last row of each query block sees, wholly or in part: (query_blocks,). Query block ``i`` is rows
+    ``128 i ..`` of the last `n` of `tokens` tokens.
 
-    Query block ``i`` is rows ``128 i ..`` of the last `n` of `tokens` tokens.
-
-    Examples
-    --------
     >>> candidates(300, 300).tolist(), candidates(200, 300).tolist()
     ([1, 2, 3], [2, 3])
     """
@@ -44,8 +41,6 @@ def causal(n: int, tokens: int) -> Bools:
 def forced(n: int, tokens: int, sink: int, window: int, last_n: int) -> Bools:
     """Blocks that are always read: the first, the nearest, and all by the last query blocks: (query_blocks, blocks).
 
-    Examples
-    --------
     >>> forced(512, 512, sink=1, window=2, last_n=0).astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
     """
@@ -61,9 +56,6 @@ def forced(n: int, tokens: int, sink: int, window: int, last_n: int) -> Bools:
 def lists_of(mask: Any, long_blocks: int = 0) -> BlockLists:
     """Lists of a boolean (heads, query_blocks, blocks), on the host or on the device; it must be causal already.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> lists = lists_of(np.array([[[True, False, True]]]))
     >>> lists.counts.tolist(), lists.indices.tolist()
     ([[2]], [[[0, 2, 1]]])
@@ -83,17 +75,9 @@ def mask_of(lists: BlockLists, blocks: int) -> Bools:
 
 
 def density(counts: Any, n: int | None = None, tokens: int | None = None) -> float:
-    """Share of the blocks a causal mask lets through that are listed; waits for the device.
+    """Share of the blocks a causal mask lets through that are listed; waits for the device. `counts`: int32
+    (heads, query_blocks); `n`, `tokens`: queries and tokens; left out where all tokens are queries.
 
-    Parameters
-    ----------
-    counts : int32 (heads, query_blocks)
-    n, tokens : int, optional
-        Queries and tokens; left out where all tokens are queries.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> density(np.array([[1, 2, 2, 2]]))
     0.7
     """

@@ -15,23 +15,17 @@ from sp.quant import BlockFormat
 
 
 def block_means(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Floats:
-    """Mean over the tokens of each block; the last block's over those it has. Rounded to f16 once.
+    """Mean over the tokens of each block; the last block's over those it has. Rounded to f16 once. Returns float32
+    (kv_heads, blocks, head_dim), on the device float16.
 
     Parameters
     ----------
     pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
     table : int64 (pages,), on the device int32
-    tokens : int
-        Slots at `tokens` and after are not read.
-    fmt : BlockFormat
-
-    Returns
-    -------
-    float32 (kv_heads, blocks, head_dim), on the device float16
+    tokens : int, slots at `tokens` and after are not read
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F32
     >>> keys = np.arange(3, dtype=np.float32).reshape(1, 3, 1, 1)
     >>> block_means(keys.view(np.uint8), np.array([0]), 3, F32).ravel().tolist()

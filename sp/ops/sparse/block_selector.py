@@ -20,21 +20,10 @@ class BlockSelector(Protocol):
     """Anything with a `select`: those of `sp.ops.sparse.flashprefill` and `block_budget`, and those below."""
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """List the key blocks that each query block of each query head reads.
-
-        Parameters
-        ----------
-        q : float32 (n, heads, d), on the device float16
-            The last `n` of the tokens of `at`, in the basis of the cached keys, not yet scaled.
-        at : PagedKV
-        scale : float
-
-        Returns
-        -------
-        BlockLists
-            On the device for a device `q`. Ascending, no block past the last row of the query block. Each row
-            should see a key, as it does when the block on its diagonal is listed.
-        """
+        """List the key blocks that each query block of each query head reads. `q`: float32 (n, heads, d), on the device
+        float16, the last `n` of the tokens of `at`, in the basis of the cached keys, not yet scaled. Returns
+        BlockLists, on the device for a device `q`. Ascending, no block past the last row of the query block. Each row
+        should see a key, as it does when the block on its diagonal is listed."""
         ...
 
 

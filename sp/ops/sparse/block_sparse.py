@@ -20,30 +20,17 @@ def block_sparse(
     scale: float,
     means: tuple[Floats, Floats] | None = None,
 ) -> Floats:
-    """Attention of the last queries over the listed blocks, keys after a row left out.
-
-    With `means` every block that is not listed, and that all rows of the query block see whole, adds
-    ``128 exp(scale q · mean key)`` to the sum of weights, and that times its mean value to the output: the zeroth
-    order of what it would have added.
+    """Attention of the last queries over the listed blocks, keys after a row left out. With `means` every block that is
+    not listed, and that all rows of the query block see whole, adds ``128 exp(scale q · mean key)`` to the sum of
+    weights, and that times its mean value to the output: the zeroth order of what it would have added. Returns float32
+    (n, heads, d), zeros for a row that sees no key. Source: Fan et al., "FlashPrefill v2", 2026 (the correction).
 
     Parameters
     ----------
     q : float32 (n, heads, d)
     k, v : float32 (tokens, kv_heads, d)
-    lists : BlockLists
-        On the host.
-    scale : float
-    means : tuple of float32 (kv_heads, blocks, d), optional
-        Mean keys and values, see `sp.ops.sparse.block_means`.
-
-    Returns
-    -------
-    float32 (n, heads, d)
-        Zeros for a row that sees no key.
-
-    References
-    ----------
-    Fan et al., "FlashPrefill v2", 2026 (the correction).
+    lists : BlockLists, on the host
+    means : tuple of float32 (kv_heads, blocks, d), optional, mean keys and values, see `sp.ops.sparse.block_means`
     """
     n, heads, _ = q.shape
     tokens, kv_heads, _ = k.shape

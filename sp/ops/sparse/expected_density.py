@@ -17,14 +17,11 @@ Qwen3-4B ("FlashPrefill v2", 2026, arXiv 2608.19758). From 16K to 128K tokens al
 
 
 def expected_density(selector: FlashPrefill | TopDensity | BlockBudget, tokens: int) -> float:
-    """Predicted share of the causal blocks that a selector lists for a prompt of `tokens` tokens.
+    """Predicted share of the causal blocks that a selector lists for a prompt of `tokens` tokens. Exact for a set
+    density and for numbers of blocks; of a share of the energy, the most it can be. A threshold keeps about as many
+    blocks at any length; below the smallest alpha of the published table everything counts as read, above its largest
+    as much as there.
 
-    Exact for a set density and for numbers of blocks; of a share of the energy, the most it can be. A threshold keeps
-    about as many blocks at any length; below the smallest alpha of the published table everything counts as read,
-    above its largest as much as there.
-
-    Examples
-    --------
     >>> [round(expected_density(FlashPrefill(0.1), n), 2) for n in (8192, 32768, 131072)]
     [0.64, 0.19, 0.05]
     >>> expected_density(FlashPrefill(0.0), 131072)

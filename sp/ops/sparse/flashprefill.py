@@ -17,8 +17,7 @@ from sp.ops.sparse.block_energy import SMALLEST, block_energy
 from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of
 from sp.ops.sparse.block_means import block_means
 
-HEAD_DIMS = (64, 128, 256)
-"""Head sizes the kernels take."""
+HEAD_DIMS = (64, 128, 256)  # head sizes the kernels take
 
 
 class Numbers(NamedTuple):
@@ -188,19 +187,10 @@ def by_energy(rule: EnergyRule, q: Any, at: PagedKV, scale: float) -> BlockLists
 
 
 def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
-    """The ``ceil(density * v)`` largest scores of each row's ``v`` candidates; of equal ones the first.
+    """The ``ceil(density * v)`` largest scores of each row's ``v`` candidates; of equal ones the first. `scores`:
+    float32 (lists, query_blocks, blocks), not negative; +inf for blocks that come first; `n`, `tokens`: queries and
+    tokens, for the candidates.
 
-    Parameters
-    ----------
-    scores : float32 (lists, query_blocks, blocks)
-        Not negative; +inf for blocks that come first.
-    density : float
-    n, tokens : int
-        Queries and tokens, for the candidates.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> scores = np.array([[[1.0, 9, 9], [3.0, 1, 9], [3.0, 1, 3]]])
     >>> top_density(scores, 0.6, 384, 384).astype(int).tolist()
     [[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]
@@ -212,10 +202,8 @@ def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
 
 
 def strongest(scores: Floats, budget: Ints) -> Bools:
-    """The `budget` largest scores (lists, query_blocks, blocks) of each row; of equals the first.
-
-    `budget` is (query_blocks,), or (lists, query_blocks).
-    """
+    """The `budget` largest scores (lists, query_blocks, blocks) of each row; of equals the first. `budget` is
+    (query_blocks,), or (lists, query_blocks)."""
     order = np.argsort(-scores, axis=2, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(scores.shape[2])[None, None], axis=2)

@@ -26,31 +26,17 @@ def sparse_attention(q: Floats, at: PagedKV, scale: float, selector: BlockSelect
 
     Rows see the keys of their listed blocks up to their own position; what is left out is left out of the softmax too.
     Of a prompt that is read in chunks, the last query blocks of each chunk would read all blocks: give `last_n` to the
-    last chunk alone (``dataclasses.replace(selector, last_n=0)`` for the others).
+    last chunk alone (``dataclasses.replace(selector, last_n=0)`` for the others). Returns `out`: float32 (n, heads, d),
+    on the device bf16, in the basis of the cached values; `counts`: int32 (heads, query_blocks), blocks listed;
+    `sp.ops.sparse.block_lists.density` makes a share of them. ConfigError for an empty prompt or sizes the kernels do
+    not take. DeviceError with SP_KERNEL_DEBUG=1, when queries, keys or values are not finite.
 
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16
         In the basis of the cached keys (rotated if those are), not yet scaled.
-    at : PagedKV
-    scale : float
-        Usually ``d ** -0.5``.
-    selector : BlockSelector
-        E.g. ``FlashPrefill(alpha=0.1)``.
-
-    Returns
-    -------
-    out : float32 (n, heads, d), on the device bf16
-        In the basis of the cached values.
-    counts : int32 (heads, query_blocks)
-        Blocks listed; `sp.ops.sparse.block_lists.density` makes a share of them.
-
-    Raises
-    ------
-    ConfigError
-        For an empty prompt or sizes the kernels do not take.
-    DeviceError
-        With SP_KERNEL_DEBUG=1, when queries, keys or values are not finite.
+    scale : float, usually ``d ** -0.5``
+    selector : BlockSelector, e.g. ``FlashPrefill(alpha=0.1)``
     """
     check_sizes(q, at)
     correct = isinstance(selector, FlashPrefill) and selector.mean_correction

@@ -5,14 +5,10 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.attention_sm90 import CAPACITY, MOST_STAGES
 
-HEAD_DIM = 128
-"""The one size of heads these kernels take: rows of codes as wide as a swizzle."""
-TILE = 128
-"""Tokens of a tile, and of a page."""
-STAGE_BYTES = TILE * HEAD_DIM + 1024
-"""A tile and rows of ones."""
-SHARED_BYTES = 1024
-"""Barriers and scales."""
+HEAD_DIM = 128  # the one size of heads these kernels take: rows of codes as wide as a swizzle
+TILE = 128  # tokens of a tile, and of a page
+STAGE_BYTES = TILE * HEAD_DIM + 1024  # a tile and rows of ones
+SHARED_BYTES = 1024  # barriers and scales
 
 
 def smem(defines: Defines) -> int:

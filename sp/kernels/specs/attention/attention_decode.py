@@ -11,10 +11,8 @@ RING = {  # (head_dim, packed pages): warps, units a warp has at work or on thei
     (128, 1): (8, 4),
     (256, 0): (4, 3),
     (256, 1): (8, 4),
-}
-"""Chosen so that states and ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120."""
-ROOMY_RING = {(256, 0): (8, 3)}
-"""Where a block may have 224 KiB, as on sm_90 and sm_100."""
+}  # chosen so that states and ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120
+ROOMY_RING = {(256, 0): (8, 3)}  # where a block may have 224 KiB, as on sm_90 and sm_100
 SPLIT_TOKENS = 256
 
 

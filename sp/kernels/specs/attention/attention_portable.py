@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-KEYS = 64
-"""Keys of a tile."""
+KEYS = 64  # keys of a tile
 TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
 """16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
 WARPS = 4
-PACKED_PITCH = {64: 48, 128: 80, 256: 144}
-"""Bytes from row to row of a packed tile in shared memory."""
+PACKED_PITCH = {64: 48, 128: 80, 256: 144}  # bytes from row to row of a packed tile in shared memory
 
 
 def variant(head_dim: int, packed: bool) -> dict[str, int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
-ROWS_A_BLOCK = 4
-"""Warps of a block, one a row, in all kernels here but kv_gather."""
+ROWS_A_BLOCK = 4  # warps of a block, one a row, in all kernels here but kv_gather
 HEADS_A_WARP = 8
 """Rows that a warp of `attention_heads` takes where there are enough: heads of a token share its angles."""
 GATHER_THREADS = 256

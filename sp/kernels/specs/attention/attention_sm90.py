@@ -7,8 +7,7 @@ from sp.kernels.launch import Defines, KernelSpec
 HEAD_DIMS = (64, 128, 256)
 MOST_STAGES = 8
 BARRIER_BYTES = 256
-CAPACITY = 227 * 1024
-"""Shared memory a block of an sm_90 card can have."""
+CAPACITY = 227 * 1024  # shared memory a block of an sm_90 card can have
 
 
 def tile_keys(head_dim: int) -> int:

@@ -9,10 +9,8 @@ COMBINE_WARPS = 4
 
 
 def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = False) -> dict[str, int]:
-    """Defines for `rows` query rows of a kv head; see ``attention_split.cu``.
-
-    `roomy` is where a block may have 224 KiB of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do.
-    """
+    """Defines for `rows` query rows of a kv head; see ``attention_split.cu``. `roomy` is where a block may have 224 KiB
+    of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do."""
     wide, tiles = head_dim == 256, -(-rows // 16)
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
     if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster

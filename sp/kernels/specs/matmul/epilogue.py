@@ -6,12 +6,10 @@ from enum import IntEnum
 
 
 class Epilogue(IntEnum):
-    """Value of the define EPILOGUE of every kernel that multiplies by packed weights.
-
-    `STORE`: to bf16. In the kernels for few tokens to float32 where the output given is that. `ADD`: to float32, added
-    to what is there. `SWIGLU`: ``silu(gate) * up`` of two products, to bf16. `STORE_F32`: to float32, in kernels that
-    are compiled for one type of output.
-    """
+    """Value of the define EPILOGUE of every kernel that multiplies by packed weights. `STORE`: to bf16. In the kernels
+    for few tokens to float32 where the output given is that. `ADD`: to float32, added to what is there. `SWIGLU`:
+    ``silu(gate) * up`` of two products, to bf16. `STORE_F32`: to float32, in kernels that are compiled for one type of
+    output."""
 
     STORE = 0
     ADD = 1
@@ -21,8 +19,6 @@ class Epilogue(IntEnum):
     def typed(self, wide: bool) -> Epilogue:
         """As kernels take it that are compiled for one type of output; `wide`: that is float32.
 
-        Examples
-        --------
         >>> Epilogue.STORE.typed(True).name, Epilogue.ADD.typed(True).name
         ('STORE_F32', 'ADD')
         """

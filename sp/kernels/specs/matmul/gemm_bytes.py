@@ -7,21 +7,15 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import kernel_formats
 
-GROUPED = 256
-"""Inputs that share a scale, on both sides."""
-LOUD = 64
-"""Channels that can stand apart in BF16."""
+GROUPED = 256  # inputs that share a scale, on both sides
+LOUD = 64  # channels that can stand apart in BF16
 INT8, E4M3 = 0, 1
-MOST_LOUD_WIDTH = 32768
-"""Inputs of a product among which loud channels can be looked for."""
+MOST_LOUD_WIDTH = 32768  # inputs of a product among which loud channels can be looked for
 CAPACITY = 227 * 1024
 WIDE = (STORE_F32, ADD)
-SHAPES = ((192, 2), (128, 2))
-"""Tokens of a tile, and blocks of a cluster, which share their inputs."""
-MOST_OUTS = 3
-"""Weights of one launch."""
-NEVER = 2**32 - 1
-"""A row tile that no weight has: where those end that are not there."""
+SHAPES = ((192, 2), (128, 2))  # tokens of a tile, and blocks of a cluster, which share their inputs
+MOST_OUTS = 3  # weights of one launch
+NEVER = 2**32 - 1  # a row tile that no weight has: where those end that are not there
 
 
 def smem(defines: Defines) -> int:
@@ -57,10 +51,8 @@ GEMM_BYTES_SM90 = KernelSpec(
     pdl=True,
 )  # fmt: skip
 
-PORTABLE_BLOCK = 128
-"""Tokens and rows of w of a block of the portable kernel."""
-PORTABLE_STAGES = 3
-"""Tiles of 32 KiB in its ring: what 99 KiB of a multiprocessor of sm_86 hold."""
+PORTABLE_BLOCK = 128  # tokens and rows of w of a block of the portable kernel
+PORTABLE_STAGES = 3  # tiles of 32 KiB in its ring: what 99 KiB of a multiprocessor of sm_86 hold
 PORTABLE_ARGS = (
     "const u8* x", "const u8* w", "const u16* xl", "const u16* wl", "const f32* x_scales", "const f32* w_scales",
     "const u32* loud_count",
@@ -102,10 +94,8 @@ ROUND_WEIGHT = KernelSpec(
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
 )  # fmt: skip
 
-LOUD_PARTS = 16
-"""Parts of the loud channels that blocks take one at a time, for a row tile."""
-LOUD_BLOCKS = 8
-"""Blocks a multiprocessor that gather what meets them: all of these run at once."""
+LOUD_PARTS = 16  # parts of the loud channels that blocks take one at a time, for a row tile
+LOUD_BLOCKS = 8  # blocks a multiprocessor that gather what meets them: all of these run at once
 
 LOUD_WEIGHT = KernelSpec(
     source="loud_weight.cu",
@@ -119,8 +109,7 @@ LOUD_WEIGHT = KernelSpec(
     pdl=True,
 )  # fmt: skip
 
-WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)
-"""Inputs of the products of the shapes that are shipped."""
+WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)  # inputs of the products of the shapes that are shipped
 
 ROUND_INPUTS = KernelSpec(
     source="round_inputs.cu",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.gemm_bytes import CAPACITY
 
-MOST_GROUPS = 4
-"""Groups of 256 inputs that a block has room for."""
-TOKENS = 128
-"""Of a block; a cluster is two of them."""
+MOST_GROUPS = 4  # groups of 256 inputs that a block has room for
+TOKENS = 128  # of a block; a cluster is two of them
 
 
 def smem(defines: Defines) -> int:

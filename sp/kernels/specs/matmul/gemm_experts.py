@@ -8,11 +8,9 @@ from sp.kernels.specs.matmul import gemm_sm90 as sm90
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.quant import Q4_K, Q6_K
 
-BLOCK_SM90, TOKENS_SM90 = 128, 256
-"""Tokens that an expert's are padded to, and of the largest tile."""
+BLOCK_SM90, TOKENS_SM90 = 128, 256  # tokens that an expert's are padded to, and of the largest tile
 OWNERS = ("const i32* owners", "const u32* count", "u32 held", "u32 pitch", "u32 first", "u32 second_first")
-COMMON = (Q4_K, Q6_K)
-"""Formats that ship."""
+COMMON = (Q4_K, Q6_K)  # formats that ship
 
 
 def variant_sm90(kind: int, epilogue: Epilogue) -> Defines:

@@ -8,17 +8,13 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import Q4_K, kernel_formats
 
-EPILOGUES = (STORE, STORE_F32, SWIGLU)
-"""Those it is compiled for; ADD is STORE_F32 with its argument `add`."""
+EPILOGUES = (STORE, STORE_F32, SWIGLU)  # those it is compiled for; ADD is STORE_F32 with its argument `add`
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A tile: 32 rows times WARPS_M, 8 tokens times COLUMNS.
-
-    `defines`: BLOCKS of them share a multiprocessor. `pace`: microseconds a step of 64 k takes where 1, 2, ... BLOCKS
-    of them are at work, on an H200 with Q4_K.
-    """
+    """A tile: 32 rows times WARPS_M, 8 tokens times COLUMNS. `defines`: BLOCKS of them share a multiprocessor. `pace`:
+    microseconds a step of 64 k takes where 1, 2, ... BLOCKS of them are at work, on an H200 with Q4_K."""
 
     defines: Defines
     pace: tuple[float, ...]
@@ -32,12 +28,10 @@ THIN = Shape({"SLICES": 2, "COLUMNS": 4, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4
 """128 rows x 32 tokens, 16 KiB."""
 SHAPES = (TALL, SMALL, THIN)
 
-MOST_PARTS = 16
-"""Of k, in split-K."""
+MOST_PARTS = 16  # of k, in split-K
 START, PART, PARTIAL = 3.0, 0.3, 0.01
 """Microseconds to fill and drain a block's pipelines, to add up one part of k at the end, to keep one partial tile."""
-MOST_TILES_IN_PARTS = 1024
-"""More tiles than that fill any card."""
+MOST_TILES_IN_PARTS = 1024  # more tiles than that fill any card
 
 
 def tile(defines: Defines) -> tuple[int, int]:

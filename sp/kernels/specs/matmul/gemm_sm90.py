@@ -1,7 +1,6 @@
 """The Hopper prefill matmul.
 
-Defines: FORMAT (ggml type id), TOKENS of a tile, EPILOGUE, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the source.
-"""
+Defines: FORMAT (ggml type id), TOKENS of a tile, EPILOGUE, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the source."""
 
 from __future__ import annotations
 
@@ -12,12 +11,9 @@ from sp.quant import BF16, Q4_K, Q6_K, kernel_formats, packing_of
 MOST_PAIRED = 2560
 """Bytes of a tile of codes up to which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and
 BF16 (larger W)."""
-COMMON = (Q4_K, Q6_K, BF16)
-"""Formats that ship with every epilogue."""
-WIDE = (STORE_F32, ADD)
-"""Epilogues whose results are float32."""
-CAPACITY = 227 * 1024
-"""Shared memory a block of an sm_90 card can have."""
+COMMON = (Q4_K, Q6_K, BF16)  # formats that ship with every epilogue
+WIDE = (STORE_F32, ADD)  # epilogues whose results are float32
+CAPACITY = 227 * 1024  # shared memory a block of an sm_90 card can have
 
 
 def stage_bytes(defines: Defines) -> int:

@@ -1,7 +1,6 @@
 """The matrix products of 9 to 32 tokens.
 
-Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_small_m.cu.
-"""
+Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_small_m.cu."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from sp.quant import format_bits, packings_in
 
 __all__ = ["CAPACITY", "GEMM_SMALL_M", "HELD", "piece_bytes", "slot_bytes", "smem"]
 
-HELD = (16, 24, 32)
-"""Tokens that a variant of the kernel can hold."""
+HELD = (16, 24, 32)  # tokens that a variant of the kernel can hold
 MOST_STAGES = 6
 
 

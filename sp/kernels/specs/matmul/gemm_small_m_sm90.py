@@ -1,7 +1,6 @@
 """The matrix products of few tokens with super-blocks on Hopper.
 
-Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
-"""
+Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source."""
 
 from __future__ import annotations
 
@@ -12,14 +11,11 @@ from sp.quant import format_bits, packings_in
 
 __all__ = ["CAPACITY", "GEMM_SMALL_M_SM90", "HELD"]
 
-HELD = (8, 16, 24, 32, 40, 48, 56, 64)
-"""Tokens that a variant of the kernel can hold."""
-RESIDENT = 32
-"""Of up to so many a block holds its slice of the inputs; of more, stages of them stream by."""
+HELD = (8, 16, 24, 32, 40, 48, 56, 64)  # tokens that a variant of the kernel can hold
+RESIDENT = 32  # of up to so many a block holds its slice of the inputs; of more, stages of them stream by
 CAPACITY = 225 * 1024
 """Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
-GROUPS = 3
-"""Warpgroups of a block that multiply."""
+GROUPS = 3  # warpgroups of a block that multiply
 
 
 def slot_bytes(formats: int) -> int:

@@ -29,8 +29,6 @@ def warps(defines: Defines) -> int:
 def whole(p: Packing, k: int) -> bool:
     """Whether a stage has 256 inputs, which a lone token's are multiplied by in integers: WHOLE in the source.
 
-    Examples
-    --------
     >>> from sp.quant import BF16, IQ4_NL, Q6_K
     >>> [whole(fmt.packing, 1280) for fmt in (Q6_K, IQ4_NL, BF16)], whole(IQ4_NL.packing, 896)
     ([True, True, False], False)

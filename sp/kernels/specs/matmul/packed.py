@@ -5,8 +5,7 @@ from __future__ import annotations
 from sp.kernels.launch import KernelSpec
 from sp.quant import FORMATS, kernel_formats, packing_of
 
-KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())
-"""ggml type ids of every format that matrix kernels read."""
+KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())  # ggml type ids of every format that matrix kernels read
 
 PACK = KernelSpec(
     source="pack.cu",

@@ -23,8 +23,6 @@ device, are of fewer."""
 def takes_bytes(math: Math, queries: int) -> bool:
     """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
 
-    Examples
-    --------
     >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
     (True, False, False)
     """
@@ -32,22 +30,15 @@ def takes_bytes(math: Math, queries: int) -> bool:
 
 
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None) -> Floats:
-    """Causal attention of the last ``len(q)`` tokens of `at` in eight bits, over all blocks or those listed.
+    """Causal attention of the last ``len(q)`` tokens of `at` in eight bits, over all blocks or those listed. Returns
+    float32 (n, heads, 128), on the device bf16, in the basis of the cached values.
 
     Parameters
     ----------
     q : float32 (n, heads, 128), on the device float16
         In the basis of the cached keys (rotated if those are), not yet scaled.
-    at : PagedKV
-        On the device F16 or Q4_0, and compute capability 9.0.
-    scale : float
-    lists : BlockLists, optional
-        Where `q` is.
-
-    Returns
-    -------
-    float32 (n, heads, 128), on the device bf16
-        In the basis of the cached values.
+    at : PagedKV, on the device F16 or Q4_0, and compute capability 9.0
+    lists : BlockLists, optional, where `q` is
     """
     if not is_device(q):
         return byte_attention(q, *at.gather(), scale, lists)

@@ -10,31 +10,20 @@ from sp.arrays import Floats
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.byte_rows.e4m3 import LARGEST, round_e4m3
 
-SAMPLED_BLOCKS = 16
-"""Blocks of keys, spread over the sequence, whose mean stands for that of all."""
+SAMPLED_BLOCKS = 16  # blocks of keys, spread over the sequence, whose mean stands for that of all
 
 
 class Codes(NamedTuple):
-    """``scales * codes``, in the shape of what they stand for.
+    """``scales * codes``, in the shape of what they stand for. `scales`: float32, one for each query of a head, (n,
+    heads, 1); for 128 keys of a head, (blocks, kv_heads, 1); for all values of a head, (kv_heads, 1)."""
 
-    Attributes
-    ----------
-    codes : float32
-        Whole numbers from -127 to 127 of queries and keys, e4m3 numbers of values.
-    scales : float32
-        One for each query of a head, (n, heads, 1); for 128 keys of a head, (blocks, kv_heads, 1); for all values of a
-        head, (kv_heads, 1).
-    """
-
-    codes: Floats
+    codes: Floats  # float32, whole numbers from -127 to 127 of queries and keys, e4m3 numbers of values
     scales: Floats
 
 
 def sampled_blocks(tokens: int) -> slice:
     """Which of the whole blocks of a sequence are sampled; none of under 128 tokens.
 
-    Examples
-    --------
     >>> list(range(1024))[sampled_blocks(131_072)][:3], sampled_blocks(100)
     ([0, 64, 128], slice(0, 0, 1))
     """
@@ -43,23 +32,10 @@ def sampled_blocks(tokens: int) -> slice:
 
 
 def key_centre(k: Floats) -> Floats:
-    """The mean of some keys of each head, for `key_codes`: zeros for under 128 keys.
-
-    Keys of trained models share a large part in few values, which would take most of a byte's range. What all keys of
-    a head share adds the same to all scores of a query, so softmax does not see it.
-
-    Parameters
-    ----------
-    k : float32 (tokens, kv_heads, d)
-
-    Returns
-    -------
-    float32 (kv_heads, d)
-
-    References
-    ----------
-    Zhang et al., "SageAttention", 2024 (smoothing of keys).
-    """
+    """The mean of some keys of each head, for `key_codes`: zeros for under 128 keys. Keys of trained models share a
+    large part in few values, which would take most of a byte's range. What all keys of a head share adds the same to
+    all scores of a query, so softmax does not see it. `k`: float32 (tokens, kv_heads, d). Returns float32
+    (kv_heads, d). Source: Zhang et al., "SageAttention", 2024 (smoothing of keys)."""
     tokens, kv_heads, d = k.shape
     blocks = k[: tokens // BLOCK * BLOCK].reshape(-1, BLOCK, kv_heads, d)[sampled_blocks(tokens)]
     if not len(blocks):
@@ -71,8 +47,6 @@ def key_centre(k: Floats) -> Floats:
 def query_codes(q: Floats) -> Codes:
     """Queries (n, heads, d) as whole numbers of a 127th of the largest of each row.
 
-    Examples
-    --------
     >>> codes, scales = query_codes(np.array([[[1.0, -2.0]]], np.float32))
     >>> codes.tolist(), round(float(scales[0, 0, 0]), 5)
     ([[[64.0, -127.0]]], 0.01575)

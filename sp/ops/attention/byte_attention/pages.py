@@ -16,37 +16,19 @@ from sp.ops.attention.paged_kv import PagedKV
 
 @dataclass(frozen=True)
 class BytePages:
-    """Keys and values as `attention_bytes` reads them; see `Codes` for what the scales are of.
+    """Keys and values as `attention_bytes` reads them; see `Codes` for what the scales are of."""
 
-    Attributes
-    ----------
-    k : uint8 (kv_heads, blocks, 128, 128)
-        Signed bytes, tokens by values; zeros past the last token.
-    key_scales : float32 (kv_heads, blocks)
-    v : uint8 (kv_heads, blocks, 128, 128)
-        e4m3, values by tokens, of 32 tokens in the order of kv_bytes.cu.
-    value_peaks : float32 (kv_heads,)
-        448 times the scales of values.
-    tokens : int
-    """
-
-    k: Any
-    key_scales: Any
-    v: Any
-    value_peaks: Any
+    k: Any  # uint8 (kv_heads, blocks, 128, 128), signed bytes, tokens by values; zeros past the last token
+    key_scales: Any  # float32 (kv_heads, blocks)
+    v: Any  # uint8 (kv_heads, blocks, 128, 128), e4m3, values by tokens, of 32 tokens in the order of kv_bytes.cu
+    value_peaks: Any  # float32 (kv_heads,), 448 times the scales of values
     tokens: int
 
 
 def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
-    """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3.
-
-    Parameters
-    ----------
-    at : PagedKV
-        On the device, heads of 128 values, at least one token; F16 or Q4_0.
-    centre : cupy float32 (kv_heads, 128), optional
-        By default the mean of some of the keys, as `key_centre` samples them.
-    """
+    """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3. `at`: on the device, heads
+    of 128 values, at least one token; F16 or Q4_0; `centre`: cupy float32 (kv_heads, 128), optional, by default the
+    mean of some of the keys, as `key_centre` samples them."""
     cupy = import_cupy()
     head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
     assert head_dim == HEAD_DIM, f"heads of {head_dim} values"

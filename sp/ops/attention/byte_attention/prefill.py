@@ -17,23 +17,15 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 
 
 def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = None, *, out: Any = None) -> Any:
-    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
-
-    The twin is `sp.ops.attention.byte_attention.twin.byte_attention`.
+    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them. The twin
+    is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
 
     Parameters
     ----------
     q : cupy float16 (n, heads, 128)
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
-    at : BytePages
-        At least `n` tokens; ``heads % kv_heads == 0``.
-    scale, blocks, out
-        See `sp.ops.attention.attention_sm90.prefill`.
-
-    Returns
-    -------
-    cupy uint16 (n, heads, 128)
-        bf16.
+    at : BytePages, at least `n` tokens; ``heads % kv_heads == 0``
+    scale, blocks, out : See `sp.ops.attention.attention_sm90.prefill`
     """
     cupy = import_cupy()
     n, heads, d = q.shape

@@ -13,12 +13,9 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.byte_rows.e4m3 import near_exp2
 from sp.ops.threads import run_parallel
 
-BIAS = 6
-"""A weight as large as a row's reference is 2 to this."""
-RISEN = 2
-"""Scores (of log2) may pass the reference by this; then it moves. What e4m3 holds above 2 to `BIAS`."""
-MOST_SCORES = 1 << 20
-"""Of a query block at once, in whole tiles."""
+BIAS = 6  # a weight as large as a row's reference is 2 to this
+RISEN = 2  # scores (of log2) may pass the reference by this; then it moves. What e4m3 holds above 2 to `BIAS`
+MOST_SCORES = 1 << 20  # of a query block at once, in whole tiles
 
 
 def byte_attention(
@@ -31,28 +28,13 @@ def byte_attention(
     was last passed by more than `RISEN`. Tiles of 128 keys are read from the diagonal down. Sums are of the same
     weights.
 
-    Parameters
-    ----------
-    q : float32 (n, heads, d)
-        Not yet scaled.
-    k, v : float32 (tokens, kv_heads, d)
-    scale : float
-    lists : BlockLists, optional
-        On the host; all blocks if left out.
-    centre : float32 (kv_heads, d), optional
-        What is taken from keys before rounding; `key_centre` of them if left out.
+    `q`: float32 (n, heads, d), not yet scaled; `k`, `v`: float32 (tokens, kv_heads, d); `lists`: on the host; all
+    blocks if left out; `centre`: float32 (kv_heads, d), optional, what is taken from keys before rounding; `key_centre`
+    of them if left out.
 
-    Returns
-    -------
-    float32 (n, heads, d)
-        Zeros for a row that sees no key.
+    Returns float32 (n, heads, d), zeros for a row that sees no key. Source: Shah et al., "FlashAttention-3", 2024;
+    Zhang et al., "SageAttention2", 2024.
 
-    References
-    ----------
-    Shah et al., "FlashAttention-3", 2024; Zhang et al., "SageAttention2", 2024.
-
-    Examples
-    --------
     >>> ones = np.ones((200, 1, 128), np.float32)
     >>> byte_attention(ones, ones, 2 * ones, 0.1)[-1, 0, :2].tolist()
     [2.0, 2.0]

@@ -1,8 +1,7 @@
 """E2M1: the sixteen numbers of four bits, one sign, two of exponent and one of mantissa.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0, section 5.3.3. They are doubled here, so that all are whole, as
-in ggml, and the scales that multiply them are halved.
-"""
+in ggml, and the scales that multiply them are halved."""
 
 from __future__ import annotations
 

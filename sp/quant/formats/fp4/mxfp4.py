@@ -1,7 +1,6 @@
 """MXFP4: 32 numbers of E2M1 under a scale that is a power of two; 4.25 bits a value.
 
-Layout (17 bytes): ``u1 e; u1 q[16]``; nibbles as in Q4_0, and ``x = 2^(e - 128) * E2M1_VALUES[code]``.
-"""
+Layout (17 bytes): ``u1 e; u1 q[16]``; nibbles as in Q4_0, and ``x = 2^(e - 128) * E2M1_VALUES[code]``."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from sp.quant.formats.fp4.e2m1 import E2M1_HIGH, E2M1_LOW, E2M1_RMS, E2M1_VALUES
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 
-_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128)
-"""By the byte e; the smallest two are denormal."""
+_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128)  # by the byte e; the smallest two are denormal
 
 
 def _decode_blocks(blocks: Bytes, out: Floats) -> None:
@@ -43,5 +41,4 @@ MXFP4 = register_format(
         Packing(32, Plane(4, 1, 16), scales=Scales(0, 1), group=32, values=E2M1_VALUES),
         _spread,
     )
-)
-"""32 values in 17 bytes."""
+)  # 32 values in 17 bytes

@@ -3,8 +3,7 @@
 Layout (36 bytes): ``u1 scales[4]; u1 q[32]``. Each sub-block of 16 values takes 8 bytes of ``q``, value ``j`` the low
 and ``j + 8`` the high nibble of byte ``j``. A scale is an E4M3 without sign, its bias 7, and
 ``x = scale / 2 * E2M1_VALUES[code]``; the code 0x7F, NaN there, is 0 as in ggml. A scale of the whole tensor is another
-tensor of the file, see `sp.models.file.weights`.
-"""
+tensor of the file, see `sp.models.file.weights`."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def _scales() -> Floats:
     return halved
 
 
-_SCALES = _scales()
-"""By the byte, halved; the upper bit changes nothing but that 0xFF is a number."""
+_SCALES = _scales()  # by the byte, halved; the upper bit changes nothing but that 0xFF is a number
 _LARGEST = 0x7E
 
 
@@ -49,5 +47,4 @@ def _spread(out: Bytes, std: float) -> None:
 
 NVFP4 = register_format(
     BlockFormat("NVFP4", 40, 64, 36, no_encoder("NVFP4"), slab_decoder("NVFP4", 64, 36, _decode_blocks), spread=_spread)
-)
-"""64 values in 36 bytes."""
+)  # 64 values in 36 bytes

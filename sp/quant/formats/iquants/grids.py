@@ -1,8 +1,7 @@
 """Grids and signs of the I-quants: a code picks a vector of four or eight small numbers, and bits turn their signs.
 
 The grids themselves are the tables of the `gguf` package, unpacked on first use. Vectors are held as one machine word
-each, so that a pick is one load.
-"""
+each, so that a pick is one load."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def _signs() -> npt.NDArray[np.uint64]:
     return (1 - 2 * bits.astype(np.int8)).view("<u8")[:, 0]
 
 
-SIGNS = _signs()
-"""Eight factors 1 or -1 as a word for each byte of sign bits, the lowest bit first."""
+SIGNS = _signs()  # eight factors 1 or -1 as a word for each byte of sign bits, the lowest bit first
 SIGNS_OF_7 = SIGNS[[code | (code.bit_count() & 1) << 7 for code in range(128)]]
 """The same for codes of 7 bits: the eighth bit makes the number of set bits even."""
 

@@ -3,8 +3,7 @@
 Layout (56 bytes): ``u1 q[32]; u1 high[16]; u2 scales[4]``. Nibble ``i % 2`` of ``high[i // 2]`` holds three more bits
 of the code of vector ``i`` and, above them, its sign, as in IQ1_S. A word of ``scales`` holds four scales of three
 bits, the lowest first, one for 16 values each; the upper four bits of the four words are those of an fp16, the lowest
-first.
-"""
+first."""
 
 from __future__ import annotations
 
@@ -47,5 +46,4 @@ IQ1_M = register_format(
     BlockFormat(
         "IQ1_M", 29, 256, 56, no_encoder("IQ1_M"), slab_decoder("IQ1_M", 256, 56, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 56 bytes."""
+)  # 256 values in 56 bytes

@@ -3,8 +3,7 @@
 Layout (50 bytes): ``f2 d; u1 q[32]; u2 high[8]``. A word of ``high`` serves four vectors: three bits of code for each
 above those of ``q``, the lowest first, three bits of scale, and a sign. Numbers of the grid are -1, 0 and 1, and
 ``x = d * (2 scale + 1) * (vector + 1/8)``, or ``- 1/8`` where the sign is set. Eighths are whole here and the scale an
-eighth, which changes no bit.
-"""
+eighth, which changes no bit."""
 
 from __future__ import annotations
 
@@ -62,5 +61,4 @@ IQ1_S = register_format(
     BlockFormat(
         "IQ1_S", 19, 256, 50, no_encoder("IQ1_S"), slab_decoder("IQ1_S", 256, 50, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 50 bytes."""
+)  # 256 values in 50 bytes

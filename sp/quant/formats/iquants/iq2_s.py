@@ -2,8 +2,7 @@
 
 Layout (82 bytes): ``f2 d; u1 q[32]; u1 signs[32]; u1 high[8]; u1 scales[8]``. Vector ``i`` has code ``q[i]`` with bits
 ``2 (i % 4)`` and the next of ``high[i // 4]`` above it, and its signs in ``signs[i]``. One scale of four bits covers 16
-values, low nibbles first, and ``x = d * (0.5 + scale) / 4 * vector * sign``.
-"""
+values, low nibbles first, and ``x = d * (0.5 + scale) / 4 * vector * sign``."""
 
 from __future__ import annotations
 
@@ -39,5 +38,4 @@ IQ2_S = register_format(
     BlockFormat(
         "IQ2_S", 22, 256, 82, no_encoder("IQ2_S"), slab_decoder("IQ2_S", 256, 82, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 82 bytes."""
+)  # 256 values in 82 bytes

@@ -2,8 +2,7 @@
 
 Layout (74 bytes): ``f2 d; u2 q[32]; u1 scales[8]``. The lower nine bits of ``q[i]`` are the code of vector ``i``, the
 upper seven its signs. One scale of four bits covers 16 values, low nibbles first, and
-``x = d * (0.5 + scale) / 4 * vector * sign``.
-"""
+``x = d * (0.5 + scale) / 4 * vector * sign``."""
 
 from __future__ import annotations
 
@@ -36,5 +35,4 @@ IQ2_XS = register_format(
     BlockFormat(
         "IQ2_XS", 17, 256, 74, no_encoder("IQ2_XS"), slab_decoder("IQ2_XS", 256, 74, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 74 bytes."""
+)  # 256 values in 74 bytes

@@ -2,8 +2,7 @@
 
 Layout (66 bytes): ``f2 d; struct {u1 q[4]; u4 word} parts[8]``. A part serves 32 values: ``q`` are the codes of its
 four vectors, and the word holds seven bits of sign code for each, the lowest first, and above those a scale of four
-bits; ``x = d * (0.5 + scale) / 4 * vector * sign``.
-"""
+bits; ``x = d * (0.5 + scale) / 4 * vector * sign``."""
 
 from __future__ import annotations
 
@@ -37,5 +36,4 @@ IQ2_XXS = register_format(
     BlockFormat(
         "IQ2_XXS", 16, 256, 66, no_encoder("IQ2_XXS"), slab_decoder("IQ2_XXS", 256, 66, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 66 bytes."""
+)  # 256 values in 66 bytes

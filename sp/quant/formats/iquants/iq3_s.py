@@ -19,8 +19,7 @@ from sp.quant.spread import SPREAD, put_scale
 
 _SCALE_RMS = float(np.sqrt(np.mean(np.square(np.arange(17, 32, 2)))))
 
-IQ3_S_VALUES = tuple(range(-15, 16, 2))
-"""Every number of the grid with either sign."""
+IQ3_S_VALUES = tuple(range(-15, 16, 2))  # every number of the grid with either sign
 
 
 def _numbers(blocks: Bytes) -> Int8s:
@@ -73,5 +72,4 @@ IQ3_S = register_format(
         ),
         _spread,
     )
-)
-"""256 values in 110 bytes."""
+)  # 256 values in 110 bytes

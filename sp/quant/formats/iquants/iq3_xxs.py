@@ -2,8 +2,7 @@
 
 Layout (98 bytes): ``f2 d; u1 q[64]; u4 words[8]``. ``q[i]`` is the code of vector ``i``. A word serves 32 values: seven
 bits of sign code for each eight of them, the lowest first, and above those a scale of four bits;
-``x = d * (0.5 + scale) / 2 * vector * sign``.
-"""
+``x = d * (0.5 + scale) / 2 * vector * sign``."""
 
 from __future__ import annotations
 
@@ -35,5 +34,4 @@ IQ3_XXS = register_format(
     BlockFormat(
         "IQ3_XXS", 18, 256, 98, no_encoder("IQ3_XXS"), slab_decoder("IQ3_XXS", 256, 98, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 98 bytes."""
+)  # 256 values in 98 bytes

@@ -1,7 +1,6 @@
 """IQ4_NL: 32 four-bit codes that stand for sixteen unevenly spaced numbers, and one fp16 scale; 4.5 bits a value.
 
-Layout (18 bytes): ``f2 d; u1 q[16]``; nibbles as in Q4_0, and ``x = d * IQ4_VALUES[code]``.
-"""
+Layout (18 bytes): ``f2 d; u1 q[16]``; nibbles as in Q4_0, and ``x = d * IQ4_VALUES[code]``."""
 
 from __future__ import annotations
 
@@ -43,5 +42,4 @@ IQ4_NL = register_format(
         Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32, values=IQ4_VALUES),
         _spread,
     )
-)
-"""32 values in 18 bytes."""
+)  # 32 values in 18 bytes

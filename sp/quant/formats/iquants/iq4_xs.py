@@ -2,8 +2,7 @@
 
 Layout (136 bytes): ``f2 d; u1 high[2]; u1 low[4]; u1 q[128]``. Scale ``j`` has nibble ``j % 2`` of ``low[j // 2]``, the
 low one first, and bits ``2 (j % 4)`` and the next of ``high[j // 4]``. Each sub-block takes 16 bytes of ``q`` as a
-block of IQ4_NL does, and ``x = d * (scale - 32) * IQ4_VALUES[code]``.
-"""
+block of IQ4_NL does, and ``x = d * (scale - 32) * IQ4_VALUES[code]``."""
 
 from __future__ import annotations
 
@@ -61,5 +60,4 @@ IQ4_XS = register_format(
         Packing(256, Plane(4, 8, 16), scales=Scales(2, 6, _steps, 8), delta=Scales(0, 2), group=32, values=IQ4_VALUES),
         _spread,
     )
-)
-"""256 values in 136 bytes."""
+)  # 256 values in 136 bytes

@@ -2,8 +2,7 @@
 
 Layout (84 bytes): ``u1 scales[16]; u1 q[64]; f2 d; f2 dmin``. Value ``128 h + 32 k + l`` has bits ``2 k`` and the next
 of ``q[32 h + l]``. A byte of ``scales`` serves 16 values, its low nibble as scale and its high one as minimum:
-``x = d * scale * code - dmin * minimum``.
-"""
+``x = d * scale * code - dmin * minimum``."""
 
 from __future__ import annotations
 
@@ -43,5 +42,4 @@ def _spread(out: Bytes, std: float) -> None:
 
 Q2_K = register_format(
     BlockFormat("Q2_K", 10, 256, 84, no_encoder("Q2_K"), slab_decoder("Q2_K", 256, 84, _decode_blocks), spread=_spread)
-)
-"""256 values in 84 bytes."""
+)  # 256 values in 84 bytes

@@ -3,8 +3,7 @@
 Layout (110 bytes): ``u1 high[32]; u1 low[64]; u1 scales[12]; f2 d``. Value ``l`` of run ``j`` of 32 values has bits
 ``2 (j % 4)`` and the next of ``low[32 (j // 4) + l]`` and bit ``j`` of ``high[l]``, and
 ``x = d * (scale - 32) * (code - 4)`` with one scale for 16 values. Six bits of scale ``i``: a nibble of
-``scales[i % 8]``, the low one for the first eight, and bits ``2 (i // 4)`` and the next of ``scales[8 + i % 4]``.
-"""
+``scales[i % 8]``, the low one for the first eight, and bits ``2 (i // 4)`` and the next of ``scales[8 + i % 4]``."""
 
 from __future__ import annotations
 
@@ -65,5 +64,4 @@ Q3_K = register_format(
         ),
         _spread,
     )
-)
-"""256 values in 110 bytes."""
+)  # 256 values in 110 bytes

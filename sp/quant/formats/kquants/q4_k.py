@@ -1,8 +1,7 @@
 """Q4_K: 256 four-bit codes in eight affine sub-blocks; 4.5 bits a value.
 
-Layout (144 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 q[128]``. Each group of 32 bytes of ``q`` holds
-sub-block ``2c`` in its low and ``2c + 1`` in its high nibbles, and ``x = d * scale_j * code - dmin * minimum_j``.
-"""
+Layout (144 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 q[128]``. Each group of 32 bytes of ``q`` holds sub-block ``2c``
+in its low and ``2c + 1`` in its high nibbles, and ``x = d * scale_j * code - dmin * minimum_j``."""
 
 from __future__ import annotations
 
@@ -39,5 +38,4 @@ Q4_K = register_format(
         Packing(256, Plane(4, 16, 32), scales=Scales(0, 16), group=32, minima=True),
         lambda out, std: spread_affine(out, std, 15),
     )
-)
-"""256 values in 144 bytes; about 7.2 % relative RMS error on normal weights."""
+)  # 256 values in 144 bytes; about 7.2 % relative RMS error on normal weights

@@ -1,8 +1,7 @@
 """Q5_K: 256 five-bit codes in eight affine sub-blocks; 5.5 bits a value.
 
-Layout (176 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 high[32]; u1 q[128]``. As Q4_K, with the fifth bit of
-value ``l`` of sub-block ``j`` in bit ``j`` of ``high[l]``.
-"""
+Layout (176 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 high[32]; u1 q[128]``. As Q4_K, with the fifth bit of value ``l``
+of sub-block ``j`` in bit ``j`` of ``high[l]``."""
 
 from __future__ import annotations
 
@@ -47,5 +46,4 @@ Q5_K = register_format(
         Packing(256, Plane(4, 48, 32), Plane(1, 16, 32), scales=Scales(0, 16), group=32, minima=True),
         lambda out, std: spread_affine(out, std, 31),
     )
-)
-"""256 values in 176 bytes; about 3.6 % relative RMS error on normal weights."""
+)  # 256 values in 176 bytes; about 3.6 % relative RMS error on normal weights

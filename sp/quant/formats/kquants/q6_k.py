@@ -1,10 +1,9 @@
 """Q6_K: 256 six-bit codes in sixteen symmetric sub-blocks; 6.5625 bits a value.
 
-Layout (210 bytes): ``u1 low[128]; u1 high[64]; i1 scales[16]; f2 d``. Each half of 128 values takes 64 bytes
-of ``low`` and 32 of ``high``. Its quarter ``k`` of 32 values reads bytes ``32 * (k % 2) + l`` of ``low``, the low
-nibble for the first two quarters and the high one for the others, and bits ``2k, 2k + 1`` of ``high[l]``;
-``x = d * scale * (code - 32)`` with one scale for 16 values.
-"""
+Layout (210 bytes): ``u1 low[128]; u1 high[64]; i1 scales[16]; f2 d``. Each half of 128 values takes 64 bytes of ``low``
+and 32 of ``high``. Its quarter ``k`` of 32 values reads bytes ``32 * (k % 2) + l`` of ``low``, the low nibble for the
+first two quarters and the high one for the others, and bits ``2k, 2k + 1`` of ``high[l]``;
+``x = d * scale * (code - 32)`` with one scale for 16 values."""
 
 from __future__ import annotations
 
@@ -83,5 +82,4 @@ Q6_K = register_format(
         Packing(256, Plane(4, 0, 64), Plane(2, 128, 32), scales=Scales(192, 16), delta=Scales(208, 2), group=16),
         _spread,
     )
-)
-"""256 values in 210 bytes; about 1.8 % relative RMS error on normal weights."""
+)  # 256 values in 210 bytes; about 1.8 % relative RMS error on normal weights

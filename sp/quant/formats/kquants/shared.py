@@ -1,11 +1,10 @@
 """What the K-quants share: the packing of 6-bit scales and minima, and the searches for a sub-block's scale.
 
 Both searches repeat ggml's reference quantisers step for step in float32, sums included: values are laid out
-``(values of a sub-block, sub-blocks)``, and NumPy adds along the first axis row by row, in the order of a
-scalar loop. So the packed bytes come out the same, with one sub-block per lane instead of one at a time.
-Source: I. Kawrakow, "k-quants", https://github.com/ggml-org/llama.cpp/pull/1684, with the weighted search
-that ggml's reference quantisers later took up.
-"""
+``(values of a sub-block, sub-blocks)``, and NumPy adds along the first axis row by row, in the order of a scalar loop.
+So the packed bytes come out the same, with one sub-block per lane instead of one at a time. Source: I. Kawrakow,
+"k-quants", https://github.com/ggml-org/llama.cpp/pull/1684, with the weighted search that ggml's reference quantisers
+later took up."""
 
 from __future__ import annotations
 
@@ -18,16 +17,13 @@ from sp.arrays import Bytes, Floats
 from sp.quant.base import fp16_scales
 from sp.quant.spread import SPREAD, put_scale, rms
 
-GROUP_MAX_EPS = np.float32(1e-15)
-"""A sub-block whose largest magnitude is below this is stored as zeros."""
+GROUP_MAX_EPS = np.float32(1e-15)  # a sub-block whose largest magnitude is below this is stored as zeros
 
 
 def unpack_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight 6-bit scales and eight 6-bit minima, each (blocks, 8), from (blocks, 12) bytes of Q4_K or Q5_K.
-
-    Scales 0-3 and minima 0-3 lie in the low six bits of bytes 0-3 and 4-7; the low nibbles of scales and
-    minima 4-7 share bytes 8-11, and their upper two bits fill the tops of bytes 0-3 and 4-7.
-    """
+    """Eight 6-bit scales and eight 6-bit minima, each (blocks, 8), from (blocks, 12) bytes of Q4_K or Q5_K. Scales 0-3
+    and minima 0-3 lie in the low six bits of bytes 0-3 and 4-7; the low nibbles of scales and minima 4-7 share bytes
+    8-11, and their upper two bits fill the tops of bytes 0-3 and 4-7."""
     low = packed[:, :8]
     top = (low >> 6) << 4
     scales = np.empty((len(packed), 8), np.uint8)
@@ -59,11 +55,9 @@ def decode_affine(blocks: Bytes, codes: Bytes, out: Floats) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found for each sub-block, all of shape (sub-blocks,).
-
-    ``code = clip(rint((x - offset) * inverse))`` are the codes it ended with, ``scale`` and ``minimum >= 0``
-    the least-squares fit ``x = scale * code - minimum`` to them.
-    """
+    """What a search found for each sub-block, all of shape (sub-blocks,). ``code = clip(rint((x - offset) * inverse))``
+    are the codes it ended with, ``scale`` and ``minimum >= 0`` the least-squares fit ``x = scale * code - minimum`` to
+    them."""
 
     scale: Floats
     minimum: Floats
@@ -72,13 +66,10 @@ class Search:
 
 
 def search_affine(x: Floats, top: int, first: float, steps: int) -> Search:
-    """Fit ``scale * code - minimum`` with codes 0..`top` to each column of `x` (32, sub-blocks).
-
-    Tries the plain range ``(max - min) / top``, then ``steps + 1`` stretched ones with
-    ``top + first + 0.1 * step`` codes to the range. For each, a weighted least-squares fit to the rounded codes
-    (weights ``rms(x) + |x|``) replaces the best so far if its weighted error is less. The range of later steps
-    starts at the best minimum so far.
-    """
+    """Fit ``scale * code - minimum`` with codes 0..`top` to each column of `x` (32, sub-blocks). Tries the plain range
+    ``(max - min) / top``, then ``steps + 1`` stretched ones with ``top + first + 0.1 * step`` codes to the range. For
+    each, a weighted least-squares fit to the rounded codes (weights ``rms(x) + |x|``) replaces the best so far if its
+    weighted error is less. The range of later steps starts at the best minimum so far."""
     low = np.minimum(x.min(axis=0), np.float32(0))
     high = x.max(axis=0)
     flat = high == low
@@ -134,12 +125,9 @@ def search_affine(x: Floats, top: int, first: float, steps: int) -> Search:
 
 
 def search_symmetric(x: Floats, top: int) -> Search:
-    """Fit ``scale * code`` with codes -`top`..`top` - 1 to each column of `x` (values, sub-blocks).
-
-    Tries ``-(top + 0.1 * step) / m`` for steps 0, -9..-1, 1..9, ``m`` the signed value of largest magnitude,
-    and keeps the codes whose ``x**2``-weighted least-squares scale explains the most. ``minimum`` and
-    ``offset`` are zero.
-    """
+    """Fit ``scale * code`` with codes -`top`..`top` - 1 to each column of `x` (values, sub-blocks). Tries
+    ``-(top + 0.1 * step) / m`` for steps 0, -9..-1, 1..9, ``m`` the signed value of largest magnitude, and keeps the
+    codes whose ``x**2``-weighted least-squares scale explains the most. ``minimum`` and ``offset`` are zero."""
     magnitude = np.abs(x)
     row = magnitude.argmax(axis=0)[None]
     tiny = np.take_along_axis(magnitude, row, axis=0)[0] < GROUP_MAX_EPS

@@ -1,8 +1,7 @@
 """Q4_0: 32 four-bit codes and one fp16 scale; 4.5 bits a value.
 
-Layout (18 bytes): ``f2 d; u1 q[16]``; byte ``j`` holds value ``j`` in its low and ``j + 16`` in its high nibble,
-and ``x = d * (code - 8)``. How it is encoded is said in `encode_symmetric`.
-"""
+Layout (18 bytes): ``f2 d; u1 q[16]``; byte ``j`` holds value ``j`` in its low and ``j + 16`` in its high nibble, and
+``x = d * (code - 8)``. How it is encoded is said in `encode_symmetric`."""
 
 from __future__ import annotations
 
@@ -38,5 +37,4 @@ Q4_0 = register_format(
         Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32),
         lambda out, std: spread_symmetric(out, std, 8),
     )
-)
-"""32 values in 18 bytes; about 8.6 % relative RMS error on normal weights."""
+)  # 32 values in 18 bytes; about 8.6 % relative RMS error on normal weights

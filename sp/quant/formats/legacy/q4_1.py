@@ -1,8 +1,7 @@
 """Q4_1: 32 four-bit codes, one fp16 scale and one fp16 minimum; 5 bits a value.
 
 Layout (20 bytes): ``f2 d; f2 m; u1 q[16]``; nibbles as in Q4_0, and ``x = d * code + m``. How it is encoded is said in
-`encode_affine`.
-"""
+`encode_affine`."""
 
 from __future__ import annotations
 
@@ -38,5 +37,4 @@ Q4_1 = register_format(
         Packing(32, Plane(4, 4, 16), scales=Scales(0, 4), group=32, minima=True),
         lambda out, std: spread_affine(out, std, 15),
     )
-)
-"""32 values in 20 bytes; about 7.8 % relative RMS error on normal weights."""
+)  # 32 values in 20 bytes; about 7.8 % relative RMS error on normal weights

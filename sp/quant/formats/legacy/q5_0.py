@@ -1,8 +1,7 @@
 """Q5_0: 32 five-bit codes and one fp16 scale; 5.5 bits a value.
 
 Layout (22 bytes): ``f2 d; u1 high[4]; u1 q[16]``; nibbles as in Q4_0, the fifth bit of value ``i`` is bit ``i % 8`` of
-``high[i // 8]``, and ``x = d * (code - 16)``. How it is encoded is said in `encode_symmetric`.
-"""
+``high[i // 8]``, and ``x = d * (code - 16)``. How it is encoded is said in `encode_symmetric`."""
 
 from __future__ import annotations
 
@@ -47,5 +46,4 @@ Q5_0 = register_format(
         Packing(32, Plane(4, 6, 16), Plane(1, 2), scales=Scales(0, 2), group=32),
         lambda out, std: spread_symmetric(out, std, 16),
     )
-)
-"""32 values in 22 bytes; about 4.3 % relative RMS error on normal weights."""
+)  # 32 values in 22 bytes; about 4.3 % relative RMS error on normal weights

@@ -1,8 +1,7 @@
 """Q5_1: 32 five-bit codes, one fp16 scale and one fp16 minimum; 6 bits a value.
 
 Layout (24 bytes): ``f2 d; f2 m; u1 high[4]; u1 q[16]``; bits of the codes as in Q5_0, and ``x = d * code + m``. How it
-is encoded is said in `encode_affine`.
-"""
+is encoded is said in `encode_affine`."""
 
 from __future__ import annotations
 
@@ -47,5 +46,4 @@ Q5_1 = register_format(
         Packing(32, Plane(4, 8, 16), Plane(1, 4), scales=Scales(0, 4), group=32, minima=True),
         lambda out, std: spread_affine(out, std, 31),
     )
-)
-"""32 values in 24 bytes; about 3.8 % relative RMS error on normal weights."""
+)  # 32 values in 24 bytes; about 3.8 % relative RMS error on normal weights

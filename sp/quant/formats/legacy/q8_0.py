@@ -1,8 +1,7 @@
 """Q8_0: 32 signed bytes and one fp16 scale; 8.5 bits a value.
 
 Layout (34 bytes): ``f2 d; i1 q[32]``; value ``x_i = d * q_i``. Encoding: ``d = max|x| / 127`` and
-``q = round(x * (1 / d))`` in float32, halves away from zero, as ggml's reference quantiser rounds.
-"""
+``q = round(x * (1 / d))`` in float32, halves away from zero, as ggml's reference quantiser rounds."""
 
 from __future__ import annotations
 
@@ -49,5 +48,4 @@ Q8_0 = register_format(
         Packing(32, Plane(8, 2), scales=Scales(0, 2), group=32, signed=True),
         _spread,
     )
-)
-"""32 values in 34 bytes; about 0.5 % relative RMS error on normal weights."""
+)  # 32 values in 34 bytes; about 0.5 % relative RMS error on normal weights

@@ -2,8 +2,7 @@
 
 Encoders repeat ggml's reference quantisers. Product and sum are rounded to float32 one after the other, as ggml's C
 source is written; a compiler that fuses them into one multiply-add can move a value that lies within an ulp of a
-rounding border by one code.
-"""
+rounding border by one code."""
 
 from __future__ import annotations
 
@@ -15,11 +14,9 @@ from sp.quant.spread import SIGN, SPREAD, put_scale, rms
 
 
 def encode_symmetric(name: str, values: Floats, middle: int, out: Bytes) -> Bytes:
-    """Codes 0..2 `middle` - 1 of (blocks, 32) `values`; d goes to ``out[:, :2]``.
-
-    ``d = m / -middle`` for the signed value m of largest magnitude, the first one on a tie, and
-    ``code = min(2 middle - 1, trunc(x * (1 / d) + middle + 0.5))``.
-    """
+    """Codes 0..2 `middle` - 1 of (blocks, 32) `values`; d goes to ``out[:, :2]``. ``d = m / -middle`` for the signed
+    value m of largest magnitude, the first one on a tie, and
+    ``code = min(2 middle - 1, trunc(x * (1 / d) + middle + 0.5))``."""
     largest = np.abs(values).argmax(axis=1, keepdims=True)
     peak = np.take_along_axis(values, largest, axis=1) + np.float32(0)  # -0.0 becomes 0.0, as in the reference
     d = peak / np.float32(-middle)
@@ -28,10 +25,8 @@ def encode_symmetric(name: str, values: Floats, middle: int, out: Bytes) -> Byte
 
 
 def encode_affine(name: str, values: Floats, top: int, out: Bytes) -> Bytes:
-    """Codes 0..`top` of (blocks, 32) `values`; d and m go to ``out[:, :4]``.
-
-    ``m = min x``, ``d = (max x - m) / top`` and ``code = min(top, trunc((x - m) * (1 / d) + 0.5))``.
-    """
+    """Codes 0..`top` of (blocks, 32) `values`; d and m go to ``out[:, :4]``. ``m = min x``, ``d = (max x - m) / top``
+    and ``code = min(top, trunc((x - m) * (1 / d) + 0.5))``."""
     minimum = values.min(axis=1, keepdims=True)
     with np.errstate(over="ignore"):  # an infinite range is refused on the next line
         d = (values.max(axis=1, keepdims=True) - minimum) / np.float32(top)

@@ -39,5 +39,4 @@ BF16 = register_format(
         slab_decoder("BF16", 1, 2, _decode_blocks),
         Packing(1, Plane(16, 0)),
     )
-)
-"""2 bytes a value, 8 significant bits, the range of float32."""
+)  # 2 bytes a value, 8 significant bits, the range of float32

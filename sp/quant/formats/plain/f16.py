@@ -39,5 +39,4 @@ F16 = register_format(
         slab_decoder("F16", 1, 2, _decode_blocks),
         Packing(1, Plane(16, 0)),
     )
-)
-"""2 bytes a value, 11 significant bits, largest 65504."""
+)  # 2 bytes a value, 11 significant bits, largest 65504

@@ -2,8 +2,7 @@
 
 Layout (54 bytes): ``u1 q[48]; u1 last[4]; f2 d``. A byte holds a fraction of 256ths whose digits to the base 3 are the
 codes: digit ``k`` of ``q[l]`` is value ``32 k + l`` for the first 32 bytes and ``160 + 16 k + (l - 32)`` for the
-others, digit ``k`` of ``last[l]`` value ``240 + 4 k + l``; ``x = d * (code - 1)``.
-"""
+others, digit ``k`` of ``last[l]`` value ``240 + 4 k + l``; ``x = d * (code - 1)``."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def _digits() -> Int8s:
     return (fractions * 3 // 256 - 1).astype(np.int8)
 
 
-_DIGITS = _digits()
-"""The five codes of a byte less 1, (5, 256)."""
+_DIGITS = _digits()  # the five codes of a byte less 1, (5, 256)
 _RMS = float(np.sqrt(np.mean(np.square(_DIGITS, dtype=np.float64))))
 
 
@@ -45,5 +43,4 @@ TQ1_0 = register_format(
     BlockFormat(
         "TQ1_0", 34, 256, 54, no_encoder("TQ1_0"), slab_decoder("TQ1_0", 256, 54, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 54 bytes."""
+)  # 256 values in 54 bytes

@@ -1,8 +1,7 @@
 """TQ2_0: 256 ternary codes of two bits and one fp16 scale; 2.0625 bits a value.
 
 Layout (66 bytes): ``u1 q[64]; f2 d``. Each half of 128 values takes 32 bytes, value ``k`` of it the bits
-``2 (k // 32)`` and the next of byte ``k % 32``, and ``x = d * (code - 1)``.
-"""
+``2 (k // 32)`` and the next of byte ``k % 32``, and ``x = d * (code - 1)``."""
 
 from __future__ import annotations
 
@@ -34,5 +33,4 @@ TQ2_0 = register_format(
     BlockFormat(
         "TQ2_0", 35, 256, 66, no_encoder("TQ2_0"), slab_decoder("TQ2_0", 256, 66, _decode_blocks), spread=_spread
     )
-)
-"""256 values in 66 bytes."""
+)  # 256 values in 66 bytes
