@@ -14,9 +14,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 BEGINNINGS = {
     "cupy": "sp/kernels",
-    "llguidance": "sp/serve/choices",
+    "llguidance": "sp/serve",
     "prometheus_client": "sp/serve",
-    "ray": "sp/serve/replicas",
+    "ray": "sp/serve",
     "starlette": "sp/serve",
     "uvicorn": "sp/serve",
 }
