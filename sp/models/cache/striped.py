@@ -99,13 +99,6 @@ class StripedCache(Cache):
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
     `config`, `kv`, `rotate`, `device`, `math`: see `Cache`.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> stripes = Stripes(1000, cards=2, tail=8)
-    >>> cache = StripedCache(find_shape("tiny-qwen3").config, stripes, 1)
-    >>> cache.look(stripes.of(1)[0])
-    >>> cache.stored(0).tokens
-    512
     """
 
     def __init__(

@@ -43,8 +43,8 @@ class DraftSession:
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
-        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. Raises ConfigError: the target is on
-        another device than the draft."""
+        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. ConfigError: the target is on another
+        device than the draft."""
         if target.device != draft.device:
             raise ConfigError(f"the target is on {target.device} and its draft on {draft.device}; load both on one")
         c = draft.config

@@ -17,9 +17,8 @@ MOST_EXPERTS = 1 << 12
 
 
 def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
-    """Sizes of the experts of every layer.
-
-    `shared`: whether the family has an expert that all tokens pass. Raises ModelError for a missing or senseless key.
+    """Sizes of the experts of every layer. `shared`: whether the family has an expert that all tokens pass. ModelError
+    for a missing or senseless key.
 
     >>> told = {"expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": 512}
     >>> read_experts(Keys("m", {f"m.{key}": value for key, value in told.items()}, "m.gguf"), shared=False).active
@@ -73,8 +72,8 @@ def shared_config(
     `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. Raises ModelError for a missing or senseless
-    key; the message names key and file.
+    ``rope.freq_base`` of files that do not tell it; needed if left out. ModelError for a missing or senseless key; the
+    message names key and file.
     """
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers

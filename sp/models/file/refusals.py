@@ -66,16 +66,8 @@ KINDS = {
 
 
 def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
-    """Refuse a file whose metadata ask for something that no part of sp computes.
-
-    `honoured`: keys of `NEUTRAL` that whoever asks reads by itself. Raises ModelError: by ``keys.refuse``; the message
-    names the key, its value and the file.
-
-    >>> refuse_changed(Keys("llama", {"llama.logit_scale": 1.0}, "m.gguf"))
-    >>> refuse_changed(Keys("llama", {"llama.logit_scale": 0.5}, "m.gguf"))
-    Traceback (most recent call last):
-    sp.errors.ModelError: m.gguf: key llama.logit_scale is 0.5, which sp does not compute; take a model without it
-    """
+    """Refuse a file whose metadata ask for something that no part of sp computes. `honoured`: keys of `NEUTRAL` that
+    whoever asks reads by itself. ModelError: by ``keys.refuse``; the message names the key, its value and the file."""
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
         if value is None or key in honoured or _changes_nothing(value, neutral) or _is_default(keys, key, value):

@@ -127,12 +127,10 @@ class ShardModel(Model):
         return middle(tokens)
 
     def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
-        """Many tokens through all layers but the last, in place, in two parts.
-
-        `x`, float32 (n, hidden): on the device; n at least two parts. `positions`, int64 (n,): on the device. `cache`:
-        counts every layer for itself, those on the device as well; the last is counted here. `rest`, int32 (1,): on the
-        device: tokens of the second part that count; what is behind them is padding.
-        """
+        """Many tokens through all layers but the last, in place, in two parts. `x`, float32 (n, hidden): on the device;
+        n at least two parts. `positions`, int64 (n,): on the device. `cache`: counts every layer for itself, those on
+        the device as well; the last is counted here. `rest`, int32 (1,): on the device: tokens of the second part that
+        count; what is behind them is padding."""
         cut, layers = middle(len(x)), self.layers[:-1]
         assert cut, f"{len(x)} tokens in parts of {PART}"
         first, second = slice(0, cut), slice(cut, len(x))

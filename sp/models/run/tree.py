@@ -38,10 +38,9 @@ class TreePass:
 
 
 class LayerFeatures:
-    """Gathers the outputs of some layers, side by side, of tokens that pass through the model together.
-
-    `layers`: in the order of their columns. `take`: is given the features (n, layers * hidden) of each run of tokens
-    once its last layer is done: float32, on the device bf16 (uint16).
+    """Gathers the outputs of some layers, side by side, of tokens that pass through the model together. `layers`: in
+    the order of their columns. `take`: is given the features (n, layers * hidden) of each run of tokens once its last
+    layer is done: float32, on the device bf16 (uint16).
 
     >>> features = LayerFeatures((0, 2), lambda found: print(found.tolist()))
     >>> for layer in range(4):
@@ -106,7 +105,7 @@ class TreeReader:
     def read_tree(self, ids: Ints, parents: Ints, positions: Ints) -> TreePass:
         """Read a tree; `commit_path` must follow before anything else. `ids`, `parents`, `positions`, int64 (nodes,):
         tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on the
-        host. Raises PromptError: as `prefill`."""
+        host. PromptError: as `prefill`."""
         model = self.model
         ids, positions = checked(model, ids, positions, self.cache, 1, 1)
         assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
