@@ -48,11 +48,6 @@ class Turns:
     CuPy lets go of Python's lock in every launch. Threads that launch at the same time take it from each other at each
     of them, and waking a thread takes longer than a launch; one after the other they need what the launches need. Turns
     are given in the order they are asked for. They order nothing else: who waits too long goes on without one.
-
-    >>> turns = Turns()
-    >>> with turns.turn() as first, turns.turn() as second:  # not given back meanwhile
-    ...     print(first, second)
-    True False
     """
 
     def __init__(self, seconds: float = TURN_SECONDS) -> None:
