@@ -184,7 +184,6 @@ class NcclCard(Card):
         self._gather(wholes, True)()
 
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
-        """See `Card`."""
         stream, peers = import_cupy().cuda.get_current_stream(), self._peers
         part = max(whole.nbytes for whole in wholes) // self.size
         if peers is None or part < FETCHED_BYTES or stream.is_capturing():
@@ -261,7 +260,6 @@ class NcclCard(Card):
             self.arrived(stream.record())
 
     def arrived(self, event: Any) -> None:
-        """See `Card`."""
         self._done(event, Step(self._meeting.came[self.rank], "after step"))
 
     def agree(self, fine: bool) -> bool:
@@ -275,11 +273,9 @@ class NcclCard(Card):
         return all(votes)
 
     def done_before(self, known: bool) -> None:
-        """See `Card`."""
         self._first = 0 if known else FIRST_STEPS
 
     def one_core(self) -> AbstractContextManager[None]:
-        """See `Card`."""
         return self._core.inside()
 
     @contextmanager

@@ -25,9 +25,8 @@ DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEV
 
 
 class PagePool:
-    """Storage for keys and values in pages of equal size. `pages`: pages of the pool. `page_tokens`, `kv_heads`,
-    `head_dim`: shape of a page. `fmt`: how each head's row of a token is packed. `rotated`: whether keys and values are
-    stored rotated; see `PagedKV`.
+    """Storage for keys and values in `pages` pages of (page_tokens, kv_heads, head_dim) each. `fmt` packs each head's
+    row of a token; `rotated`: see `PagedKV`.
 
     >>> from sp.quant import F32
     >>> pool = PagePool(4, 128, 2, 64, F32)

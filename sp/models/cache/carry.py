@@ -20,8 +20,7 @@ STEPS = 8
 
 
 class HostRoom:
-    """One buffer, pinned if it is for what comes from the device, and then kept to be used again. `device`: where the
-    arrays are.
+    """One buffer, pinned if it is for what comes from the device, and then kept to be used again.
 
     >>> room = HostRoom("cpu")
     >>> at = room.places([3, 5])

@@ -130,7 +130,6 @@ class StripedCache(Cache):
         self._wholes: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def reset(self) -> None:
-        """See `Cache`."""
         super().reset()
         self._filled = [0 for _ in self._starts]
 
@@ -177,7 +176,6 @@ class StripedCache(Cache):
         return found
 
     def add(self, layer: int, tokens: int) -> PagedKV:
-        """See `Cache`."""
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1

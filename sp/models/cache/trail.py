@@ -43,7 +43,6 @@ class Checkpoint:
     Examples
     --------
     >>> import numpy as np
-    >>> from sp.models import ModelConfig
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> cache, token = Cache(config, tokens=300), np.ones((1, 1, 64), np.float32)
@@ -176,7 +175,6 @@ class Trail:
     Examples
     --------
     >>> import numpy as np
-    >>> from sp.models import ModelConfig
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> trail = Trail(config)

@@ -34,7 +34,6 @@ def count_choices(counts: Any, experts: Any, one: Any) -> None:
 def hottest(counts: Ints, most: int) -> Ints:
     """The experts that were chosen most, `most` of them at most, ascending; int64, of equals the smaller index.
 
-    >>> import numpy as np
     >>> hottest(np.array([5, 0, 7, 5]), 2).tolist()
     [0, 2]
     """

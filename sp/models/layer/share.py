@@ -36,7 +36,6 @@ class Share:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F32, Weight
     >>> w = Weight.from_floats("w", np.arange(16, dtype=np.float32).reshape(4, 4), F32)
     >>> half = Share(1, 2)

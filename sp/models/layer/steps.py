@@ -193,7 +193,7 @@ class Mlp:
 class Join:
     """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
 
-    weight: Weight | None  # w; None where h is the whole contribution
+    weight: Weight | None  # W; None where h is the whole contribution
     behind: Norm | None = None  # the norm behind this half
     then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
 
