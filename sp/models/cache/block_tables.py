@@ -122,11 +122,7 @@ def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cu
 
 def rotates(kv: str, rotate: bool | None) -> bool:
     """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
-    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
-
-    >>> rotates("q4_0", None), rotates("f16", None), rotates("q4_0", False), rotates("f16", True)
-    (True, False, False, True)
-    """
+    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated."""
     return kv in QUANTISED_KV if rotate is None else rotate
 
 

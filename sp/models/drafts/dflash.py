@@ -87,11 +87,7 @@ PUBLISHED_PARTS = {
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """What files may call a tensor, which we call by the name it has in most GGUF files.
-
-    >>> names_of("blk.3.ffn_norm.weight")
-    ('blk.3.ffn_norm.weight', 'blk.3.post_attention_norm.weight', 'layers.3.post_attention_layernorm.weight')
-    """
+    """What files may call a tensor, which we call by the name it has in most GGUF files."""
     if name in ALIASES:
         return ALIASES[name]
     block, number, part, kind = name.split(".")

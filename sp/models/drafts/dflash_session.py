@@ -159,11 +159,7 @@ class _Graphs:
 
 
 def block_mask(size: int, causal: bool, window: int | None) -> Bools:
-    """Which tokens of a block each one sees: bool (size, size).
-
-    >>> block_mask(3, True, 2).astype(int).tolist()
-    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    """
+    """Which tokens of a block each one sees: bool (size, size)."""
     back = np.arange(size)[:, None] - np.arange(size)
     seen: Bools = abs(back) < (size if window is None else window)
     return seen & (back >= 0) if causal else seen

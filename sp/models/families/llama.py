@@ -28,11 +28,7 @@ BASE = 1e4
 
 @dataclass(frozen=True)
 class FrequencyFactors:
-    """A divisor for the frequency of every pair, as files of Llama 3.1 and later have them.
-
-    >>> FrequencyFactors((1.0, 8.0)).scale(np.array([1.0, 0.01]), 1e4).tolist()
-    [1.0, 0.00125]
-    """
+    """A divisor for the frequency of every pair, as files of Llama 3.1 and later have them."""
 
     by: tuple[float, ...]
 

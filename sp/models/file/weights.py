@@ -75,11 +75,7 @@ class RecordingStore:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to; None of one that belongs to none.
-
-    >>> layer_of("blk.12.ffn_down_exps.weight"), layer_of("output.weight")
-    (12, None)
-    """
+    """The layer that a tensor belongs to; None of one that belongs to none."""
     block, _, rest = name.removeprefix("blk.").partition(".")
     return int(block) if rest and name.startswith("blk.") and block.isdecimal() else None
 

@@ -32,11 +32,7 @@ def count_choices(counts: Any, experts: Any, one: Any) -> None:
 
 
 def hottest(counts: Ints, most: int) -> Ints:
-    """The experts that were chosen most, `most` of them at most, ascending; int64, of equals the smaller index.
-
-    >>> hottest(np.array([5, 0, 7, 5]), 2).tolist()
-    [0, 2]
-    """
+    """The experts that were chosen most, `most` of them at most, ascending; int64, of equals the smaller index."""
     found: Ints = np.sort(np.argsort(-counts.astype(np.int64), kind="stable")[:most])
     return found
 

@@ -250,11 +250,7 @@ def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
 
 
 def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
-    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``.
-
-    >>> attention_math(Math.INT8, "cpu", 128), attention_math(Math.INT8, "cpu", 64), attention_math("auto", "cpu", 128)
-    (<Math.INT8: 'int8'>, <Math.BF16: 'bf16'>, <Math.BF16: 'bf16'>)
-    """
+    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``."""
     able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
     return Math(asked) if able and asked != AUTO else Math.BF16
 
