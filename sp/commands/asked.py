@@ -31,8 +31,7 @@ GROUPS = ("scorer", "selector", "target", "decode")
 
 def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
     """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
-    A scorer's attention is left to device and prompt length unless it was set.
-    """
+    A scorer's attention is left to device and prompt length unless it was set."""
     from sp.decode import DECODERS
     from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
@@ -263,8 +262,7 @@ def once(what: str, total: int) -> Iterator[Any]:
 
 def settled(pair: Pipeline) -> Pipeline:
     """The same pair. On a device, where that takes a good part of a request, what was loaded by now is no more looked
-    through for cycles.
-    """
+    through for cycles."""
     if pair.target.model.device == "cuda":
         gc.collect()
         gc.freeze()

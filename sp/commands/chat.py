@@ -34,12 +34,9 @@ GAP = "\n\n"
 
 
 class Session:
-    """Somebody's part in a conversation.
-
-    `system`: what the model is told first; nothing if empty; `needles`: pieces of the text to mark in rows; `turns`:
-    all that was said; `rows`: as of `turn_row`, with the number of the `conversation` and the `question`; `last`: the
-    last turn's.
-    """
+    """Somebody's part in a conversation. `system`: what the model is told first; nothing if empty; `needles`: pieces of
+    the text to mark in rows; `turns`: all that was said; `rows`: as of `turn_row`, with the number of the
+    `conversation` and the `question`; `last`: the last turn's."""
 
     def __init__(
         self,
@@ -68,8 +65,7 @@ class Session:
     def ask(self, message: str, on_part: OnPart | None = None, reporter: Reporter = silent) -> TurnResult:
         """Answer a message, of the files before which what does not matter may be left out. If that fails the message
         was never said, and files go on waiting. `on_part`: called with thinking and answer as soon as there is more of
-        one; if it returns True, the answer ends there.
-        """
+        one; if it returns True, the answer ends there."""
         before = "".join(text.strip("\n") + GAP for text in self._files)
         said, target = Turn("user", before + message), self.talk.pipeline.target
         prompt = prompt_of([*self.turns, said], target, (), self._thinking, kept_from=len(before))
@@ -231,11 +227,9 @@ def stop_by_signal() -> Iterator[Stop]:
 
 
 class Loop:
-    """What goes on between a session and the terminal.
-
-    `as_json`: rows on stdout in place of answers; `typed`: somebody sits there: what goes wrong is told and the talk
-    goes on. Else it ends the program; `out`: where rows are written, after each turn all of them.
-    """
+    """What goes on between a session and the terminal. `as_json`: rows on stdout in place of answers; `typed`: somebody
+    sits there: what goes wrong is told and the talk goes on. Else it ends the program; `out`: where rows are written,
+    after each turn all of them."""
 
     def __init__(self, session: Session, *, as_json: bool = False, typed: bool = True, out: Path | None = None) -> None:
         self._session, self._as_json, self._typed, self._out = session, as_json, typed, out

@@ -175,8 +175,7 @@ class Command:
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """What the options say, by `Entry.dest`; those that are not given have their defaults. ConfigError for an
-        option that there is not, one without its value, or a value that it cannot have.
-        """
+        option that there is not, one without its value, or a value that it cannot have."""
         parser = self._parser(argparse.HelpFormatter)
         space, more = parser.parse_known_intermixed_args(self._joined(argv))
         known = [flag for one in self.entries for flag in (*one.flags, *one.switches)]

@@ -152,8 +152,7 @@ def _families() -> list[Item]:
 
 def text_of(found: Sequence[Item], width: int, each: bool) -> str:
     """Names with what they are and their options, with `each` one option after the other. No line is longer than
-    `width`, unless a file's path is.
-    """
+    `width`, unless a file's path is."""
     return "\n".join(line for item in found for line in _lines(item, width, each))
 
 

@@ -130,11 +130,7 @@ def read_lengths(text: str) -> list[int]:
 
 
 def read_card(text: str) -> tuple[int, Card | None]:
-    """GiB of a card, written with their unit, or those of a card by name, and that card.
-
-    >>> read_card("24g"), read_card("24GB"), read_card("RTX 3090")[0], read_card("3090")[0]
-    ((24, None), (24, None), 24, 24)
-    """
+    """GiB of a card, written with their unit, or those of a card by name, and that card."""
     from sp.planning.cards import KNOWN
 
     known = {card.name: card for card in KNOWN}

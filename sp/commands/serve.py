@@ -181,8 +181,7 @@ def open_door(
     asked: Asked, replicas: int, address: str | None, cors: tuple[str, ...], tell: Callable[[str], None]
 ) -> Iterator[tuple[Door, str]]:
     """A door before so many replicas, all ready, and the name of their target; `tell` hears what they have to note.
-    ConfigError: Ray is missing, its cluster has no room, or the pair cannot be opened.
-    """
+    ConfigError: Ray is missing, its cluster has no room, or the pair cannot be opened."""
     with ExitStack() as stack:
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)

@@ -43,8 +43,7 @@ FIRST_LINE, NEXT_LINES = 10.0, 30.0
 @contextmanager
 def followed(bar: Progress) -> Iterator[Progress]:
     """The bar, running; where it is disabled, for stderr is no terminal, a line now and then says how far it is.
-    Nothing is printed of work that is over by `FIRST_LINE`.
-    """
+    Nothing is printed of work that is over by `FIRST_LINE`."""
     over = threading.Event()
 
     def follow() -> None:

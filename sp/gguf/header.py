@@ -72,11 +72,9 @@ NAME = 80  # characters of a name that messages show
 
 
 class Cursor:
-    """Reads forward through the header, fetching bytes as they are needed.
-
-    `fd`, `size`, `path`: the open file, its size when it was opened, and its name for errors; `buffer`: the bytes
-    fetched so far, from the start of the file; `pos`: where the next value starts.
-    """
+    """Reads forward through the header, fetching bytes as they are needed. `fd`, `size`, `path`: the open file, its
+    size when it was opened, and its name for errors; `buffer`: the bytes fetched so far, from the start of the file;
+    `pos`: where the next value starts."""
 
     def __init__(self, fd: int, size: int, path: str) -> None:
         self.fd, self.size, self.path = fd, size, path

@@ -13,12 +13,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut up, and what files that name it take for granted.
-
-    `patterns`: applied one after the other, each to the pieces that the one before left; `whole_words`: A piece that is
-    a token is that token, whatever merges would make of it (``ignore_merges``); `add_bos`: prompts begin with BOS
-    unless the file says otherwise.
-    """
+    """How text is cut up, and what files that name it take for granted. `patterns`: applied one after the other, each
+    to the pieces that the one before left; `whole_words`: A piece that is a token is that token, whatever merges would
+    make of it (``ignore_merges``); `add_bos`: prompts begin with BOS unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False

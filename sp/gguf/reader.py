@@ -83,7 +83,7 @@ class GGUFFile:
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
         """Open `path`; for one shard of a model (`...-00001-of-00003.gguf`) all shards beside it. The name of a known
-        model stands for its file, see `sp.hub.model_path`. Raises GGUFError when the file cannot be read, is damaged or
+        model stands for its file, see `sp.hub.model_path`. GGUFError when the file cannot be read, is damaged or
         hostile, or a shard is missing."""
         parts: list[_Part] = []
         try:
@@ -107,8 +107,8 @@ class GGUFFile:
         return name
 
     def weight(self, name: str) -> Weight:
-        """The tensor `name`, packed, as a read-only view of the mapped file. Raises GGUFError when there is no such
-        tensor or `sp` has no decoder for its type."""
+        """The tensor `name`, packed, as a read-only view of the mapped file. GGUFError when there is no such tensor or
+        `sp` has no decoder for its type."""
         info = self.tensors.get(name)
         if info is None:
             near = get_close_matches(name, self.tensors, n=2)
@@ -128,8 +128,8 @@ class GGUFFile:
         return Weight(name, fmt, info.shape, data.reshape(*info.shape[:-1], fmt.row_bytes(info.shape[-1])))
 
     def locate(self, data: Bytes) -> tuple[Path, int]:
-        """The file, and the offset in it, of a view of `weight`'s data, for reading the bytes by another way. Raises
-        GGUFError when `data` is no view of this file."""
+        """The file, and the offset in it, of a view of `weight`'s data, for reading the bytes by another way. GGUFError
+        when `data` is no view of this file."""
         address = data.ctypes.data
         for path, view in zip(self.paths, self._maps, strict=True):
             if not view.closed:

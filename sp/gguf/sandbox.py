@@ -38,11 +38,9 @@ _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items())
 
 
 class Budget:
-    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters.
-
-    It bounds time and memory alike: nothing is built before its size is paid for, and containers pay for all
-    they hold each time they are made, compared or printed, so sharing cannot make a small one large.
-    """
+    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters. It bounds time and memory
+    alike: nothing is built before its size is paid for, and containers pay for all they hold each time they are made,
+    compared or printed, so sharing cannot make a small one large."""
 
     def __init__(self, units: int) -> None:
         self.left = units

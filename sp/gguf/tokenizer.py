@@ -46,10 +46,9 @@ def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None
 
 
 class Decoder:
-    """Hands out what each token stands for where it stands.
-
-    `token_bytes` are those of a token anywhere, `added` the special tokens. Of a text that was `fresh` (begun) with a
-    space written in front (`space_prefix`), that space is left out, and likewise behind special tokens.
+    """Hands out what each token stands for where it stands. `token_bytes` are those of a token anywhere, `added` the
+    special tokens. Of a text that was `fresh` (begun) with a space written in front (`space_prefix`), that space is
+    left out, and likewise behind special tokens.
 
     >>> decoder = Decoder({0: b"<s>", 1: b" one", 2: b" two"}.__getitem__, {0}, space_prefix=True)
     >>> [decoder.push(token) for token in (1, 2, 0, 2)]
@@ -140,8 +139,8 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Value], source: str = "metadata") -> Tokenizer:
-        """Build from ``tokenizer.ggml.*`` keys; `source` names the file in errors. Raises GGUFError on a missing or
-        malformed key, an unknown tokenizer model or pre-tokenizer."""
+        """Build from ``tokenizer.ggml.*`` keys; `source` names the file in errors. GGUFError on a missing or malformed
+        key, an unknown tokenizer model or pre-tokenizer."""
         return cls(read_vocabulary(metadata, source))
 
     @cached_property
@@ -162,9 +161,9 @@ class Tokenizer:
         `plain`: byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special token
         is only text: what strangers wrote must not end a turn. Other tokens come out as without them, also across their
         ends. `begins`: false for text that continues other text: SentencePiece writes no space in front of it.
-        `framed`: add BOS and EOS if the file asks for them and the text does not spell them already. Raises PromptError
-        when `text` holds a lone surrogate, which no UTF-8 can spell; GGUFError when the tokens spell another text, as
-        those of a damaged vocabulary may.
+        `framed`: add BOS and EOS if the file asks for them and the text does not spell them already. PromptError when
+        `text` holds a lone surrogate, which no UTF-8 can spell; GGUFError when the tokens spell another text, as those
+        of a damaged vocabulary may.
         """
         try:
             raw = text.encode()
@@ -197,8 +196,8 @@ class Tokenizer:
         return index, ends
 
     def _aligned(self, written: Written, index: Ints, lengths: Ints, ends: Ints) -> tuple[Ints, Ints]:
-        """Where tokens end in the text as written, and the places in the text of bytes that no token spells. Raises
-        GGUFError: the bytes of the tokens, end to end, are not what else is written."""
+        """Where tokens end in the text as written, and the places in the text of bytes that no token spells. GGUFError:
+        the bytes of the tokens, end to end, are not what else is written."""
         total, nothing = int(ends[-1]) if len(ends) else 0, np.zeros(0, np.int64)
         if self._model.complete and total == len(written.spelled):
             return ends, nothing
@@ -217,8 +216,8 @@ class Tokenizer:
         return ends, written.text_places(np.setdiff1d(np.arange(len(wanted)), places, assume_unique=True))
 
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
-        """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD. Raises PromptError when an
-        id lies outside the vocabulary."""
+        """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD. PromptError when an id
+        lies outside the vocabulary."""
         decoder = self.decoder()
         parts = [(int(i), decoder.push(int(i))) for i in ids]
         kept = (raw for i, raw in parts if not (skip_special and i in self.special_ids))

@@ -191,12 +191,10 @@ class GGUFWriter:
         self._tensors: dict[str, _Tensor] = {}
 
     def add(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, data: Data) -> None:
-        """Declare a tensor.
-
-        `shape`: NumPy order, fastest axis last: ``(out, in)``. `data`, uint8 array, or callable that returns an
-        iterable of uint8 arrays: the packed bytes, whole or in pieces; a callable runs only when its turn to be written
-        comes. Raises GGUFError on a name that is taken or too long, an impossible shape, or bytes of the wrong size.
-        """
+        """Declare a tensor. `shape`: NumPy order, fastest axis last: ``(out, in)``. `data`, uint8 array, or callable
+        that returns an iterable of uint8 arrays: the packed bytes, whole or in pieces; a callable runs only when its
+        turn to be written comes. GGUFError on a name that is taken or too long, an impossible shape, or bytes of the
+        wrong size."""
         size = len(name.encode())
         if not 0 < size <= k.MAX_TENSOR_NAME or not name.isprintable() or name in self._tensors:
             raise GGUFError(f"{self.path}: tensor name {name!r} is taken, unprintable or not 1 to 63 bytes long")
@@ -211,8 +209,8 @@ class GGUFWriter:
         self._tensors[name] = _Tensor(name, shape, fmt, nbytes, data)
 
     def write(self, progress: Callable[[int], None] | None = None) -> Path:
-        """Write the file and return its path. `progress`: called after every piece with its bytes. Raises GGUFError
-        when the disk refuses, or a tensor yields another number of bytes than declared. No file is left."""
+        """Write the file and return its path. `progress`: called after every piece with its bytes. GGUFError when the
+        disk refuses, or a tensor yields another number of bytes than declared. No file is left."""
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as out:

@@ -109,10 +109,9 @@ class Meeting:
         return DeviceError(f"{step.kind} {step.number}: {who} within {seconds:g} s; check nvidia-smi and run again")
 
     def overdue(self, seconds: float, grace: float) -> tuple[int, DeviceError] | None:
-        """The card that should have said `late` after so many seconds, and has not for a further `grace`.
-
-        It may itself be stuck in a call that does not return, while it looks whether a step has ended or before that,
-        when it has come to a step that another has not come to.
+        """The card that should have said `late` after so many seconds, and has not for a further `grace`. It may itself
+        be stuck in a call that does not return, while it looks whether a step has ended or before that, when it has
+        come to a step that another has not come to.
 
         >>> meeting = Meeting(2)
         >>> step = meeting.come(1, "all-gather")
@@ -151,20 +150,9 @@ class Card(ABC):
         """
 
     def all_reduce(self, *arrays: Any) -> None:
-        """Put the mean over all cards in the place of every float32 array; it is queued as a gather is.
-
-        Where each card holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
-        `sp.models.run.tensor_parallel`. All cards hold the same bits afterwards.
-
-        >>> import numpy as np
-        >>> from sp.parallel.host import HostGroup
-        >>> def mean(card):
-        ...     found = np.full(2, card.rank, np.float32)
-        ...     card.all_reduce(found)
-        ...     return found.tolist()
-        >>> HostGroup(2).run(mean)
-        [[0.5, 0.5], [0.5, 0.5]]
-        """
+        """Put the mean over all cards in the place of every float32 array; it is queued as a gather is. Where each card
+        holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
+        `sp.models.run.tensor_parallel`. All cards hold the same bits afterwards."""
         self.begin_reduce(*arrays)()
 
     @abstractmethod

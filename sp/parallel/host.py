@@ -62,7 +62,6 @@ class _HostCard(Card):
         """Nothing was queued."""
 
     def agree(self, fine: bool) -> bool:
-        """See `Card`."""
         step = self._show((fine,), "agreement")
         found = all(said for (said,) in self._table.shown)
         self._meet(step)  # before anyone shows something else

@@ -58,7 +58,6 @@ class NcclGroup(Group):
         self._aborts: deque[threading.Thread] = deque(maxlen=2 * len(devices))
 
     def at(self, rank: int) -> AbstractContextManager[Any]:
-        """See `Group`."""
         device: AbstractContextManager[Any] = import_cupy().cuda.Device(self.devices[rank])
         return device
 

@@ -48,11 +48,6 @@ class Turns:
     CuPy lets go of Python's lock in every launch. Threads that launch at the same time take it from each other at each
     of them, and waking a thread takes longer than a launch; one after the other they need what the launches need. Turns
     are given in the order they are asked for. They order nothing else: who waits too long goes on without one.
-
-    >>> turns = Turns()
-    >>> with turns.turn() as first, turns.turn() as second:  # not given back meanwhile
-    ...     print(first, second)
-    True False
     """
 
     def __init__(self, seconds: float = TURN_SECONDS) -> None:
@@ -189,7 +184,6 @@ class NcclCard(Card):
         self._gather(wholes, True)()
 
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
-        """See `Card`."""
         stream, peers = import_cupy().cuda.get_current_stream(), self._peers
         part = max(whole.nbytes for whole in wholes) // self.size
         if peers is None or part < FETCHED_BYTES or stream.is_capturing():
@@ -266,7 +260,6 @@ class NcclCard(Card):
             self.arrived(stream.record())
 
     def arrived(self, event: Any) -> None:
-        """See `Card`."""
         self._done(event, Step(self._meeting.came[self.rank], "after step"))
 
     def agree(self, fine: bool) -> bool:
@@ -280,11 +273,9 @@ class NcclCard(Card):
         return all(votes)
 
     def done_before(self, known: bool) -> None:
-        """See `Card`."""
         self._first = 0 if known else FIRST_STEPS
 
     def one_core(self) -> AbstractContextManager[None]:
-        """See `Card`."""
         return self._core.inside()
 
     @contextmanager

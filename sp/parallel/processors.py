@@ -106,11 +106,6 @@ class OneCore:
     of another card, and whoever is next is woken where the present one runs. On a host of 64 processors four cards were
     given their work 1.4 to 1.7 times as fast so. Where threads cannot be held to a processor, which is so off Linux,
     they stay wherever they like.
-
-    >>> core = OneCore()
-    >>> with core.inside():
-    ...     print(core.number in (None, present()))
-    True
     """
 
     def __init__(self) -> None:

@@ -122,8 +122,7 @@ def parted(view: View, value: JsonValue, longest: int) -> bool:
 
 def put_members(view: View, outline: Outline, value: JsonValue, node: int, longest: int) -> None:
     """Put the pieces of a value from its bracket to its last one; the brackets belong to `node`. Values inside of it of
-    more than `longest` tokens are taken apart likewise; others are nodes as they are.
-    """
+    more than `longest` tokens are taken apart likewise; others are nodes as they are."""
     frames = [_frame(view, outline, value, node, longest)]
     while frames:
         frame = frames[-1]
@@ -281,8 +280,7 @@ def _put_prose(
     view: View, outline: Outline, extent: tuple[int, int], values: Sequence[JsonValue], parent: int, longest: int
 ) -> None:
     """A paragraph as one piece; of a long one its sentences, and equal parts of those that are longer still. What
-    breaks the line behind it is kept with any of its sentences, so that they run into nothing else.
-    """
+    breaks the line behind it is kept with any of its sentences, so that they run into nothing else."""
     start, end = extent
     if view.tokens(start, end) <= longest:
         outline.put(int(view.places[start]), outline.node(parent))

@@ -174,10 +174,9 @@ def spread_order(units: int) -> Ints:
 
 
 def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Doubles:
-    """Step at which each unit is taken; infinite for units that never are.
-
-    `chosen`: units a rule chose, best first; `radius`: neighbours taken right after a chosen unit: +1, -1, +2, -2 ...;
-    `backbone`: share of the choices that follow `spread_order` instead of the rule, in [0, 1).
+    """Step at which each unit is taken; infinite for units that never are. `chosen`: units a rule chose, best first;
+    `radius`: neighbours taken right after a chosen unit: +1, -1, +2, -2 ...; `backbone`: share of the choices that
+    follow `spread_order` instead of the rule, in [0, 1).
 
     >>> unit_steps(np.array([2, 0]), 4, 1, 0.0).tolist()
     [3.0, 2.0, 0.0, 1.0]
@@ -246,8 +245,7 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
 
 def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles:
     """Least value of all ranges that hold a place, shape (n,). A range is two overlapping ones of a power of two; a
-    table of those is then halved, level by level.
-    """
+    table of those is then halved, level by level."""
     levels = np.frexp(lengths)[1] - 1
     least = np.full(n, np.inf)
     for level in range(int(levels.max()), -1, -1):
@@ -267,8 +265,7 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     """Forced tokens, then whole steps in order until one no longer fits. Tokens that hold parts of a character are
     taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
     infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
-    as in `SelectionRequest`; the forced tokens hold whole ones.
-    """
+    as in `SelectionRequest`; the forced tokens hold whole ones."""
     first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
     room = budget - int(forced.sum())

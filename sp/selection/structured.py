@@ -106,8 +106,7 @@ class Forest:
 
 def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     """The forest of a prompt's tokens. `min_run`: units of fewer tokens are joined with those behind them that have the
-    same parent.
-    """
+    same parent."""
     assert request.spans is not None
     starts = np.ascontiguousarray(request.spans[:, 0])
     edges, nodes = np.array(outline.starts, np.int64), np.array(outline.nodes, np.int64)
@@ -306,8 +305,7 @@ class Structured(Constrained):
 
     def _ends(self, request: SelectionRequest, forest: Forest, heavy: Bools) -> list[int]:
         """Nodes of sink and tail from the ends inward, without heavy ones. Two at the same distance from their ends
-        come in the order of the text.
-        """
+        come in the order of the text."""
         order = end_order(len(request.scores), self.sink, self.tail)
         order[request.protected] = np.inf
         of_nodes = forest.over_nodes(order)
@@ -352,8 +350,7 @@ def in_turn(ranked: Ints, sizes: Ints, heavy: Bools) -> Ints:
 
 def interleaved(chosen: Doubles, forest: Forest, ends: list[int], protected: Bools) -> tuple[Doubles, Bools]:
     """Steps of all tokens when sink and tail take turns with what was chosen; and which tokens the former ask for. Each
-    node of `ends` comes before the first choice ahead of which as many tokens were chosen as the ends have taken.
-    """
+    node of `ends` comes before the first choice ahead of which as many tokens were chosen as the ends have taken."""
     steps, counts = np.unique(chosen[np.isfinite(chosen) & ~protected], return_counts=True)
     before = np.append(0, np.cumsum(counts))  # tokens chosen before each step
     moments = np.full(len(forest.parents), np.inf)

@@ -166,8 +166,7 @@ def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
-    last is None for random weights.
-    """
+    last is None for random weights."""
     from sp.gguf import GGUFFile
     from sp.models import load_model
     from sp.models.shards.load_shards import load_shards

@@ -79,8 +79,7 @@ class Asked:
 
     def cells(self, task: str = "") -> list[RunOptions]:
         """Every scorer with every selector and keep ratio; controls with the first selector. `task`: stands in place of
-        ``{task}`` in options of the scorers, where weights are another task's every time.
-        """
+        ``{task}`` in options of the scorers, where weights are another task's every time."""
         from sp.evals.base import TASK_SLOT
         from sp.scoring import SCORERS
         from sp.selection import SELECTORS

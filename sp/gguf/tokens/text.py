@@ -77,11 +77,9 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Written:
-    """What is encoded, and where each byte of the text stands in it.
-
-    `texts`: the parts between special tokens; `spelled`: all of it, special tokens included; `begins`, int64 array
-    (n,), optional: where each byte of the text begins in `spelled`; left out where the two are the same.
-    """
+    """What is encoded, and where each byte of the text stands in it. `texts`: the parts between special tokens;
+    `spelled`: all of it, special tokens included; `begins`, int64 array (n,), optional: where each byte of the text
+    begins in `spelled`; left out where the two are the same."""
 
     texts: list[str]
     spelled: bytes

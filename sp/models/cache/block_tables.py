@@ -25,10 +25,8 @@ DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEV
 
 
 class PagePool:
-    """Storage for keys and values in pages of equal size.
-
-    `pages`: pages of the pool. `page_tokens`, `kv_heads`, `head_dim`: shape of a page. `fmt`: how each head's row of a
-    token is packed. `rotated`: whether keys and values are stored rotated; see `PagedKV`.
+    """Storage for keys and values in `pages` pages of (page_tokens, kv_heads, head_dim) each. `fmt` packs each head's
+    row of a token; `rotated`: see `PagedKV`.
 
     >>> from sp.quant import F32
     >>> pool = PagePool(4, 128, 2, 64, F32)
@@ -124,12 +122,7 @@ def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cu
 
 def rotates(kv: str, rotate: bool | None) -> bool:
     """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
-
-    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
-
-    >>> rotates("q4_0", None), rotates("f16", None), rotates("q4_0", False), rotates("f16", True)
-    (True, False, False, True)
-    """
+    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated."""
     return kv in QUANTISED_KV if rotate is None else rotate
 
 
@@ -143,12 +136,9 @@ def cache_name(kv: str, rotate: bool | None) -> str:
 
 
 class DeviceTables:
-    """Mirrors, on the device, of what `Cache` counts on the host.
-
-    `layers`: attention layers; a row each. `blocks`: most pages of a layer. `tables`: cupy int32 (layers, blocks).
-    `counts`, cupy int32 (layers, 2): tokens before the last append, and with it. Only kernels change them, so a CUDA
-    graph can.
-    """
+    """Mirrors, on the device, of what `Cache` counts on the host. `layers`: attention layers; a row each. `blocks`:
+    most pages of a layer. `tables`: cupy int32 (layers, blocks). `counts`, cupy int32 (layers, 2): tokens before the
+    last append, and with it. Only kernels change them, so a CUDA graph can."""
 
     def __init__(self, layers: int, blocks: int) -> None:
         cupy = import_cupy()

@@ -97,8 +97,8 @@ class Cache:
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
         """Store the keys and values of the next tokens of an attention layer. `k`, `v`, float32 (tokens, kv_heads,
-        head_dim): rotated by position already (RoPE). Raises PromptError past the capacity, after `release`, or when
-        the pool has no free page."""
+        head_dim): rotated by position already (RoPE). PromptError past the capacity, after `release`, or when the pool
+        has no free page."""
         self.add(layer, len(k)).append(k, v)
 
     def add(self, layer: int, tokens: int) -> PagedKV:

@@ -22,8 +22,6 @@ STEPS = 8
 class HostRoom:
     """One buffer, pinned if it is for what comes from the device, and then kept to be used again.
 
-    `device`: where the arrays are.
-
     >>> room = HostRoom("cpu")
     >>> at = room.places([3, 5])
     >>> [(len(each), each.dtype.name) for each in at], room.nbytes
@@ -158,20 +156,7 @@ def carry(source: Cache, target: Cache, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Parked:
-    """What a cache held, in host memory.
-
-    >>> import numpy as np
-    >>> from sp.models import ModelConfig
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
-    >>> cache, token = Cache(config, tokens=300), np.ones((200, 1, 64), np.float32)
-    >>> cache.append(0, token, token)
-    >>> parked = Parked.of(cache, HostRoom("cpu"))
-    >>> other = Cache(config, tokens=400)
-    >>> parked.put(other)
-    >>> other.tokens, bool((other.keys(0) == 1).all()), parked.nbytes
-    (200, True, 65536)
-    """
+    """What a cache held, in host memory."""
 
     tokens: int
     pages: Mapping[int, tuple[Bytes, Bytes]]  # uint8 (pages, 128, kv_heads, bytes of a row) by attention layer

@@ -99,13 +99,6 @@ class StripedCache(Cache):
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
     `config`, `kv`, `rotate`, `device`, `math`: see `Cache`.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> stripes = Stripes(1000, cards=2, tail=8)
-    >>> cache = StripedCache(find_shape("tiny-qwen3").config, stripes, 1)
-    >>> cache.look(stripes.of(1)[0])
-    >>> cache.stored(0).tokens
-    512
     """
 
     def __init__(
@@ -137,7 +130,6 @@ class StripedCache(Cache):
         self._wholes: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def reset(self) -> None:
-        """See `Cache`."""
         super().reset()
         self._filled = [0 for _ in self._starts]
 
@@ -184,7 +176,6 @@ class StripedCache(Cache):
         return found
 
     def add(self, layer: int, tokens: int) -> PagedKV:
-        """See `Cache`."""
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1

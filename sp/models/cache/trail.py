@@ -43,7 +43,6 @@ class Checkpoint:
     Examples
     --------
     >>> import numpy as np
-    >>> from sp.models import ModelConfig
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> cache, token = Cache(config, tokens=300), np.ones((1, 1, 64), np.float32)
@@ -82,23 +81,9 @@ MOST_ON_DEVICE = 6
 
 
 class Snapshots:
-    """States by the number of tokens they have read, ascending.
-
-    To take one on the device is a copy within it, which takes as long as reading the states once; the host does not
-    wait. They go to host memory when nobody waits, by `settle`.
-    `most`: of more, those go first that lie close to others for how far back they are: the newer, the denser.
-
-    >>> import numpy as np
-    >>> from sp.models import ModelConfig
-    >>> from sp.models.cache.cache import Cache
-    >>> from sp.models.cache.carry import take_states
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
-    >>> snapshots, cache = Snapshots(4), Cache(config, 9)
-    >>> for tokens in range(100, 1000, 100):
-    ...     snapshots.take(tokens, take_states(cache))
-    >>> snapshots.places
-    (400, 700, 800, 900)
+    """States by the number of tokens they have read, ascending. To take one on the device is a copy within it, which
+    takes as long as reading the states once; the host does not wait. They go to host memory when nobody waits, by
+    `settle`. `most`: of more, those go first that lie close to others for how far back they are: the newer, the denser.
     """
 
     def __init__(self, most: int) -> None:
@@ -190,7 +175,6 @@ class Trail:
     Examples
     --------
     >>> import numpy as np
-    >>> from sp.models import ModelConfig
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> trail = Trail(config)

@@ -41,12 +41,10 @@ class Part:
 
 
 def stream_parts(parts: Sequence[Part], progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, Any]]:
-    """Bring parts of files to the device, one after the other.
-
-    `progress`: called with the bytes of each part that has been handed out. Yields `index`: 0, 1, 2, ... in the order
-    of `parts`. `data`, cupy uint8 (nbytes,): valid for work put on the current stream before the next one is asked for;
-    a consumer that keeps it copies it. Raises GGUFError when a file cannot be read or ends too soon.
-    """
+    """Bring parts of files to the device, one after the other. `progress`: called with the bytes of each part that has
+    been handed out. Yields `index`: 0, 1, 2, ... in the order of `parts`. `data`, cupy uint8 (nbytes,): valid for work
+    put on the current stream before the next one is asked for; a consumer that keeps it copies it. GGUFError when a
+    file cannot be read or ends too soon."""
     if not parts:
         return
     cupy = import_cupy()

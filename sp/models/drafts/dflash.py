@@ -3,10 +3,7 @@
 Outputs h of a few layers of the target, side by side, pass a matrix and a norm: ``f = rms_norm(W_fc h, hidden_norm)``.
 Every layer of the draft makes keys and values of f for what the target has read; the block (the last known token,
 then masks) attends to them and to itself. Embedding and head are the target's.
-
-References
-----------
-z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
+Source: z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
 """
 
 from __future__ import annotations
@@ -49,26 +46,8 @@ READ = ("logit_scale", "embedding_scale", "attention.sliding_window", "attention
 
 
 def refuse_later(keys: Keys, names: Iterable[str]) -> None:
-    """Refuse what only looks like a DFlash draft, or has keys that no part of one computes.
-
-    Parameters
-    ----------
-    keys : Keys
-    names : iterable of str
-        Of the file's tensors.
-
-    Raises
-    ------
-    ModelError
-        The message says what the file is, by which key or tensor that was told, and what to do.
-
-    Examples
-    --------
-    >>> refuse_later(Keys("dflash", {}, "d.gguf"), ["blk.0.attn_conv_base"])
-    Traceback (most recent call last):
-    sp.errors.ModelError: d.gguf: is a DFlash2 draft (tensor blk.0.attn_conv_base), and sp runs drafts of the first \
-DFlash; use such a draft of this target, or leave --draft and --decode out
-    """
+    """Refuse what only looks like a DFlash draft, or has keys that no part of one computes. `names`: of the file's
+    tensors. The ModelError says what the file is, by which key or tensor that was told, and what to do."""
     listed = list(names)
     for kind, (wanted, parts) in LATER.items():
         found = [f"key {key}" for key in wanted if keys.told(key)]
@@ -108,11 +87,7 @@ PUBLISHED_PARTS = {
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """What files may call a tensor, which we call by the name it has in most GGUF files.
-
-    >>> names_of("blk.3.ffn_norm.weight")
-    ('blk.3.ffn_norm.weight', 'blk.3.post_attention_norm.weight', 'layers.3.post_attention_layernorm.weight')
-    """
+    """What files may call a tensor, which we call by the name it has in most GGUF files."""
     if name in ALIASES:
         return ALIASES[name]
     block, number, part, kind = name.split(".")

@@ -173,7 +173,7 @@ def published_keys(path: Path) -> DraftKeys:
 
 
 def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
-    """Read and check a draft's numbers against the target that it is to guess for. Raises ModelError for a missing or
+    """Read and check a draft's numbers against the target that it is to guess for. ModelError for a missing or
     senseless key, or a draft for another target: by hidden size, vocabulary or layers."""
     hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
     if hidden != target.hidden:

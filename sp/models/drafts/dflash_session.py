@@ -43,8 +43,8 @@ class DraftSession:
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
-        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. Raises ConfigError: the target is on
-        another device than the draft."""
+        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. ConfigError: the target is on another
+        device than the draft."""
         if target.device != draft.device:
             raise ConfigError(f"the target is on {target.device} and its draft on {draft.device}; load both on one")
         c = draft.config
@@ -159,11 +159,7 @@ class _Graphs:
 
 
 def block_mask(size: int, causal: bool, window: int | None) -> Bools:
-    """Which tokens of a block each one sees: bool (size, size).
-
-    >>> block_mask(3, True, 2).astype(int).tolist()
-    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    """
+    """Which tokens of a block each one sees: bool (size, size)."""
     back = np.arange(size)[:, None] - np.arange(size)
     seen: Bools = abs(back) < (size if window is None else window)
     return seen & (back >= 0) if causal else seen

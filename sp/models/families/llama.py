@@ -2,10 +2,7 @@
 
 No norms of heads, RoPE over neighbours, biases if there are any. Rows of q and k come in the order of Meta's own files,
 in which pairs are neighbours; converters permute them back.
-
-References
-----------
-Touvron et al., "Llama 2", 2023; Jiang et al., "Mistral 7B", 2023.
+Source: Touvron et al., "Llama 2", 2023; Jiang et al., "Mistral 7B", 2023.
 """
 
 from __future__ import annotations
@@ -31,11 +28,7 @@ BASE = 1e4
 
 @dataclass(frozen=True)
 class FrequencyFactors:
-    """A divisor for the frequency of every pair, as files of Llama 3.1 and later have them.
-
-    >>> FrequencyFactors((1.0, 8.0)).scale(np.array([1.0, 0.01]), 1e4).tolist()
-    [1.0, 0.00125]
-    """
+    """A divisor for the frequency of every pair, as files of Llama 3.1 and later have them."""
 
     by: tuple[float, ...]
 
@@ -53,10 +46,6 @@ def llama3_factors(base: float, dim: int, factor: float, original: int = 8192) -
     `dim`: values of a head that are turned. `factor`: 8 for Llama 3.1, 32 for the small models of Llama 3.2.
     `original`: positions of the first training. Source: Grattafiori et al., "The Llama 3 Herd of Models", 2024;
     ``rope_type: llama3`` of Hugging Face transformers.
-
-    >>> factors = llama3_factors(5e5, 128, 8.0).by
-    >>> factors[0], factors[-1], round(factors[32], 3)
-    (1.0, 8.0, 2.695)
     """
     low, high = 1.0, 4.0
     turned = original * np.array([base ** (-2 * pair / dim) for pair in range(dim // 2)]) / (2 * np.pi)

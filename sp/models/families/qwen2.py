@@ -1,8 +1,6 @@
 """qwen2: the dense Qwen2 and Qwen2.5 architecture: biases on q, k and v, no norms of heads, RoPE over halves.
 
-References
-----------
-Qwen Team, "Qwen2 Technical Report", 2024, and "Qwen2.5 Technical Report", 2024.
+Source: Qwen Team, "Qwen2 Technical Report", 2024, and "Qwen2.5 Technical Report", 2024.
 """
 
 from __future__ import annotations

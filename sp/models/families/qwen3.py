@@ -2,10 +2,7 @@
 
 Attention with RMS norms on every q and k head before RoPE over the whole head, then a gated feed-forward or experts.
 Head size is independent of hidden size, there are no biases and no embedding scale.
-
-References
-----------
-Qwen Team, "Qwen3 Technical Report", 2025.
+Source: Qwen Team, "Qwen3 Technical Report", 2025.
 """
 
 from __future__ import annotations

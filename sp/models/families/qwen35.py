@@ -1,9 +1,7 @@
 """qwen35, qwen35moe: the Qwen3.5 / Qwen3.6 hybrid of Gated DeltaNet and gated attention, dense or with experts, one of
 them shared (35B-A3B, 122B-A10B).
 
-References
-----------
-Qwen Team, Qwen3-Next and Qwen3.5; Yang et al., "Gated Delta Networks", 2024.
+Source: Qwen Team, Qwen3-Next and Qwen3.5; Yang et al., "Gated Delta Networks", 2024.
 """
 
 from __future__ import annotations

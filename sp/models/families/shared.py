@@ -17,14 +17,8 @@ MOST_EXPERTS = 1 << 12
 
 
 def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
-    """Sizes of the experts of every layer.
-
-    `shared`: whether the family has an expert that all tokens pass. Raises ModelError for a missing or senseless key.
-
-    >>> told = {"expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": 512}
-    >>> read_experts(Keys("m", {f"m.{key}": value for key, value in told.items()}, "m.gguf"), shared=False).active
-    4096
-    """
+    """Sizes of the experts of every layer. `shared`: whether the family has an expert that all tokens pass. ModelError
+    for a missing or senseless key."""
     count = keys.count("expert_count", most=MOST_EXPERTS)
     used = keys.count("expert_used_count")
     if used > count:
@@ -73,8 +67,8 @@ def shared_config(
     `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. Raises ModelError for a missing or senseless
-    key; the message names key and file.
+    ``rope.freq_base`` of files that do not tell it; needed if left out. ModelError for a missing or senseless key; the
+    message names key and file.
     """
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
@@ -112,13 +106,7 @@ def shared_config(
 
 
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:
-    """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads.
-
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (24, 24), ("attention",) * 2, 2, 1, 4, Rope(1e6, 4), 1e-6)
-    >>> shared_metadata(config)["feed_forward_length"]
-    24
-    """
+    """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads."""
     c = config
     width: dict[str, Value] = {"feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn)}
     return {

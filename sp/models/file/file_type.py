@@ -85,11 +85,7 @@ _DYNAMIC: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]] = {
 
 
 def file_type_id(file_type: str) -> int:
-    """Number of a file type; ConfigError with the nearest names when there is none.
-
-    >>> file_type_id("q4_k_m")
-    15
-    """
+    """Number of a file type; ConfigError with the nearest names when there is none."""
     if file_type not in FILE_TYPES:
         raise unknown_name("file type", file_type, FILE_TYPES)
     return FILE_TYPES[file_type]
@@ -102,15 +98,8 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
     `layers`: layers of the trunk, which the rule of ``q4_k_m`` divides. `tied`: whether the embedding also serves as
     output matrix and so takes its format. Returns F32 for vectors, convolution taps and routers. Where a row is not
     whole blocks of the chosen format, that of 32 values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K,
-    Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. Raises ConfigError
-    when the file type is unknown.
-
-    >>> tensor_format("q4_k_m", "blk.7.ffn_down.weight", (5120, 17408), layers=64, tied=False).name
-    'Q6_K'
-    >>> tensor_format("q4_k_m", "blk.8.ffn_down.weight", (5120, 17408), layers=64, tied=False).name
-    'Q4_K'
-    >>> tensor_format("ud-q4_k_xl", "blk.11.ffn_gate.weight", (17408, 5120), layers=64, tied=False).name
-    'IQ3_S'
+    Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. ConfigError when
+    the file type is unknown.
     """
     file_type_id(file_type)
     if len(shape) < 2 or name.endswith(_PLAIN):

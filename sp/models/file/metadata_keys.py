@@ -22,14 +22,8 @@ class TensorShape(Protocol):
 
 
 class Keys:
-    """Checked access to the keys of one architecture.
-
-    `arch`: what the keys begin with. `path`: for messages. Raises ModelError: from the methods: a key is missing or
-    senseless; the message names key and file.
-
-    >>> Keys("qwen3", {"qwen3.block_count": 28}, "model.gguf").count("block_count")
-    28
-    """
+    """Checked access to the keys of one architecture. `arch`: what the keys begin with. `path`: for messages.
+    ModelError: from the methods: a key is missing or senseless; the message names key and file."""
 
     def __init__(self, arch: str, metadata: Mapping[str, Any], path: str) -> None:
         self.arch, self.metadata, self.path = arch, metadata, path

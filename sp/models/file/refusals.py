@@ -66,16 +66,8 @@ KINDS = {
 
 
 def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
-    """Refuse a file whose metadata ask for something that no part of sp computes.
-
-    `honoured`: keys of `NEUTRAL` that whoever asks reads by itself. Raises ModelError: by ``keys.refuse``; the message
-    names the key, its value and the file.
-
-    >>> refuse_changed(Keys("llama", {"llama.logit_scale": 1.0}, "m.gguf"))
-    >>> refuse_changed(Keys("llama", {"llama.logit_scale": 0.5}, "m.gguf"))
-    Traceback (most recent call last):
-    sp.errors.ModelError: m.gguf: key llama.logit_scale is 0.5, which sp does not compute; take a model without it
-    """
+    """Refuse a file whose metadata ask for something that no part of sp computes. `honoured`: keys of `NEUTRAL` that
+    whoever asks reads by itself. ModelError: by ``keys.refuse``; the message names the key, its value and the file."""
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
         if value is None or key in honoured or _changes_nothing(value, neutral) or _is_default(keys, key, value):
@@ -120,11 +112,7 @@ def _is_default(keys: Keys, key: str, value: Any) -> bool:
 
 
 def unsupported(architecture: object, known: Iterable[str]) -> str:
-    """What to say of an architecture that is not among those `known`, and what to do.
-
-    >>> unsupported("glm4moe", ["qwen3"])
-    "architecture 'glm4moe' (a mixture of experts) is not supported; sp runs qwen3: take a model of one of them"
-    """
+    """What to say of an architecture that is not among those `known`, and what to do."""
     name = (values.text(architecture) or "").lower()
     what = next((told for piece, told in KINDS.items() if piece in name), None)
     if what is not None and ":" in what:
@@ -137,11 +125,7 @@ def unsupported(architecture: object, known: Iterable[str]) -> str:
 
 
 def prediction_only(names: Iterable[str]) -> int | None:
-    """The first block of a file that holds multi-token prediction and no trunk; None of all other files.
-
-    >>> prediction_only(["token_embd.weight", "blk.64.nextn.eh_proj.weight", "blk.64.attn_q.weight"])
-    64
-    """
+    """The first block of a file that holds multi-token prediction and no trunk; None of all other files."""
     blocks: set[int] = set()
     heads: set[int] = set()
     for name in names:

@@ -55,16 +55,10 @@ class AskedScaling:
         return self.kind if self.kind == "none" else f"{self.kind}:{self.factor:g}"
 
     def applied(self, config: ModelConfig) -> ModelConfig:
-        """The model with this scaling alone, of as many positions as that serves.
-
-        The original context is that of the file's YaRN, or else the file's context; a factor multiplies it. Nothing of
-        the file's own scaling stays, and YaRN has the attention factor and the edges of the paper. Raises ConfigError:
-        frequencies come from a tensor of the file, which the scaling would replace.
-
-        >>> from sp.models.synthetic.shapes import find_shape
-        >>> AskedScaling("yarn", 4.0).applied(find_shape("qwen3-0.6b").config).context
-        163840
-        """
+        """The model with this scaling alone, of as many positions as that serves. The original context is that of the
+        file's YaRN, or else the file's context; a factor multiplies it. Nothing of the file's own scaling stays, and
+        YaRN has the attention factor and the edges of the paper. ConfigError: frequencies come from a tensor of the
+        file, which the scaling would replace."""
         own = config.rope.scaling
         if own is not None and not isinstance(own, LinearScaling | YarnScaling):
             raise ConfigError(
@@ -107,14 +101,7 @@ def read_rope(
     `dim`, `pairing`, `scaling`: see `Rope`. A scaling that the family has read elsewhere leaves no room for one of the
     keys. `context`: ``context_length``. `base`: ``rope.freq_base`` of files that do not tell it; needed if left out.
     Returns `context`: positions that it serves: `context`, or what YaRN makes of an original context that the file
-    names. Raises ModelError for a senseless value, or a type other than none, linear and yarn.
-
-    >>> told = {"rope.freq_base": 1e6, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-    >>> told["rope.scaling.original_context_length"] = 32768
-    >>> keys = Keys("qwen3", {f"qwen3.{name}": value for name, value in told.items()}, "model.gguf")
-    >>> rope, context = read_rope(keys, 128, 40960)
-    >>> rope.scaling.beta_fast, round(rope.magnitude, 4), context
-    (32.0, 1.1386, 131072)
+    names. ModelError for a senseless value, or a type other than none, linear and yarn.
     """
     base = keys.real("rope.freq_base", above=1.0, default=base)
     told = _scaling(keys, context)
@@ -128,11 +115,7 @@ def read_rope(
 
 
 def rope_metadata(rope: Rope) -> dict[str, Value]:
-    """The keys that `read_rope` reads, without prefix; none for frequencies that come from tensors.
-
-    >>> rope_metadata(Rope(1e6, 128, scaling=LinearScaling(2.0)))
-    {'rope.freq_base': 1000000.0, 'rope.scaling.type': 'linear', 'rope.scaling.factor': 2.0}
-    """
+    """The keys that `read_rope` reads, without prefix; none for frequencies that come from tensors."""
     keys: dict[str, Value] = {"rope.freq_base": rope.base}
     scaling, loudness = rope.scaling, rope.magnitude
     if isinstance(scaling, LinearScaling):
@@ -152,11 +135,7 @@ def rope_metadata(rope: Rope) -> dict[str, Value]:
 
 
 def rope_facts(rope: Rope) -> dict[str, object]:
-    """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where a tensor of the file scales frequencies.
-
-    >>> rope_facts(Rope(1e6, 128, scaling=LinearScaling(2.0)))
-    {'base': 1000000.0, 'dim': 128, 'scaling': 'linear', 'factor': 2.0, 'magnitude': 1.0}
-    """
+    """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where one of the file scales frequencies."""
     kinds = {LinearScaling: "linear", YarnScaling: "yarn", type(None): None}
     named = {"scaling": kinds.get(type(rope.scaling), "tensor")}
     own = asdict(rope.scaling) if isinstance(rope.scaling, LinearScaling | YarnScaling) else {}

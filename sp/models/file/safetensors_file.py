@@ -55,8 +55,8 @@ class SafetensorsFile:
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
-        """Open a file whose header the safetensors library finds sound. Raises ModelError when the file cannot be read
-        or is damaged."""
+        """Open a file whose header the safetensors library finds sound. ModelError when the file cannot be read or is
+        damaged."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
@@ -83,7 +83,7 @@ class SafetensorsFile:
         return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:
-        """The tensor `name`, packed. Raises ModelError when it is no matrix or vector of a type that `sp` decodes."""
+        """The tensor `name`, packed. ModelError when it is no matrix or vector of a type that `sp` decodes."""
         info = self.tensors[name]
         fmt = DTYPES.get(info.dtype)
         if fmt is None or not info.shape:

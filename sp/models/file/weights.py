@@ -39,19 +39,8 @@ class Tensor:
 
 
 class RecordingStore:
-    """Notes the tensors of a model under construction.
-
-    `present`: names of which the model may choose to ask for: a head of its own, a fused matrix. `tensors`: by name, in
-    the order they were asked for.
-
-    >>> from sp.models.layer.feed_forward import GatedMLP
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
-    >>> store = RecordingStore(config)
-    >>> _ = GatedMLP.take(store, 0)
-    >>> [(tensor.name, tensor.shape) for tensor in store.tensors.values()]
-    [('blk.0.ffn_gate.weight', (24, 8)), ('blk.0.ffn_up.weight', (24, 8)), ('blk.0.ffn_down.weight', (8, 24))]
-    """
+    """Notes the tensors of a model under construction. `present`: names of which the model may choose to ask for: a
+    head of its own, a fused matrix. `tensors`: by name, in the order they were asked for."""
 
     def __init__(self, config: ModelConfig, present: Container[str] = ()) -> None:
         self.config = config
@@ -86,11 +75,7 @@ class RecordingStore:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to; None of one that belongs to none.
-
-    >>> layer_of("blk.12.ffn_down_exps.weight"), layer_of("output.weight")
-    (12, None)
-    """
+    """The layer that a tensor belongs to; None of one that belongs to none."""
     block, _, rest = name.removeprefix("blk.").partition(".")
     return int(block) if rest and name.startswith("blk.") and block.isdecimal() else None
 
@@ -143,7 +128,7 @@ class WeightStore:
     `decode_budget`: bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here;
     when not, all stay packed and ops decode them on every use. `depth`: hand out only so many layers, and no head; the
     others count as tensors that are never run. `nbytes`: bytes of the weights handed out so far, as they are held.
-    Raises ModelError: from the methods, when a tensor is missing or has another shape than the configuration asks for.
+    ModelError: from the methods, when a tensor is missing or has another shape than the configuration asks for.
     """
 
     def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int, depth: int | None = None) -> None:

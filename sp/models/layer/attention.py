@@ -89,12 +89,10 @@ class Attention:
         rows: int,
         out: Floats | None = None,
     ) -> tuple[Floats, Floats | None]:
-        """All that comes before attention: keys and values of the n tokens are stored.
-
-        Returns `q`, float32 (rows, heads, head_dim), on the device float16: queries of the last `rows`; in `out` if
-        that is given and all rows are asked for. `gate`, float32 (rows, heads, 2 head_dim), on the device bf16: query
-        and gate rows as the wide query matrix gives them.
-        """
+        """All that comes before attention: keys and values of the n tokens are stored. Returns `q`, float32 (rows,
+        heads, head_dim), on the device float16: queries of the last `rows`; in `out` if that is given and all rows are
+        asked for. `gate`, float32 (rows, heads, 2 head_dim), on the device bf16: query and gate rows as the wide query
+        matrix gives them."""
         c, n = self.config, len(x)
         rotary = self.spec.rope or cache.config.rope  # not that of the weights: a reading may scale it
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.

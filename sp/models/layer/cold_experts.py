@@ -25,41 +25,22 @@ from sp.ops.matmul.packed import PackedWeight
 
 def count_choices(counts: Any, experts: Any, one: Any) -> None:
     """Add to `counts` how often each expert was chosen; on the device nothing waits, and a CUDA graph can capture it.
-
     `counts`, uint32 (count,): changed in place. `experts`, int32 (tokens, used): see `Routing`. `one`, uint32 (1,):
-    that number, where `counts` are: a graph could not send it from the host anew.
-
-    >>> import numpy as np
-    >>> counts, one = np.zeros(4, np.uint32), np.ones(1, np.uint32)
-    >>> count_choices(counts, np.array([[2, 0], [2, 3]], np.int32), one)
-    >>> counts.tolist()
-    [1, 0, 2, 1]
-    """
+    that number, where `counts` are: a graph could not send it from the host anew."""
     if experts.size:
         array_module(counts).add.at(counts, experts.reshape(-1), one)
 
 
 def hottest(counts: Ints, most: int) -> Ints:
-    """The experts that were chosen most, `most` of them at most, ascending; int64, of equals the smaller index.
-
-    >>> import numpy as np
-    >>> hottest(np.array([5, 0, 7, 5]), 2).tolist()
-    [0, 2]
-    """
+    """The experts that were chosen most, `most` of them at most, ascending; int64, of equals the smaller index."""
     found: Ints = np.sort(np.argsort(-counts.astype(np.int64), kind="stable")[:most])
     return found
 
 
 def hit_rate(prompt: Ints, decoded: Ints, share: float) -> float:
-    """Share of the choices while decoding that fall on experts the prompt made hot, over all layers.
-
-    `prompt`, `decoded`: how often each expert was chosen by the tokens of the prompt and by those after it. `share`: of
-    a layer's experts that are hot. Returns NaN where nothing was decoded.
-
-    >>> import numpy as np
-    >>> hit_rate(np.array([[9, 1, 0, 4]]), np.array([[3, 2, 1, 2]]), 0.5)
-    0.625
-    """
+    """Share of the choices while decoding that fall on experts the prompt made hot, over all layers. `prompt`,
+    `decoded`: how often each expert was chosen by the tokens of the prompt and by those after it. `share`: of a layer's
+    experts that are hot. Returns NaN where nothing was decoded."""
     most, total = int(share * prompt.shape[1]), int(decoded.sum())
     hits = sum(int(after[hottest(before, most)].sum()) for before, after in zip(prompt, decoded, strict=True))
     return hits / total if total else float("nan")
@@ -81,11 +62,9 @@ class _Place:
 
 
 class StackRing:
-    """Room on the device for the stacks of two layers, taken by `open` or at the first use.
-
-    `stacks`: by layer. `ahead`: layers that are copied before they are asked for, in the order in which a prompt meets
-    them. Not the last one of a model, of which a prompt needs one row.
-    """
+    """Room on the device for the stacks of two layers, taken by `open` or at the first use. `stacks`: by layer.
+    `ahead`: layers that are copied before they are asked for, in the order in which a prompt meets them. Not the last
+    one of a model, of which a prompt needs one row."""
 
     def __init__(self, stacks: Mapping[int, Sequence[PinnedWeight]], ahead: Sequence[int]) -> None:
         self._stacks = {layer: tuple(weights) for layer, weights in stacks.items()}

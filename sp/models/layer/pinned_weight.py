@@ -26,7 +26,7 @@ class PinnedWeight(PackedWeight):
 
 
 def allocate_pinned(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PinnedWeight:
-    """An unfilled weight in pinned memory of the host. Raises ModelError: `fmt` and `shape` have no fragment order;
+    """An unfilled weight in pinned memory of the host. ModelError: `fmt` and `shape` have no fragment order;
     DeviceError: the host has not so much memory that can be pinned."""
     cupy, nbytes = import_cupy(), plane_offsets(name, fmt, shape).end
     try:

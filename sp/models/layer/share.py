@@ -36,7 +36,6 @@ class Share:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sp.quant import F32, Weight
     >>> w = Weight.from_floats("w", np.arange(16, dtype=np.float32).reshape(4, 4), F32)
     >>> half = Share(1, 2)
@@ -59,8 +58,8 @@ class Share:
         return CopiedWeight(weight.name, weight.format, shape, parts.reshape(shape[0], -1), weight.math)
 
     def columns(self, weight: Weight, groups: int = 1) -> Weight:
-        """This card's columns of a matrix (out, in), which are whole blocks of its format. Raises ConfigError when a
-        block would lie on two cards."""
+        """This card's columns of a matrix (out, in), which are whole blocks of its format. ConfigError when a block
+        would lie on two cards."""
         out, width = weight.shape
         mine, block = width // self.size, weight.format.block_size
         assert width % (groups * self.size) == 0, f"{weight.name}: {width} columns in {groups} groups"
@@ -87,8 +86,8 @@ class Share:
         return replace(experts, width=experts.width // self.size, shared=experts.shared // self.size)
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The model as this card has it: hidden size and vocabulary are whole. Raises ConfigError when heads or
-        feed-forward do not come out even; it says what does."""
+        """The model as this card has it: hidden size and vocabulary are whole. ConfigError when heads or feed-forward
+        do not come out even; it says what does."""
         c, delta, experts = config, config.delta, config.experts
         counts = {"kv heads": c.kv_heads}
         if delta is not None:

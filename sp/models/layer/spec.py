@@ -21,9 +21,6 @@ class LayerSpec:
     `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default
     attention or a recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has
     them.
-
-    >>> LayerSpec(qk_norm=False, bias=True).window is None
-    True
     """
 
     qk_norm: bool = True  # RMS norms of every query and key head, before RoPE

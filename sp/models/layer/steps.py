@@ -47,11 +47,9 @@ class Nodes:
 
 @dataclass
 class Flow:
-    """Tokens on their way through the steps of layers.
-
-    `x`, float32 (n, hidden): the residual stream; behind a mixer of the last `rows` tokens alone. On the device it is
-    written over. `q`, `gate`: queries and gates of the attention that comes.
-    """
+    """Tokens on their way through the steps of layers. `x`, float32 (n, hidden): the residual stream; behind a mixer of
+    the last `rows` tokens alone. On the device it is written over. `q`, `gate`: queries and gates of the attention that
+    comes."""
 
     x: Floats
     positions: Ints  # int64 (n,): where the model is
@@ -195,7 +193,7 @@ class Mlp:
 class Join:
     """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
 
-    weight: Weight | None  # w; None where h is the whole contribution
+    weight: Weight | None  # W; None where h is the whole contribution
     behind: Norm | None = None  # the norm behind this half
     then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
 
@@ -235,12 +233,10 @@ def added(x: Floats, y: Floats) -> Floats:
 
 
 def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: int | None = None) -> Floats:
-    """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim).
-
-    `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
-    query and gate rows as the wide query matrix gives them. `math`: what attention of long runs is made in; see
-    `takes_bytes`. `window`: see `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees.
-    """
+    """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim). `q`, float32 (n, heads,
+    head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim): query and gate rows as the
+    wide query matrix gives them. `math`: what attention of long runs is made in; see `takes_bytes`. `window`: see
+    `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees."""
     if window is None:
         output = byte_output if takes_bytes(math, len(q)) else attention_output
         return output(q, at, gate)

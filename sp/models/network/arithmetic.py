@@ -64,9 +64,8 @@ def is_faster(device: str) -> tuple[bool, str]:
 
 
 def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPUTS) -> bool:
-    """Whether int8 is faster for a weight of so many inputs, where it is faster at all.
-
-    `narrow`: of `NARROW_INPUTS`, those of a path. `least`: so many gain without these.
+    """Whether int8 is faster for a weight of so many inputs, where it is faster at all. `narrow`: of `NARROW_INPUTS`,
+    those of a path. `least`: so many gain without these.
 
     >>> [gains("blk.2.ffn_up.weight", inputs, (1024,)) for inputs in (512, 1024, 2048, 5120)]
     [False, True, False, True]
@@ -89,18 +88,9 @@ def sampled_rows(weight: Any) -> Floats:
 
 
 def rounding_error(values: Floats) -> float:
-    """What one int8 scale for 256 values costs rows, float32 (rows, in): root mean square over that of the values.
-
-    The largest value of each group does not count among these, so that a few large ones do not hide what they cost
-    their neighbours; of normal values that adds a hundredth of the error.
-
-    >>> rows = np.random.default_rng(0).standard_normal((16, 5120), np.float32)
-    >>> round(rounding_error(rows), 4)
-    0.0072
-    >>> rows[:, 7] *= 1000
-    >>> round(rounding_error(rows), 2)
-    0.2
-    """
+    """What one int8 scale for 256 values costs rows, float32 (rows, in): root mean square over that of the values. The
+    largest value of each group does not count among these, so that a few large ones do not hide what they cost their
+    neighbours; of normal values that adds a hundredth of the error."""
     found = round_rows(values, ByteKind.INT8, np.empty(0, np.int64), False)
     groups = values.reshape(*found.scales.shape, -1).astype(np.float64)
     lost = np.square(found.codes.reshape(groups.shape) * found.scales[..., None] - groups).sum()
@@ -170,13 +160,7 @@ class Arithmetic:
         return in_attention(str(self.attention)) if alone else str(self.math)
 
     def __str__(self) -> str:
-        """One phrase for reports.
-
-        >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72))
-        'int8 for 60 of 72 matrices of layers'
-        >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72, kept=3 << 29))
-        'int8 for 60 of 72 matrices of layers, kept rounded in 1.50 GiB'
-        """
+        """One phrase for reports."""
         made = str(self.math) + (f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else "")
         made += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
         return f"{made}, by auto: {self.reason}" if self.reason else made
@@ -227,7 +211,7 @@ def with_math(
     of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
     see `sp.models.network.arithmetic`.
     `device`: where the model runs, or will. `sampled`: some rows of a matrix, float32 (rows, in). Returns `reason`: see
-    `Arithmetic`. Raises ConfigError: see `check_math`.
+    `Arithmetic`. ConfigError: see `check_math`.
     """
     check_math(asked, device)
     if asked == Math.BF16:
@@ -266,11 +250,7 @@ def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
 
 
 def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
-    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``.
-
-    >>> attention_math(Math.INT8, "cpu", 128), attention_math(Math.INT8, "cpu", 64), attention_math("auto", "cpu", 128)
-    (<Math.INT8: 'int8'>, <Math.BF16: 'bf16'>, <Math.BF16: 'bf16'>)
-    """
+    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``."""
     able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
     return Math(asked) if able and asked != AUTO else Math.BF16
 
@@ -316,15 +296,8 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Ma
 
 
 def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:
-    """Whether a tensor (out, in) of a file may be multiplied in eight bits, be it int8 or e4m3.
-
-    Those of the first `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides.
-
-    >>> is_eligible("blk.2.ffn_up.weight", (17408, 5120)), is_eligible("blk.2.ssm_beta.weight", (48, 5120))
-    (True, False)
-    >>> is_eligible("blk.1.ffn_up.weight", (17408, 5120)), is_eligible("blk.1.ffn_up.weight", (17408, 5120), left=1)
-    (False, True)
-    """
+    """Whether a tensor (out, in) of a file may be multiplied in eight bits, be it int8 or e4m3. Those of the first
+    `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides."""
     layer = layer_of(name)
     if layer is not None and layer < left:
         return False

@@ -47,13 +47,7 @@ class Cost:
 
 
 def matmul_params(config: ModelConfig, layer: int) -> int:
-    """Weights of a layer that a token is multiplied by; of experts those it goes to.
-
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, Rope(1e6, 128), 1e-6)
-    >>> matmul_params(config, 0)
-    15728640
-    """
+    """Weights of a layer that a token is multiplied by; of experts those it goes to."""
     store = RecordingStore(config)
     find_architecture(config.architecture).block(store, layer)
     every = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
@@ -173,8 +167,8 @@ class _NoTensors:
 
 def missing_tensors(architecture: str, file: GGUFFile) -> list[str]:
     """Names of tensors that a forward pass needs and `file` lacks; blocks come last. ``output.weight`` may be absent (a
-    tied head) and so may the blocks of multi-token prediction. The metadata need not be complete or sound. Raises
-    ModelError when the architecture can make nothing of the metadata."""
+    tied head) and so may the blocks of multi-token prediction. The metadata need not be complete or sound. ModelError
+    when the architecture can make nothing of the metadata."""
     record = find_architecture(architecture)
     config = record.config(SketchKeys(record.name, file.metadata, str(file.path)), _NoTensors(file.path))
     wanted = sorted((one.name for one in trunk_tensors(config, file.tensors)), key=lambda name: name.startswith("blk."))

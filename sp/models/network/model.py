@@ -138,8 +138,8 @@ class Model:
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
 
     def embed(self, ids: Ints) -> Floats:
-        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0. Raises PromptError for an id outside
-        the vocabulary; ids that are on the device already are not looked at."""
+        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0. PromptError for an id outside the
+        vocabulary; ids that are on the device already are not looked at."""
         if not is_device(ids):
             self.check_ids(ids)
         x = embedding(self.place(ids, np.int32), self.trunk.embed)

@@ -49,16 +49,9 @@ class Trunk:
 
 
 def trunk_tensors(config: ModelConfig, present: Container[str] = (), depth: int | None = None) -> list[Tensor]:
-    """Every tensor of a model, in the order of the parts that hold them, which is that of files.
-
-    `present` names tensors that the model may have, see `RecordingStore`: ``output.weight`` where the head is not tied.
-    With a `depth` those of so many layers, without the head.
-
-    >>> from sp.ops.rope import Rope
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
-    >>> [tensor.name for tensor in trunk_tensors(config)][-3:]
-    ['blk.0.ffn_up.weight', 'blk.0.ffn_down.weight', 'output_norm.weight']
-    """
+    """Every tensor of a model, in the order of the parts that hold them, which is that of files. `present` names
+    tensors that the model may have, see `RecordingStore`: ``output.weight`` where the head is not tied. With a `depth`
+    those of so many layers, without the head."""
     store = RecordingStore(config, present)
     return in_order(Trunk.take(store, depth), store)
 

@@ -30,11 +30,7 @@ Gaps = Literal["compact", "reset", "decay"]
 
 
 def gap_lengths(positions: Ints) -> dict[int, int]:
-    """Tokens left out before a token, by its index, where there are any.
-
-    >>> gap_lengths(np.array([0, 1, 5, 6, 9]))
-    {2: 3, 4: 2}
-    """
+    """Tokens left out before a token, by its index, where there are any."""
     steps = np.diff(positions) - 1
     return {int(at) + 1: int(steps[at]) for at in np.flatnonzero(steps > 0)}
 

@@ -33,17 +33,9 @@ TOGETHER_BYTES = 1 << 30
 
 
 def tokens_together(model: Model) -> int:
-    """Tokens that each of several cards projects together.
-
-    The threads of all cards take turns at Python for every launch, so there are as few launches as memory allows: on
-    the device twice as many tokens as one card takes and twice as many again, while the widest product fits
-    `TOGETHER_BYTES`. Experts sort tokens, which takes more.
-
-    >>> from sp.models import load_model
-    >>> from sp.session.loaded import embedded
-    >>> tokens_together(load_model(embedded("drafter")))
-    2048
-    """
+    """Tokens that each of several cards projects together. The threads of all cards take turns at Python for every
+    launch, so there are as few launches as memory allows: on the device twice as many tokens as one card takes and
+    twice as many again, while the widest product fits `TOGETHER_BYTES`. Experts sort tokens, which takes more."""
     config, found = model.config, CHUNK_BY_LAYER[model.device]
     if model.device == "cuda" and config.experts is None:
         while found < MOST_TOGETHER and 2 * found * _widest(config) <= TOGETHER_BYTES:
@@ -52,9 +44,8 @@ def tokens_together(model: Model) -> int:
 
 
 def alike(tokens: int, most: int) -> int:
-    """Of how many tokens chunks of a stripe are, equally long ones of `most` or an eighth more.
-
-    A few tokens that are left over would take all launches of a layer.
+    """Of how many tokens chunks of a stripe are, equally long ones of `most` or an eighth more. A few tokens that are
+    left over would take all launches of a layer.
 
     >>> alike(67_584, 65_536), alike(133_000, 65_536), alike(150_000, 65_536), alike(1000, 65_536)
     (67584, 66560, 50048, 1024)
@@ -75,21 +66,10 @@ layer on an H200, which does 860 Tflop/s of a drafter's work (results/nvidia-h20
 
 
 def pages_less(config: ModelConfig, attend: LayerAttention, tokens: int) -> int:
-    """Pages that the last stripe has less than others, so that all cards take as long.
-
-    Besides its tokens the card that reads it looks at all keys of every layer for the last queries, and where a
-    selector says so it attends for the last blocks of queries to all keys in place of a share of them.
-    `config`: of the drafter. `attend`: the share of another selector than those of `sp.ops.sparse` that go by energies
-    counts as everything.
-
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> from sp.ops.sparse.flashprefill import TopDensity
-    >>> drafter, density = find_shape("qwen3-0.6b").config, lambda share: SparseAttention(TopDensity(share))
-    >>> [pages_less(drafter, density(share), n) for n in (131072, 262144) for share in (0.05, 0.24)]
-    [36, 10, 45, 11]
-    >>> pages_less(drafter, density(0.05), 2048)
-    0
-    """
+    """Pages that the last stripe has less than others, so that all cards take as long. Besides its tokens the card that
+    reads it looks at all keys of every layer for the last queries, and where a selector says so it attends for the last
+    blocks of queries to all keys in place of a share of them. `config`: of the drafter. `attend`: the share of another
+    selector than those of `sp.ops.sparse` that go by energies counts as everything."""
     selector = attend.selector if isinstance(attend, SparseAttention) else None
     known = selector if isinstance(selector, ByEnergy) else None
     return _pages_less(config, known, tokens)

@@ -41,7 +41,7 @@ class Hooks:
     >>> model, ids, seen = load_model(embedded("drafter")), np.arange(9), []
     >>> _ = prefill(model, ids, ids, model.new_cache(9), hooks=Hooks(on_attention=lambda i, q, _: seen.append(q.shape)))
     >>> len(seen) == model.config.layers, seen[0]
-    (True, (9, 6, 64))
+    (True, (9, 4, 128))
     """
 
     on_attention: OnAttention | None = None

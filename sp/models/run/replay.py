@@ -47,13 +47,7 @@ def parts_of(model: Model) -> list[LayerParts]:
 
 
 def refusal(model: Model) -> str | None:
-    """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be.
-
-    >>> from sp.models import load_model
-    >>> from sp.session.loaded import embedded
-    >>> refusal(load_model(embedded("drafter")))
-    'layer 0: its weights are not packed, as on the CPU'
-    """
+    """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be."""
     if model.cold is not None:
         return "experts of some layers wait in host memory"
     for index, (mix, feed) in enumerate(model.layers):

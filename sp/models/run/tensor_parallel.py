@@ -109,7 +109,6 @@ class ShardModel(Model):
         return x
 
     def whole(self, x: Floats) -> Floats:
-        """See `Model`."""
         found: Floats = x * np.float32(self.share.size)
         return found
 
@@ -119,20 +118,16 @@ class ShardModel(Model):
         return self.layers
 
     def join(self, x: Floats) -> None:
-        """See `Model`."""
         this_card().all_reduce(x)
 
     def parts_at(self, tokens: int) -> int:
-        """See `Model`."""
         return middle(tokens)
 
     def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
-        """Many tokens through all layers but the last, in place, in two parts.
-
-        `x`, float32 (n, hidden): on the device; n at least two parts. `positions`, int64 (n,): on the device. `cache`:
-        counts every layer for itself, those on the device as well; the last is counted here. `rest`, int32 (1,): on the
-        device: tokens of the second part that count; what is behind them is padding.
-        """
+        """Many tokens through all layers but the last, in place, in two parts. `x`, float32 (n, hidden): on the device;
+        n at least two parts. `positions`, int64 (n,): on the device. `cache`: counts every layer for itself, those on
+        the device as well; the last is counted here. `rest`, int32 (1,): on the device: tokens of the second part that
+        count; what is behind them is padding."""
         cut, layers = middle(len(x)), self.layers[:-1]
         assert cut, f"{len(x)} tokens in parts of {PART}"
         first, second = slice(0, cut), slice(cut, len(x))
@@ -155,19 +150,15 @@ class ShardModel(Model):
         this_card().arrived(event)
 
     def queueing(self) -> AbstractContextManager[None]:
-        """See `Model`."""
         return this_card().one_core()
 
     def turn(self) -> AbstractContextManager[Any]:
-        """See `Model`."""
         return this_card().turn()
 
     def done_before(self, known: bool) -> None:
-        """See `Model`."""
         this_card().done_before(known)
 
     def settled(self) -> None:
-        """See `Model`."""
         this_card().wait()
 
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:

@@ -38,16 +38,9 @@ class TreePass:
 
 
 class LayerFeatures:
-    """Gathers the outputs of some layers, side by side, of tokens that pass through the model together.
-
-    `layers`: in the order of their columns. `take`: is given the features (n, layers * hidden) of each run of tokens
-    once its last layer is done: float32, on the device bf16 (uint16).
-
-    >>> features = LayerFeatures((0, 2), lambda found: print(found.tolist()))
-    >>> for layer in range(4):
-    ...     features(layer, np.full((1, 2), layer, np.float32))
-    [[0.0, 0.0, 2.0, 2.0]]
-    """
+    """Gathers the outputs of some layers, side by side, of tokens that pass through the model together. `layers`: in
+    the order of their columns. `take`: is given the features (n, layers * hidden) of each run of tokens once its last
+    layer is done: float32, on the device bf16 (uint16)."""
 
     def __init__(self, layers: Sequence[int], take: Callable[[Floats], None]) -> None:
         self._layers, self._take = tuple(layers), take
@@ -72,11 +65,7 @@ def feature_rows(rows: int, width: int, like: object) -> Floats:
 
 
 def ancestry(parents: Ints) -> Any:
-    """Which nodes each node sees, its ancestors and itself: uint64 (nodes,), bit j of word i for node j.
-
-    >>> [f"{word:04b}" for word in ancestry(np.array([-1, 0, 0, 2])).tolist()]
-    ['0001', '0011', '0101', '1101']
-    """
+    """Which nodes each node sees, its ancestors and itself: uint64 (nodes,), bit j of word i for node j."""
     words: list[int] = []
     for node, parent in enumerate(parents.tolist()):
         words.append((words[parent] if parent >= 0 else 0) | 1 << node)
@@ -106,7 +95,7 @@ class TreeReader:
     def read_tree(self, ids: Ints, parents: Ints, positions: Ints) -> TreePass:
         """Read a tree; `commit_path` must follow before anything else. `ids`, `parents`, `positions`, int64 (nodes,):
         tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on the
-        host. Raises PromptError: as `prefill`."""
+        host. PromptError: as `prefill`."""
         model = self.model
         ids, positions = checked(model, ids, positions, self.cache, 1, 1)
         assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"

@@ -37,11 +37,9 @@ class Shards:
     models: tuple[ShardModel, ...]
 
     def run(self, work: Callable[[ShardModel], T]) -> list[T]:
-        """Do `work` with each card's share at once, in a thread a card; what it returns, by card.
-
-        It must do the same on every card: the same passes over the same tokens, with a cache that it makes of its
-        model. What it reads of logits is the same everywhere. Raises SpError: of the card that failed first; see
-        `Group.run`.
+        """Do `work` with each card's share at once, in a thread a card; what it returns, by card. It must do the same
+        on every card: the same passes over the same tokens, with a cache that it makes of its model. What it reads of
+        logits is the same everywhere. SpError: of the card that failed first; see `Group.run`.
 
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
@@ -65,22 +63,9 @@ class Shards:
 
 
 class SharedModel(Model):
-    """A model that cards share, where something is asked of the whole.
-
-    `config`, `device`, `repacked`, `arithmetic`: see `Model`, of the whole. `trunk`, `nbytes`: of the card that holds
-    most. `shards`: which read; see `Shards.run` and `sp.models.shards.shards`.
-
-    >>> import numpy as np
-    >>> from sp.models import load_shards
-    >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.loaded import embedded
-    >>> model = SharedModel(load_shards(embedded("target"), HostGroup(2)))
-    >>> model
-    Model(qwen3: 10 layers of 512, context 163,840, cpu, shared by 2)
-    >>> model.embed(np.arange(4))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    sp.errors.ConfigError: a target that 2 cards share cannot do this, ...
-    """
+    """A model that cards share, where something is asked of the whole. `config`, `device`, `repacked`, `arithmetic`:
+    see `Model`, of the whole. `trunk`, `nbytes`: of the card that holds most. `shards`: which read; see `Shards.run`
+    and `sp.models.shards.shards`."""
 
     def __init__(self, shards: Shards) -> None:
         most = max(shards.models, key=lambda part: part.nbytes)
@@ -138,16 +123,7 @@ def stream(
     Each card has a thread from the first piece until the end or until this is closed, and waits in between.
     `work`: given a card's share. It must yield as often on every card, and do the same in between; see `Shards.run`.
     `spoiled`: called once the cards have ended after a failure: what they keep for later is good for nothing then.
-    Raises SpError: of the card that failed first, also from `close`.
-
-    >>> from sp.models import load_shards
-    >>> from sp.parallel.host import HostGroup
-    >>> from sp.session.loaded import embedded
-    >>> shards = load_shards(embedded("target"), HostGroup(2))
-    >>> pieces = stream(shards, lambda part: (10 * part.share.rank + number for number in range(9)))
-    >>> next(pieces), next(pieces)
-    (0, 1)
-    >>> pieces.close()
+    SpError: of the card that failed first, also from `close`.
     """
     asked, found, failed = _Asked(), SimpleQueue[Any](), list[BaseException]()
     over = object()

@@ -103,21 +103,12 @@ class DraftShape:
 
 
 def list_draft_shapes() -> tuple[str, ...]:
-    """Names `find_draft_shape` knows.
-
-    >>> list_draft_shapes()
-    ('dflash-qwen3.6-27b', 'dflash-qwen3.6-35b-a3b', 'dflash-tiny-qwen35')
-    """
+    """Names `find_draft_shape` knows."""
     return tuple(sorted(_SHAPES))
 
 
 def find_draft_shape(name: str) -> DraftShape:
-    """The shape called `name`, which is that of its target behind ``dflash-``; ConfigError when there is none.
-
-    >>> plan = find_draft_shape("dflash-qwen3.6-27b").plan("bf16")
-    >>> len(plan), sum(fmt.nbytes(size) for _, size, fmt in plan)
-    (58, 3460551680)
-    """
+    """The shape called `name`, which is that of its target behind ``dflash-``; ConfigError when there is none."""
     if name not in _SHAPES:
         raise unknown_name("draft shape", name, _SHAPES)
     return _SHAPES[name]
@@ -157,27 +148,17 @@ _SHAPES: Mapping[str, DraftShape] = {
 def write_synthetic_draft(
     path: str | Path, shape: str, file_type: str, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> Path:
-    """Write a GGUF file of a named draft shape with random weights; arguments and errors as for `write_synthetic`.
-
-    >>> import tempfile
-    >>> from sp.gguf import GGUFFile
-    >>> path = write_synthetic_draft(Path(tempfile.mkdtemp()) / "draft.gguf", "dflash-tiny-qwen35", "q8_0")
-    >>> with GGUFFile.open(path) as file:
-    ...     file.architecture, len(file.tensors)
-    ('dflash', 36)
-    """
+    """Write a GGUF file of a named draft shape with random weights; arguments and errors as for `write_synthetic`."""
     found = find_draft_shape(shape)
     metadata = found.metadata() | {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}
     return write_random(path, metadata, found.plan(file_type), seed, progress)
 
 
 def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) -> Draft:
-    """A draft of a named shape with random weights, where its target is; on the GPU no file is written.
-
-    `shape`: one of `sp.models.synthetic.dflash_synthetic.list_draft_shapes`. `file_type`: one of
-    `sp.models.file.file_type.FILE_TYPES`. Raises ConfigError for an unknown shape or file type; ModelError when the
-    shape is that of another target's draft; DeviceError without enough memory on the device.
-    """
+    """A draft of a named shape with random weights, where its target is; on the GPU no file is written. `shape`: one of
+    `sp.models.synthetic.dflash_synthetic.list_draft_shapes`. `file_type`: one of `sp.models.file.file_type.FILE_TYPES`.
+    ConfigError for an unknown shape or file type; ModelError when the shape is that of another target's draft;
+    DeviceError without enough memory on the device."""
     found, name = find_draft_shape(shape), Path(f"{shape}-{file_type}.synthetic")
     config = draft_config(DraftKeys(found.metadata(), str(name), "dflash"), target.config)
     if target.device == "cpu":

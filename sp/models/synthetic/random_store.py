@@ -49,9 +49,8 @@ def random_model(
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
     model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory;
-    products of a prompt are made in `math`, and only `depth` layers are made, see `load_model`.
-    Raises ConfigError for an unknown shape or file type, or products that no kernel makes; DeviceError without a usable
-    device or enough memory.
+    products of a prompt are made in `math`, and only `depth` layers are made, see `load_model`. ConfigError for an
+    unknown shape or file type, or products that no kernel makes; DeviceError without a usable device or enough memory.
     """
     found, asked = find_shape(shape), read_math(math, "math")
     require_device()
@@ -183,8 +182,8 @@ def random_shards(
     rope: AskedScaling | None = None,
 ) -> Shards:
     """`sp.models.synthetic.random_store.random_model`, of which each card of a group holds its heads and columns. Cards
-    draw shares of their own, not those of one model: what it says is noise in any case. Raises ConfigError,
-    DeviceError: as `random_model` and `Share.config`."""
+    draw shares of their own, not those of one model: what it says is noise in any case. ConfigError, DeviceError: as
+    `random_model` and `Share.config`."""
     found, asked = find_shape(shape), read_math(math, "math")
     require_device()
     check_math(asked, "cuda")

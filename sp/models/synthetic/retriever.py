@@ -8,11 +8,8 @@ positions, caches and selection, and noise on its weights grades drafters.
 has four: Gated DeltaNet (the token before, by order), attention (two before, and four or more, by position),
 Gated DeltaNet (three before, by order), attention (match). Feed-forwards are zero. The first n tokens of a prompt
 have too few before them and take others for them; chat markup begins every prompt, so no key is mistaken for it.
-
-References
-----------
-Olsson et al., "In-context Learning and Induction Heads", 2022 (the two-layer circuit); Jelassi et al., "Repeat After
-Me", 2024 (n-gram copying by transformers).
+Source: Olsson et al., "In-context Learning and Induction Heads", 2022 (the two-layer circuit); Jelassi et al., "Repeat
+After Me", 2024 (n-gram copying by transformers).
 """
 
 from __future__ import annotations
@@ -66,12 +63,8 @@ def retriever_tensors(
     ``qwen35`` is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03. `context`: positions served, 256 to a
     million (2^20). Fewer positions leave more of a head to the match. `ngram`: tokens that must agree, 1 to 8. With 2,
     keys that share their last two tokens are confused. Returns `metadata`: architecture keys of a GGUF file, without a
-    tokenizer. `tensors`: GGUF names; matrices are (out, in). Raises ConfigError for an unknown architecture or a number
-    out of its range.
-
-    >>> metadata, tensors = retriever_tensors("qwen3", 320, seed=0)
-    >>> metadata["qwen3.block_count"], tensors["blk.1.attn_q.weight"].shape
-    (2, (512, 288))
+    tokenizer. `tensors`: GGUF names; matrices are (out, in). ConfigError for an unknown architecture or a number out of
+    its range.
     """
     if arch not in _CIRCUITS:
         raise unknown_name("retriever architecture", arch, _CIRCUITS)
@@ -112,18 +105,11 @@ def write_retriever(
     """Write a retriever as a GGUF file that reads text.
 
     ``retriever-qwen3`` has one token a byte; ``retriever-qwen35`` also has all pairs of lower-case letters, as another
-    family would. The chat template starts the answer with the last word of the question in capitals, so a document
-    with lines like ``QTX83019`` can be asked "value of qtx?". A newline ends the answer.
+    family would. The chat template starts the answer with the last word of the question in capitals, so a document with
+    lines like ``QTX83019`` can be asked "value of qtx?". A newline ends the answer.
     `type`: format of the matrices; norms, biases and the convolution stay F32. In q4_k_m the short rows are Q8_0.
-    `seed`, `noise`, `code_dim`, `context`, `ngram`: see `retriever_tensors`. Returns the file. Raises ConfigError: as
+    `seed`, `noise`, `code_dim`, `context`, `ngram`: see `retriever_tensors`. Returns the file. ConfigError: as
     `retriever_tensors`, and for an unknown shape or type; GGUFError when the file cannot be written.
-
-    >>> import tempfile
-    >>> from sp.gguf import GGUFFile
-    >>> path = write_retriever(Path(tempfile.mkdtemp()) / "r.gguf", "retriever-qwen35", "q8_0", seed=1)
-    >>> with GGUFFile.open(path) as file:
-    ...     file.architecture, file.weight("blk.3.attn_k.weight").format.name
-    ('qwen35', 'Q8_0')
     """
     if shape not in RETRIEVER_SHAPES:
         raise unknown_name("retriever shape", shape, RETRIEVER_SHAPES)

@@ -103,12 +103,10 @@ class Heads:
         return np.concatenate([pairs, pairs + self.rope_dim // 2, np.arange(self.rope_dim, self.head_dim)])
 
     def tensors(self, stream: Residual, energy: float, q: Doubles, k: Doubles, out: Doubles, logit: float) -> Tensors:
-        """Tensors of an attention layer whose values are the codes of the first slot.
-
-        The norms bring queries and keys to length sqrt(head_dim), so their gains alone set the largest logit.
-        `stream`, `energy`: as in `offset_layer`. `q`: float64 (count, head_dim, hidden). `k`: float64 (kv_count,
-        head_dim, hidden). `out`: float64 (hidden, count, code_dim). `logit`: where query and key agree.
-        """
+        """Tensors of an attention layer whose values are the codes of the first slot. The norms bring queries and keys
+        to length sqrt(head_dim), so their gains alone set the largest logit. `stream`, `energy`: as in `offset_layer`.
+        `q`: float64 (count, head_dim, hidden). `k`: float64 (kv_count, head_dim, hidden). `out`: float64 (hidden,
+        count, code_dim). `logit`: where query and key agree."""
         hidden, m = stream.hidden, stream.code_dim
         if self.gated:
             gate = np.broadcast_to(OPEN * stream.read_constant(energy), q.shape)

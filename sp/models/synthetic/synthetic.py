@@ -43,15 +43,7 @@ def write_synthetic(
     `path`: the file to make. `shape`: one of `sp.models.synthetic.shapes.list_shapes`. `file_type`: one of
     `sp.models.file.file_type.FILE_TYPES`. `seed`: not negative. The same seed gives the same bytes. `progress`: called
     with the bytes of each piece of tensor data written; the total is that of `tensor_plan`. Returns the file, complete.
-    Raises ConfigError when shape or file type is unknown, or the seed negative; GGUFError when the file cannot be
-    written.
-
-    >>> import tempfile
-    >>> from sp.gguf.reader import GGUFFile
-    >>> path = write_synthetic(Path(tempfile.mkdtemp()) / "tiny.gguf", "tiny-qwen3", "q4_k_m")
-    >>> with GGUFFile.open(path) as file:
-    ...     file.architecture, len(file.tensors)
-    ('qwen3', 46)
+    ConfigError when shape or file type is unknown, or the seed negative; GGUFError when the file cannot be written.
     """
     found = find_shape(shape)
     plan = found.plan(file_type)

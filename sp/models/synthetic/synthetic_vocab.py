@@ -82,7 +82,7 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
 
     `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 come with its special tokens,
     the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start at this id. Those of
-    SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is padding. Raises
+    SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is padding.
     ConfigError when the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room
     for the special tokens.
 
