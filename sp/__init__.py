@@ -67,8 +67,7 @@ HOMES = {
     "register_scorer": "sp.scoring",
     "register_selector": "sp.selection",
     "register_task": "sp.evals",
-}
-"""Public names and where they are imported from when they are first used."""
+}  # public names and where they are imported from when they are first used
 
 __all__ = ["__version__", "load", *HOMES]
 

@@ -57,8 +57,7 @@ COMMANDS: Mapping[str, str] = {
     "eval ruler": "eval.tasks:ruler",
     "eval ppl": "eval.tasks:ppl",
     "train scorer": "train:train_scorer",
-}
-"""Where each command stands, below `sp.commands`; it is imported when it is called, or its help is asked for."""
+}  # where each command stands, below `sp.commands`; it is imported when it is called, or its help is asked for
 GROUPS = {
     "kernels": "Check, list, build and time the CUDA kernels.",
     "bench": "Measure whole models, and draw what was measured.",

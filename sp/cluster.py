@@ -12,8 +12,7 @@ from typing import Any
 from sp.errors import ConfigError, plain, short
 
 ADDRESS = "RAY_ADDRESS"
-OBJECT_STORE = 256 << 20
-"""Bytes of shared memory on this machine: rows and requests are small."""
+OBJECT_STORE = 256 << 20  # bytes of shared memory on this machine: rows and requests are small
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tells nobody that it runs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no GPU keeps CUDA_VISIBLE_DEVICES as it is
@@ -21,8 +20,7 @@ QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what its processes have to say stays in its log files, out of our output
     "RAY_prestart_worker_first_driver": "0",  # else a process a CPU starts at once, and actors wait behind them
 }
-HEAD_SECONDS = 10.0
-"""In which a head must take a connection; Ray itself would try for many minutes."""
+HEAD_SECONDS = 10.0  # in which a head must take a connection; Ray itself would try for many minutes
 RETURN_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

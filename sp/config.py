@@ -26,8 +26,7 @@ from sp.values import whole
 
 T = TypeVar("T")
 
-MOST_WHOLE = 1 << 1023
-"""Whole numbers below it are within what a float can hold."""
+MOST_WHOLE = 1 << 1023  # whole numbers below it are within what a float can hold
 
 TOKENS = "tokens"
 Tokens = Annotated[int, TOKENS]
@@ -235,8 +234,7 @@ class Registry(Generic[T]):
         return iter(sorted(self._known()))
 
 
-REQUIRED: Any = ...
-"""In place of a default."""
+REQUIRED: Any = ...  # in place of a default
 HEADING = re.compile(r"^(\w[\w ]*)\n-+$", re.M)
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true | false", Path: "file", NoneType: "null"}
 ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")

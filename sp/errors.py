@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-SHOWN = 80
-"""Characters of a stranger's text in a message."""
+SHOWN = 80  # characters of a stranger's text in a message
 LISTED = 200
 """Characters of a wrong name and a list of those that exist in a message, which with all else has 300 at most."""
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that steer a terminal, line breaks and tabs aside."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that steer a terminal, line breaks and tabs aside
 
 
 class SpError(Exception):

@@ -19,10 +19,8 @@ from typing import Any
 from sp import values
 from sp.errors import ConfigError, short
 
-LONGEST = 1000
-"""Characters of a text that goes into a table."""
-BIGGEST = 1e15
-"""Of a number that is calculated with."""
+LONGEST = 1000  # characters of a text that goes into a table
+BIGGEST = 1e15  # of a number that is calculated with
 
 
 @dataclass(frozen=True)
@@ -106,11 +104,9 @@ def check_each(given: Mapping[str, Any], want: Wanted, where: str) -> None:
         check(given, {name: want}, where)
 
 
-LONGEST_LINE = 1 << 27
-"""Bytes of a line; the longest prompts of MRCR v2, of 8M tokens, have some 40 MB."""
+LONGEST_LINE = 1 << 27  # bytes of a line; the longest prompts of MRCR v2, of 8M tokens, have some 40 MB
 DEEPEST = 64
-BIGGEST_WHOLE = 1 << 63
-"""Of a whole number."""
+BIGGEST_WHOLE = 1 << 63  # of a whole number
 
 LONG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -18,11 +18,9 @@ from sp.config import Registry
 from sp.errors import ConfigError, listed, short
 
 MOST_BYTES = 1 << 18
-MOST_VALUES = 20_000
-"""Of one file, what aliases stand for counted as often as it is named."""
+MOST_VALUES = 20_000  # of one file, what aliases stand for counted as often as it is named
 DEEPEST = 32
-BIGGEST = (1 << 63) - 1
-"""Of a whole number."""
+BIGGEST = (1 << 63) - 1  # of a whole number
 
 TAG = "tag:yaml.org,2002:"
 MAPPING, SEQUENCE = TAG + "map", TAG + "seq"
@@ -31,8 +29,7 @@ INT = re.compile(r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
 FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?|\.(?:inf|Inf|INF))$"
     r"|\.(?:nan|NaN|NAN)$"
-)
-"""Numbers as YAML 1.1 has them (yaml.org/type), but for those of base 60."""
+)  # numbers as YAML 1.1 has them (yaml.org/type), but for those of base 60
 
 
 class PlainLoader(yaml.SafeLoader):

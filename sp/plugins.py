@@ -21,12 +21,9 @@ from typing import Any
 
 from sp.errors import ConfigError, SpError, short
 
-GROUP = "sp.plugins"
-"""Entry points of installed packages that are loaded by themselves."""
-BUILT_IN = "built in"
-"""Source of what the package has itself."""
-MARK = "__sp_plugin__"
-"""Name that a loaded plugin gets: what it was named by, in messages and lists."""
+GROUP = "sp.plugins"  # entry points of installed packages that are loaded by themselves
+BUILT_IN = "built in"  # source of what the package has itself
+MARK = "__sp_plugin__"  # name that a loaded plugin gets: what it was named by, in messages and lists
 PREFIX = "sp_plugin_"
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 HOME = Path(__file__).parent

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SHOWN = 6
-"""Stages that the short form of a trace shows."""
+SHOWN = 6  # stages that the short form of a trace shows
 
 
 @dataclass

@@ -125,8 +125,7 @@ def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
     return make_record(name, config, metrics, samples, launched_sources())
 
 
-CHAIN_BYTES = 192 << 20
-"""Weights of one chain of launches: more than the L2 cache holds."""
+CHAIN_BYTES = 192 << 20  # weights of one chain of launches: more than the L2 cache holds
 
 
 def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: None) -> Iterator[dict[str, Any]]:

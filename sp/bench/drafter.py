@@ -32,8 +32,7 @@ STAGES = {
     "importance_norms": "importance",
     "importance_heat": "importance",
     "importance_fold": "importance",
-}
-"""Stage that a kernel's time counts for; the others are projections and what surrounds them."""
+}  # stage that a kernel's time counts for; the others are projections and what surrounds them
 STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
 EACH_SECONDS = 0.2
 """Samples on a device are together at least so long for each that is asked for: a host may be half as fast from one

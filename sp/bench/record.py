@@ -128,8 +128,7 @@ def commit() -> str | None:
     return f"{head}{'+' if git('status', '--porcelain', '--', '.') else ''}" if head else None
 
 
-FREE = ("context", "scaling", "magnitude", "retrieval")
-"""Numbers of a configuration that change no speed."""
+FREE = ("context", "scaling", "magnitude", "retrieval")  # numbers of a configuration that change no speed
 
 
 def model_facts(name: str, config: ModelConfig | None, file_type: str | None) -> dict[str, Any]:

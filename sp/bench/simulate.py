@@ -22,13 +22,11 @@ from sp.errors import ConfigError
 from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, is_whole, read_object, whole
 from sp.trace import write_atomic
 
-SIMULATED = "simulated acceptance"
-"""Stands in every table, record and plot that rests on it."""
+SIMULATED = "simulated acceptance"  # stands in every table, record and plot that rests on it
 
 LENGTHS = Wanted("a list of whole numbers of at least 1", lambda row: isinstance(row, list) and all(map(_length, row)))
 
-Way = tuple[str, int]
-"""Method and budget: guesses in a pass, 0 for greedy decoding."""
+Way = tuple[str, int]  # method and budget: guesses in a pass, 0 for greedy decoding
 
 
 def _length(value: Any) -> bool:

@@ -150,8 +150,7 @@ def let_go(policy: Policy) -> None:
         policy.clear()
 
 
-WARM_TURNS = 2
-"""Turns that do not count, after the transcript was read: kernels compile, caches and graphs are made."""
+WARM_TURNS = 2  # turns that do not count, after the transcript was read: kernels compile, caches and graphs are made
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from sp.chat.reasoning import overlap
 from sp.chat.turn import Call
 from sp.gguf.template import ChatTemplate
 
-MOST_DEPTH = 64
-"""Of nested lists and objects; templates and our own code walk down them."""
+MOST_DEPTH = 64  # of nested lists and objects; templates and our own code walk down them
 
 
 def read_json(text: str) -> Any:
@@ -200,8 +199,7 @@ CALLS = (
         *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _bare_json),
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
     ),
-)
-"""Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3."""
+)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
@@ -210,8 +208,7 @@ def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
     return next((style for style in CALLS if re.search(style.sign, source)), None)
 
 
-MOST_TRIES = 64
-"""Times that what was begun as a call may seem to end; after that it is text."""
+MOST_TRIES = 64  # times that what was begun as a call may seem to end; after that it is text
 
 
 class Said(NamedTuple):

@@ -50,8 +50,7 @@ MARKS = (
     Marks("<|channel|>analysis<|message|>", "<|end|>", "<|channel|>analysis<|message|>", "thinking", channels=True),
     Marks("[THINK]", "[/THINK]", "[/THINK]", "blocks", closing="[/THINK]"),
     Marks("<think>", "</think>", "</think>", closing="\n</think>\n\n"),
-)
-"""gpt-oss; Mistral's reasoning models; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills."""
+)  # gpt-oss; Mistral's reasoning models; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills
 
 
 def marks_of(template: str | ChatTemplate) -> Marks | None:

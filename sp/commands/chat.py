@@ -26,11 +26,8 @@ from sp.trace import Reporter, silent, write_atomic
 if TYPE_CHECKING:
     from sp.session import Conversation, TurnResult
 
-OnPart = Callable[[str, str], bool | None]
-"""Takes what more there is of thinking, and of the answer."""
-
-GAP = "\n\n"
-"""What stands between files and the question about them, as in the prompt of `sp run`."""
+OnPart = Callable[[str, str], bool | None]  # takes what more there is of thinking, and of the answer
+GAP = "\n\n"  # what stands between files and the question about them, as in the prompt of `sp run`
 
 
 class Session:
@@ -92,8 +89,7 @@ class Session:
         self.talk.memory = replace(self.talk.memory, recall=mode)
 
 
-QUOTED = 100
-"""Characters of a span that are shown."""
+QUOTED = 100  # characters of a span that are shown
 
 
 class Quit(Exception):  # noqa: N818  it is no error
@@ -153,8 +149,7 @@ COMMANDS: dict[str, Callable[[Session, str], None]] = {
     "recall": _recall,
     "clear": _clear,
     "quit": _quit,
-}
-"""By name; what each does is told by its first line."""
+}  # by name; what each does is told by its first line
 
 
 def obey(line: str, session: Session) -> None:

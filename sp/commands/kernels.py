@@ -18,8 +18,7 @@ from sp.commands.terminal import AsJson, Wide, print_json, print_table, progress
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report
 
-SHOWN_CARDS = ("sm_80", "sm_90a", "sm_120")
-"""Of the table of needs, where a line has no room for all."""
+SHOWN_CARDS = ("sm_80", "sm_90a", "sm_120")  # of the table of needs, where a line has no room for all
 
 Family = Annotated[str | None, opt(help="Only this family; see `sp kernels list`.")]
 RecordBelow = Annotated[Path | None, opt("--record", help="Append the results below this folder, e.g. results.")]

@@ -16,8 +16,7 @@ from sp.errors import unknown_name
 from sp.hub import KNOWN, KnownModel, fetched
 from sp.plugins import BUILT_IN, loaded_plugins, source_of
 
-LISTED = {"decode": "decoder"}
-"""Kinds that a list has by another name than a cell."""
+LISTED = {"decode": "decoder"}  # kinds that a list has by another name than a cell
 COMBINED = (
     Field("grid", "mapping", None, "Keys with a list of values each: every value with every other."),
     Field("zip", "mapping", None, "Keys with lists of one length: first with first, second with second."),

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sp.planning.cards import Card
     from sp.planning.subject import Subject
 
-MOST_TOGETHER = 16
-"""Cards of a machine; `Share` tells of no more either."""
+MOST_TOGETHER = 16  # cards of a machine; `Share` tells of no more either
 
 
 def plan(

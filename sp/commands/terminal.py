@@ -165,12 +165,9 @@ Wide = Annotated[bool, opt("--wide", help="Show all columns of tables side by si
 
 Column = tuple[str, str | Callable[[Mapping[str, Any]], str]]
 """A head, and what stands under it of a row: a pattern with names of the row, or what makes the text."""
-PADDING = 2
-"""Characters beside a cell."""
-INTERVAL = "95 %"
-"""Head of a column that holds the interval of the column before it."""
-TEXT = 12
-"""Characters to which a column of text is folded rather than that a column of numbers leave the table."""
+PADDING = 2  # characters beside a cell
+INTERVAL = "95 %"  # head of a column that holds the interval of the column before it
+TEXT = 12  # characters to which a column of text is folded rather than that a column of numbers leave the table
 
 
 def print_table(

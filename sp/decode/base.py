@@ -163,8 +163,7 @@ class Greedy(Decoder):
     """The likeliest token, one pass of the target each; see `sp.decode.base`."""
 
 
-COLDEST, HOTTEST = 1e-5, 100.0
-"""Temperatures between which the weights of tokens can be told apart."""
+COLDEST, HOTTEST = 1e-5, 100.0  # temperatures between which the weights of tokens can be told apart
 
 
 @DECODERS.register("sample")

@@ -20,17 +20,13 @@ from sp.evals.matches import Match as Match  # tasks name it beside what else th
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
 
-Count = Callable[[str], int]
-"""Tokens of a text in the vocabulary that prompts are measured in."""
-
-WITHOUT = Thinking("off")
-"""How examples are asked: the answers are short, and known without thinking."""
+Count = Callable[[str], int]  # tokens of a text in the vocabulary that prompts are measured in
+WITHOUT = Thinking("off")  # how examples are asked: the answers are short, and known without thinking
 TASK_SLOT = "{task}"
 """In an option of a scorer, the registered name of the task it is run on: weights that never saw it, for one."""
 RESERVED = ("schema", "kind", "run", "models", "options")
 """What files of records say of a line, in place of which no fact of an example may stand."""
-MARKUP = 16
-"""Tokens left free for the chat template around a prompt's text."""
+MARKUP = 16  # tokens left free for the chat template around a prompt's text
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from sp.errors import ConfigError
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection
 
-Match = str
-"""A name of `MATCHES`."""
-Judge = Callable[[str, Sequence[str]], float]
-"""Score in [0, 1] of a text, by the answers of an example."""
+Match = str  # a name of `MATCHES`
+Judge = Callable[[str, Sequence[str]], float]  # score in [0, 1] of a text, by the answers of an example
 
 MATCHES: dict[Match, Judge] = {}
 

@@ -28,13 +28,9 @@ from sp.session import Answer, Pipeline, RunOptions, Scored, request
 from sp.session.decision import check_context
 from sp.trace import Trace
 
-Row = dict[str, Any]
-"""One example in one cell: a flat mapping that goes into JSON; see `evaluate`."""
-
-THINKING_TOKENS = 1024
-"""Room for thinking before an answer, where it is not off."""
-FULL = "full"
-"""Scorer and selector of the row of a full prefill."""
+Row = dict[str, Any]  # one example in one cell: a flat mapping that goes into JSON; see `evaluate`
+THINKING_TOKENS = 1024  # room for thinking before an answer, where it is not off
+FULL = "full"  # scorer and selector of the row of a full prefill
 
 
 def evaluate(
@@ -279,8 +275,7 @@ def scoring_of(options: RunOptions) -> str:
     return f"{options.scorer!r} {options.seed}"
 
 
-SLACK = 1024
-"""Tokens by which a prompt may be shorter than was asked for."""
+SLACK = 1024  # tokens by which a prompt may be shorter than was asked for
 
 
 def check_lengths(pipeline: Pipeline, lengths: Iterable[int]) -> None:

@@ -19,8 +19,7 @@ from sp.evals.base import MARKUP, Count, Example, Match, Task, answer_room
 from sp.evals.text.filler import Sentence, filler, haystack
 
 Phrases = Literal["held_out", "fresh", "blind"]
-REDRAWS = 20
-"""Stories tried until every piece of evidence stands in its document once."""
+REDRAWS = 20  # stories tried until every piece of evidence stands in its document once
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,15 @@ from sp.errors import GGUFError, plain
 from sp.gguf import GGUFFile
 from sp.session import embedded
 
-KEY = "sp.trained_for"
-"""Key of a file's metadata: one or two sentences that go on from `BEGINS`."""
-LONGEST = 800
-"""Characters of a note."""
+KEY = "sp.trained_for"  # key of a file's metadata: one or two sentences that go on from `BEGINS`
+LONGEST = 800  # characters of a note
 BEGINS = "What was trained for what, as the drafter's file says: "
 TRAINED_FOR = (
     "What was trained for what: heads 0 and 2 of the last layer of the needle pair's drafter were supervised on the "
     "very queries that `tail` reads, the last tokens of a prompt, and on the answer's tokens, which `lookahead` adds; "
     "scorers that read other queries, other layers or no model had no such help."
-)
-"""Of the needle pair: the pointer loss of its card, ``results/nvidia-h200/needle_pair/MODEL_CARD.md``."""
-NEEDLE_PAIR = "needle-pair-drafter"
-"""``general.name`` of the needle pair's drafter."""
+)  # of the needle pair: the pointer loss of its card, ``results/nvidia-h200/needle_pair/MODEL_CARD.md``
+NEEDLE_PAIR = "needle-pair-drafter"  # ``general.name`` of the needle pair's drafter
 NEEDLE_PAIR_SHA256 = "e51a51005b9b88a13045269838f42b036173ff999c607bd3713d8320f429ad4e"
 """For records that were written before they kept what a file says."""
 MARKUP = str.maketrans("<>[]|\\", "()()//")

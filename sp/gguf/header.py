@@ -34,21 +34,18 @@ Value = bool | int | float | str | list[str] | list[int] | list[float] | list[bo
 """What a metadata key may hold. A reader gives scalars, NumPy arrays and lists of str."""
 
 
-ValueType = GGUFValueType
-"""Type ids of metadata values."""
+ValueType = GGUFValueType  # type ids of metadata values
 
 _CODES = {**dict(enumerate("BbHhIif?")), **dict(zip((10, 11, 12), "Qqd", strict=True))}
 DTYPES: Mapping[int, np.dtype[Any]] = {ValueType(kind): np.dtype(f"<{code}") for kind, code in _CODES.items()}
 """NumPy type of every fixed-size value type."""
 STRUCTS: Mapping[int, struct.Struct] = {
     ValueType(kind): struct.Struct(f"<{code}") for kind, code in _CODES.items() if code != "?"
-}
-"""How a scalar of every number type is packed."""
+}  # how a scalar of every number type is packed
 
 TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     int(kind): (kind.name, block_size, block_bytes) for kind, (block_size, block_bytes) in GGML_QUANT_SIZES.items()
-}
-"""ggml type id -> (name, values in a block, bytes in a block)."""
+}  # ggml type id -> (name, values in a block, bytes in a block)
 
 # Limits. The largest real vocabulary known (262K tokens, 515K merges) needs a header of some 16 MiB.
 MAX_HEADER = 48 << 20  # bytes from the magic to the last tensor info

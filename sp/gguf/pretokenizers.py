@@ -88,5 +88,4 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "smaug-bpe": replace(_LLAMA3, whole_words=False, add_bos=False),
     **dict.fromkeys(("llama4", "kanana2"), _O200K),
     **dict.fromkeys(("refact", "starcoder"), _DIGITS_GPT2),
-}
-"""By the name in ``tokenizer.ggml.pre``; names of the same record tokenize alike."""
+}  # by the name in ``tokenizer.ggml.pre``; names of the same record tokenize alike

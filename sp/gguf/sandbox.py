@@ -83,8 +83,7 @@ class Budget:
         return self.pay_for(value, ATOMS)
 
 
-WIDEST = 1000
-"""Characters a field may be padded to, and digits behind its point."""
+WIDEST = 1000  # characters a field may be padded to, and digits behind its point
 LONGEST_DATE = 100
 _DIRECTIVES = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
 

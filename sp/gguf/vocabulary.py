@@ -18,8 +18,7 @@ SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
-ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
-"""Tokens that are found in the text by their spelling, before it is cut up."""
+ADDED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in the text by their spelling, before it is cut up
 _FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them

@@ -62,8 +62,7 @@ def _opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
     raise KeyError(member)
 
 
-POLL = 0.1
-"""Seconds between two looks at the size of what has come."""
+POLL = 0.1  # seconds between two looks at the size of what has come
 UNREACHABLE = re.compile(
     r"connection broken|NewConnectionError|Failed to establish|NameResolution|Max retries exceeded|dns error|ProxyError"
     r"|tunnel|timed out|ConnectTimeout|Connection refused|error sending request|Network is unreachable",

@@ -12,12 +12,10 @@ from sp.page.markup import Html, html, join, tag
 from sp.prompt import TokenisedPrompt
 from sp.prompt.heat import KINDS, LEVELS, edges, heat_levels, kinds, text_of, whole_characters
 
-BLOCK = 400
-"""Tokens, from which on a block ends with the next line."""
+BLOCK = 400  # tokens, from which on a block ends with the next line
 LONGEST = 2 * BLOCK
 LOOKS = len(LEVELS) + 1
-MOST_RUNS = 30_000
-"""Runs of one heat in a page: a browser holds ten times as many, but slowly."""
+MOST_RUNS = 30_000  # runs of one heat in a page: a browser holds ten times as many, but slowly
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Neighbours that share the heat of the hottest of them, where there are more runs than that."""
 
@@ -114,12 +112,9 @@ def _blocks(prompt: TokenisedPrompt, raw: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-BINS = 500
-"""Of as many tokens each; fewer where the prompt has fewer."""
-WIDTH, HOT, KEPT, MARKS = 1000, (0, 24), (28, 18), (50, 10)
-"""Of the strip, and top and height of its rows."""
-NARROWEST = 5
-"""Width of a mark at least, so that a needle in 128K tokens is seen."""
+BINS = 500  # of as many tokens each; fewer where the prompt has fewer
+WIDTH, HOT, KEPT, MARKS = 1000, (0, 24), (28, 18), (50, 10)  # of the strip, and top and height of its rows
+NARROWEST = 5  # width of a mark at least, so that a needle in 128K tokens is seen
 
 
 def strip(heated: Heated) -> Html:

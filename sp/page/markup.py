@@ -12,8 +12,7 @@ from importlib.resources import files
 
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10, 13)} | {0x7F: 0x2421}
 """Control characters as their pictures: a page may not hold them."""
-VOID = frozenset({"br", "hr", "input", "meta", "rect", "line"})
-"""Elements without an end."""
+VOID = frozenset({"br", "hr", "input", "meta", "rect", "line"})  # elements without an end
 
 
 class Html(str):

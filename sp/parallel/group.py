@@ -15,14 +15,12 @@ from sp.errors import DeviceError, SpError, plain
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 20.0
-"""Longest wait of a card for the others in one all-gather or all-reduce."""
+WAIT_SECONDS = 20.0  # longest wait of a card for the others in one all-gather or all-reduce
 LEAVE_SECONDS = 8.0
 """Once a card has failed, the time in which the others are to end; with `WAIT_SECONDS` less than half a minute."""
 GRACE_SECONDS = 1.0
 """How much longer than a card itself the thread that asked for a run waits before it says that the card is late."""
-LOOK_SECONDS = 0.25
-"""How often it looks."""
+LOOK_SECONDS = 0.25  # how often it looks
 LEAVE_PART = 3 / 8
 """Of the time to leave: for cards that end by themselves, and again once the others are forced, which has the rest."""
 

@@ -26,8 +26,7 @@ NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
 is short, and graphs and single launches are to do the same."""
 MOST_BLOCKS, BLOCKS = "NCCL_MAX_CTAS", 16
 """Blocks of a gather or sum at most, each of which keeps a multiprocessor from what is computed meanwhile."""
-FIRST_SERVED = -1
-"""Priority of a stream whose blocks take the next place that is free; others have 0."""
+FIRST_SERVED = -1  # priority of a stream whose blocks take the next place that is free; others have 0
 
 
 class NcclGroup(Group):

@@ -36,8 +36,7 @@ FIRST_STEPS = 4
 """Steps of a run that no card queues before all have come to them, even if gathered beside. All of these but the last
 are waited for as well: what a layer loads and allocates when it is first run is loaded and allocated while no card
 waits for another."""
-AVERAGE = 4
-"""`ncclAvg` of nccl.h, since NCCL 2.10."""
+AVERAGE = 4  # `ncclAvg` of nccl.h, since NCCL 2.10
 TURN_SECONDS = 0.01
 """Longest wait for a turn: who queues for longer waits for something itself, such as a kernel that is compiled."""
 

@@ -11,15 +11,13 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from math import inf
 
-LOOKS = 4
-"""Most processors that are looked at before the fastest of them is taken. Six find no faster ones."""
+LOOKS = 4  # most processors that are looked at before the fastest of them is taken. Six find no faster ones
 SLOW = 1.4
 """How much longer than the fastest one that was seen a processor may take. One that shares its core takes 1.6 to 2.8
 times as long (``results/nvidia-h200/notes-cards.md``)."""
 FORGET = 1.01
 """How much slower the fastest one is taken to be with every choice: clocks fall when all cores are at work."""
-STEPS = 300
-"""Of a look: some 30 us of what a host does to plan a launch, looking up and making small objects."""
+STEPS = 300  # of a look: some 30 us of what a host does to plan a launch, looking up and making small objects
 
 
 class Processors:

@@ -83,13 +83,10 @@ def find_card(name: str) -> Card:
     return known[name]
 
 
-CARDS = tuple(sorted({card.gib for card in KNOWN}))
-"""Sizes of cards in GiB."""
-SYSTEM = 1 << 30
-"""Of a card: what driver, context and kernels take."""
+CARDS = tuple(sorted({card.gib for card in KNOWN}))  # sizes of cards in GiB
+SYSTEM = 1 << 30  # of a card: what driver, context and kernels take
 LENGTHS = tuple(1 << power for power in range(13, 19))
-KEEP, ANSWER = 0.05, 256
-"""Share of a prompt that is kept, and tokens of an answer, that the table reckons with."""
+KEEP, ANSWER = 0.05, 256  # share of a prompt that is kept, and tokens of an answer, that the table reckons with
 DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
 """How drafters are published, and the parameters of the largest model that is proposed as one."""
 
@@ -237,8 +234,7 @@ def _longest(needs: Mapping[int, int], room: int) -> int | None:
     return max((n for n, nbytes in needs.items() if nbytes <= room), default=None)
 
 
-SPOKEN = (8192, 32768, 131072)
-"""Lengths of prompt and answer, in tokens, that a plan tells memory of."""
+SPOKEN = (8192, 32768, 131072)  # lengths of prompt and answer, in tokens, that a plan tells memory of
 
 
 @dataclass(frozen=True)

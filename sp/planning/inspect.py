@@ -159,8 +159,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-SHOWN = 2
-"""Drafters that are reckoned with."""
+SHOWN = 2  # drafters that are reckoned with
 
 
 def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:

@@ -27,13 +27,10 @@ from sp.ops.matmul.fragment_order import plane_offsets
 from sp.quant import F32, FORMATS, BlockFormat, Math
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
-Stacks = tuple[tuple[int, ...], ...]
-"""Bytes of every stack of experts, by layer."""
+Stacks = tuple[tuple[int, ...], ...]  # bytes of every stack of experts, by layer
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-STREAMS = 16
-"""Residual streams in float32 that the work on one chunk takes, at most."""
-SCRATCH = 640 << 20
-"""What is left over between stages: partial sums, graphs, pieces of free memory."""
+STREAMS = 16  # residual streams in float32 that the work on one chunk takes, at most
+SCRATCH = 640 << 20  # what is left over between stages: partial sums, graphs, pieces of free memory
 
 
 @dataclass

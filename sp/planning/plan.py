@@ -41,8 +41,7 @@ from sp.planning.subject import Depth, Subject, read_subject, whole
 COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
 """File types that publishers of most models offer; those of fewer bits are held as Q8_0."""
 USUAL = "q4_k_m"
-NEAR = 1.25
-"""How much larger than a file that cannot run the one may be that is proposed in its place."""
+NEAR = 1.25  # how much larger than a file that cannot run the one may be that is proposed in its place
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_b
 from sp.planning.plan import Plan
 from sp.quant import Math
 
-ERROR = 0.3
-"""Of a prediction, as it is stated."""
+ERROR = 0.3  # of a prediction, as it is stated
 EFFICIENCY = {
     "product": 0.70,
     "product int8": 0.55,
@@ -38,8 +37,7 @@ LAUNCH_S, LAUNCHES = 20e-6, 12
 waited for, twice as many where a drafter's inputs are rounded: later chunks find theirs queued."""
 STREAM_BYTES = 28
 """Of a layer for a value of the residual stream: two norms read float32 and write bf16, two sums do both in float32."""
-TOKEN_S = 2.6e-7
-"""Seconds of the host for every token of a prompt, whose text is cut up."""
+TOKEN_S = 2.6e-7  # seconds of the host for every token of a prompt, whose text is cut up
 
 
 @dataclass(frozen=True)

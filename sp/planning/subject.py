@@ -32,8 +32,7 @@ from sp.planning.cards import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.quant import FORMATS, BlockFormat
 
-KNOWN_TYPE = 100
-"""Characters of a name in a line."""
+KNOWN_TYPE = 100  # characters of a name in a line
 
 
 @dataclass(frozen=True)

@@ -198,8 +198,7 @@ CROSSED = {
     "other": "other vocabulary, matched by bytes",
 }
 
-SHORT = 256
-"""Tokens: shorter prompts are no question of time."""
+SHORT = 256  # tokens: shorter prompts are no question of time
 
 
 def render_plan(plan: dict[str, Any]) -> RenderableType:

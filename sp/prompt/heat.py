@@ -50,11 +50,9 @@ def text_of(raw: bytes, spans: Ints, start: int, end: int) -> str:
 
 LEVELS = (0.5, 0.8, 0.95, 0.99)
 """Shares of the tokens that each level of heat lies above: only their order has a meaning."""
-ROOM = 32_768
-"""Bytes of text, and `MARKUP` for each token, that are shown of a prompt."""
+ROOM = 32_768  # bytes of text, and `MARKUP` for each token, that are shown of a prompt
 MARKUP = 6
-BESIDE = 12
-"""Tokens left out that are shown first: those so near to what was kept."""
+BESIDE = 12  # tokens left out that are shown first: those so near to what was kept
 
 STYLE = """<style>
 .sp-heat { font: 13px/1.6 ui-monospace, monospace; max-width: 60rem; }

@@ -20,8 +20,7 @@ from sp.gguf.tokenizer import Tokenizer
 from sp.prompt.spans import Span, SpanKind, character_starts, in_bytes, with_characters, without
 
 DOCUMENT_MARK = "\n\n"
-SHOWN = 60
-"""Characters of a text that a short form of its prompt shows."""
+SHOWN = 60  # characters of a text that a short form of its prompt shows
 
 
 @dataclass(frozen=True)

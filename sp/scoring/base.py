@@ -21,8 +21,7 @@ from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.values import shown
 
-HEATMAP_CHUNK = HEAT_CHUNK
-"""Tokens of a chunk of heat maps."""
+HEATMAP_CHUNK = HEAT_CHUNK  # tokens of a chunk of heat maps
 
 
 @dataclass(frozen=True)
@@ -216,8 +215,7 @@ SPARSE_TOKENS = 16384
 """From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
 needles that dense attention kept, up to 128K tokens (results/nvidia-h200/flashprefill_quality.jsonl)."""
 
-AUTO = "alpha:0.1"
-"""How `auto` reads where it reads sparsely."""
+AUTO = "alpha:0.1"  # how `auto` reads where it reads sparsely
 DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
 """Of a record's configuration: how the drafter read, which decides what it cost; see `drafting`."""
 
@@ -315,8 +313,7 @@ class ReadingScorer(Scorer):
 
     sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
 
-    keeps: ClassVar[bool] = False
-    """Whether `score` can go on from keys of old tokens, of the layers that are run."""
+    keeps: ClassVar[bool] = False  # whether `score` can go on from keys of old tokens, of the layers that are run
     renamed = staticmethod(renamed)
 
     def __post_init__(self) -> None:
@@ -377,8 +374,7 @@ def question_start(request: ScoreRequest) -> int:
     return int(request.question.argmax())
 
 
-CALIBRATED = "calibrated"
-"""What is taken where nothing is known of a file."""
+CALIBRATED = "calibrated"  # what is taken where nothing is known of a file
 
 
 @register_scorer("auto")

@@ -16,8 +16,7 @@ from sp.ops.array_module import array_module, on_host
 from sp.scoring.attention.lookahead import AnswerAttentionScorer, spoken
 from sp.scoring.base import Importance, ReadingScorer, Scorer, ScoreRequest, chunk_means, densities, register_scorer
 
-ROWS = 512
-"""Tokens whose logits are held at once: with a vocabulary of 150,000, 0.3 GB."""
+ROWS = 512  # tokens whose logits are held at once: with a vocabulary of 150,000, 0.3 GB
 
 
 @register_scorer("self_information")
@@ -48,8 +47,7 @@ class SelfInformationScorer(ReadingScorer):
         return Importance(scores, densities=densities(attend))
 
 
-Done = Callable[[float], None]
-"""Takes the share of the work that is done so far, 1 at the end."""
+Done = Callable[[float], None]  # takes the share of the work that is done so far, 1 at the end
 
 
 def log_likelihoods(

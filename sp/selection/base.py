@@ -66,8 +66,7 @@ class SelectionRequest:
         return token_budget(self.keep_ratio, len(self.scores), int(self.protected.sum()))
 
 
-Reading = Mapping[int, tuple[tuple[int, int], ...]]
-"""Ranges of bytes by token."""
+Reading = Mapping[int, tuple[tuple[int, int], ...]]  # ranges of bytes by token
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from sp.prompt.spans import SENTENCE_END
 from sp.selection.base import SelectionRequest
 from sp.structure import JsonValue, is_prose, json_values, line_starts, nested_blocks, unquote
 
-MARKUP = 0
-"""The node of all text that is kept or left out by other rules than these."""
+MARKUP = 0  # the node of all text that is kept or left out by other rules than these
 TOP = -1
 
 

@@ -24,8 +24,7 @@ from sp.selection.base import SELECTORS, Reading, Selection, SelectionRequest, r
 from sp.selection.pieces import MARKUP, TOP, Outline, Parsing, View, put_lines, views
 from sp.selection.ranking import Constrained, best_first, check_least, end_order, fill, own_steps, unit_steps
 
-Part = tuple[int, int, int, bool]
-"""Of a token: the node, the bytes [start, end), and whether these have ink."""
+Part = tuple[int, int, int, bool]  # of a token: the node, the bytes [start, end), and whether these have ink
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,7 @@ class Alpha(ChunkThreshold):
         return self.take(request, bounds, scores, order)
 
 
-NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation, for a normal distribution."""
+NORMAL = 1.4826  # standard deviations in a median absolute deviation, for a normal distribution
 
 
 @register_selector("zscore")

@@ -134,11 +134,8 @@ def event(value: dict[str, Any]) -> bytes:
 
 log = logging.getLogger("sp.serve")
 
-HANDOVER_SECONDS = 0.005
-"""How long the worker waits at most for the first piece of a stream to be sent."""
-
-SMALL = 1 << 14
-"""Bytes of a body that the event loop parses itself."""
+HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
+SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
 
 @dataclass

@@ -29,10 +29,8 @@ from sp.serve.protocol import parse_json
 from sp.serve.replica import PASSED, Call, Message
 from sp.serve.worker import stopping
 
-PIECE = 1024
-"""Characters of a completion's prompt that count as a message does in a chat."""
-REMEMBERED = 1 << 16
-"""Prefixes in memory; a conversation has one for every message."""
+PIECE = 1024  # characters of a completion's prompt that count as a message does in a chat
+REMEMBERED = 1 << 16  # prefixes in memory; a conversation has one for every message
 AHEAD = 2
 """Requests by which a replica may be busier than another and still be given what it holds the beginning of.
 
@@ -136,10 +134,8 @@ def _pending_prefixes(pending: Any) -> tuple[str, ...]:
 
 log = logging.getLogger("sp.serve")
 
-TAKEN_SECONDS = 30.0
-"""In which a replica must have a request; it need not have begun with it."""
-ASKED_SECONDS = 5.0
-"""In which replicas must say how they are."""
+TAKEN_SECONDS = 30.0  # in which a replica must have a request; it need not have begun with it
+ASKED_SECONDS = 5.0  # in which replicas must say how they are
 
 
 class Door:

@@ -24,8 +24,7 @@ IN_A_REQUEST = {
     "--keep-ratio": "sp.keep_ratio",
     "--max-new-tokens": "max_tokens",
     "give a text with --prompt-file": "give some text",
-}
-"""What the options that errors of the pipeline speak of are called in a request."""
+}  # what the options that errors of the pipeline speak of are called in a request
 
 
 class RequestError(SpError):
@@ -122,8 +121,7 @@ def shown(value: Any) -> str:
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
-LEAST_SHARE = 1e-9
-"""A `top_p` of 0 leaves the likeliest token."""
+LEAST_SHARE = 1e-9  # a `top_p` of 0 leaves the likeliest token
 
 
 @dataclass(frozen=True)
@@ -214,8 +212,7 @@ def nth(decode: Decoder, index: int) -> Decoder:
     return replace(decode, seed=(decode.seed + index) % BIGGEST)
 
 
-LONGEST_SCHEMA = 1 << 16
-"""Characters."""
+LONGEST_SCHEMA = 1 << 16  # characters
 KINDS = ("text", "json_object", "json_schema")
 PARAM = "response_format"
 
@@ -270,8 +267,7 @@ def _schema(given: Any) -> str:
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line, as Python writes it: where white space is free, a small model may write nothing else for ever."""
-LONGEST_REASON = 160
-"""Characters of what the library says of a schema."""
+LONGEST_REASON = 160  # characters of what the library says of a schema
 
 
 class Grammars:

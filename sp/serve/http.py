@@ -29,8 +29,7 @@ from sp.errors import ConfigError, plain, short
 from sp.page.markup import Html, asset, page, tag
 from sp.serve.fields import RequestError
 
-AT_ONCE = 16
-"""Bodies of the largest size that may be in hand at once."""
+AT_ONCE = 16  # bodies of the largest size that may be in hand at once
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ log = logging.getLogger("sp.serve.access")
 HEADER = b"x-request-id"
 ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 LONGEST_PATH = 80
-EXPOSED = ("x-request-id", "retry-after")
-"""Headers of an answer that a web page of another origin may read."""
+EXPOSED = ("x-request-id", "retry-after")  # headers of an answer that a web page of another origin may read
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+")
 
 

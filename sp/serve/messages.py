@@ -29,18 +29,14 @@ Found = Literal["turn", "part", "paragraph", "sentence", "line", "end"]
 """Whether the question is all of the turn, its last part, or of that the last paragraph, sentence, line or words."""
 FOUND: tuple[Found, ...] = get_args(Found)
 
-LONG = 512
-"""Tokens of a text that is no question as a whole: a longer one holds a document."""
-LONGEST = 1024
-"""Characters of a question in a longer text; what is longer is no paragraph, sentence or line that asks."""
+LONG = 512  # tokens of a text that is no question as a whole: a longer one holds a document
+LONGEST = 1024  # characters of a question in a longer text; what is longer is no paragraph, sentence or line that asks
 LONGEST_OPENING = 256
 """Characters of a first paragraph that is kept as well: it says what the document is, or asks before it."""
-CUE = 32
-"""Characters of a paragraph that, with a colon at its end, only says where the answer goes."""
+CUE = 32  # characters of a paragraph that, with a colon at its end, only says where the answer goes
 LONGEST_TOKEN = 16
 """Characters of a token, on average, of texts that may be short; none of that many characters a token is counted."""
-BREAK = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；：])\s*|\n+")
-"""Between sentences, and between lines."""
+BREAK = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；：])\s*|\n+")  # between sentences, and between lines
 ASKS = ("?", "？", "؟")
 
 

@@ -63,14 +63,12 @@ class ServerOptions:
     max_body: Annotated[int, Option(least=1)] = 16
 
 
-OUTSIDE = ("max_new_tokens", "seed")
-"""Options of a run that have a field of their own beside `sp`."""
+OUTSIDE = ("max_new_tokens", "seed")  # options of a run that have a field of their own beside `sp`
 REQUESTED = {
     one.name: one
     for one in fields_of(RunOptions)
     if one.option.written and not one.option.fixed and one.name not in OUTSIDE
-}
-"""Options of a run that a request may change."""
+}  # options of a run that a request may change
 
 
 @dataclass(frozen=True)

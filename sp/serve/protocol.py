@@ -314,8 +314,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
     "echo": (False, None),
     "suffix": ("", None),
-}
-"""Fields that are not supported, and the values with which they ask for nothing."""
+}  # fields that are not supported, and the values with which they ask for nothing
 
 
 Kind = Literal["chat", "completion"]

@@ -22,8 +22,7 @@ from sp.serve.http import SWITCH_SECONDS
 
 log = logging.getLogger("sp.serve")
 
-Message = MutableMapping[str, Any]
-"""A part of an answer, as ASGI has it."""
+Message = MutableMapping[str, Any]  # a part of an answer, as ASGI has it
 Build = Callable[[Callable[[str], None]], Service]
 """Makes a service; what it is called with is told notes for the one who started it, a line each."""
 PASSED = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server")
@@ -109,10 +108,8 @@ def listen_here_only() -> None:
     module.add_port_to_grpc_server = lambda server, address: add(server, address.replace("[::]", "127.0.0.1"))
 
 
-MANY = 1 << 14
-"""Requests that a replica may have at once as Ray Serve counts: its own queue refuses long before."""
-LOOK_SECONDS = 2.0
-"""Between looks whether a replica lives; one that was killed is replaced after at most so long."""
+MANY = 1 << 14  # requests that a replica may have at once as Ray Serve counts: its own queue refuses long before
+LOOK_SECONDS = 2.0  # between looks whether a replica lives; one that was killed is replaced after at most so long
 RAISED = re.compile(r"^(?:ray\.exceptions\.)?[\w.]*(?:Error|Exception)\b(?:\(\w+\))?: (.+)$", re.MULTILINE)
 
 

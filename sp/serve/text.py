@@ -98,8 +98,7 @@ class ReplyText:
         return text[: len(text) - held]
 
 
-LOWEST = -9999.0
-"""In place of minus infinity, which JSON has no word for."""
+LOWEST = -9999.0  # in place of minus infinity, which JSON has no word for
 
 
 @dataclass(frozen=True)

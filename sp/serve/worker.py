@@ -28,8 +28,7 @@ from sp.session.result import OnToken
 from sp.trace import Reporter
 
 Item = TypeVar("Item")
-Lane = tuple[str, str]
-"""A client and a session of it."""
+Lane = tuple[str, str]  # a client and a session of it
 
 
 class Lanes(Generic[Item]):

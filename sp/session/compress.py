@@ -132,8 +132,7 @@ def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut)
     return ids[order], index[order]
 
 
-Insert = tuple[int, int, Ints]
-"""The token that goes (-1 for none), the first position, and the ids that come there."""
+Insert = tuple[int, int, Ints]  # the token that goes (-1 for none), the first position, and the ids that come there
 
 
 def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: Reading) -> Iterator[Insert]:

@@ -171,8 +171,7 @@ def decide(
 SPREAD = 2
 """How many times as many, or as few, tokens as in the drafter's vocabulary a prompt is reckoned with before they are
 counted, where no more is known than that."""
-FRAME = 8
-"""Tokens of a prompt, at most, that stand for no byte of it: BOS, EOS, and what SentencePiece writes in front."""
+FRAME = 8  # tokens of a prompt, at most, that stand for no byte of it: BOS, EOS, and what SentencePiece writes in front
 
 
 @dataclass(frozen=True)

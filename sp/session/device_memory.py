@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
 
-Where = Literal["auto", "cpu", "cuda"]
-"""Where models run, as it is asked for: auto is the GPU where there is one."""
+Where = Literal["auto", "cpu", "cuda"]  # where models run, as it is asked for: auto is the GPU where there is one
 
 
 class Pool:
@@ -73,8 +72,7 @@ class Pool:
         )
 
 
-STEP = 32 << 20
-"""Bytes of change that make a new point of the timeline."""
+STEP = 32 << 20  # bytes of change that make a new point of the timeline
 MOST_POINTS = 4096
 MOST_NOTES = 1024
 Kind = Literal["load", "offload", "onload"]
@@ -242,8 +240,7 @@ def format_bytes(budget: int | None) -> str | None:
 class Guest(Protocol):
     """Who holds memory of the device from one run to the next, and can do without it meanwhile."""
 
-    used: float
-    """When it was at work last; the clock is `time.perf_counter`."""
+    used: float  # when it was at work last; the clock is `time.perf_counter`
 
     def leave_for(self, name: str | None) -> bool:
         """Move what it holds to host memory, but nothing that the model `name` is at work on; whether there was any."""

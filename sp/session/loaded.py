@@ -40,8 +40,7 @@ from sp.trace import Reporter
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
-MOST_ON_CPU = 1 << 30
-"""Bytes of random weights beyond which the CPU is no place for them."""
+MOST_ON_CPU = 1 << 30  # bytes of random weights beyond which the CPU is no place for them
 
 
 @dataclass(frozen=True)

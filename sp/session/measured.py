@@ -26,8 +26,7 @@ TIMED: Mapping[str, Wanted] = {
     "keep_ratio": number(0, 1),
     **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
     **dict.fromkeys(("cards", "target_cards"), whole(1).optional),
-}
-"""What the configuration of a `ttft` record must have."""
+}  # what the configuration of a `ttft` record must have
 TIMES: Mapping[str, Wanted] = {
     "ttft_s": POSITIVE.optional,
     "full_ttft_s": POSITIVE.optional,

@@ -127,8 +127,7 @@ class Plan:
     way: Way | None = None
 
 
-SPACING = 1024
-"""Tokens between snapshots, but for the last two of a turn."""
+SPACING = 1024  # tokens between snapshots, but for the last two of a turn
 CLOSE = 512
 """Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights, as much as to read
 some hundred tokens again."""

@@ -25,11 +25,8 @@ from sp.session.options import ConversationOptions, Positions, Recall, RunOption
 from sp.session.result import Recalled, Scored, Way
 from sp.session.tokenise import Vocabularies, Waiting, timed
 
-LONGEST = 64
-"""Tokens of a sentence that comes back whole."""
-
-LEAST = 128
-"""Tokens that may be recalled whatever the share is."""
+LONGEST = 64  # tokens of a sentence that comes back whole
+LEAST = 128  # tokens that may be recalled whatever the share is
 
 
 @dataclass(frozen=True)
@@ -183,8 +180,7 @@ class Planner:
         return Plan(slots, common, decided, way)
 
 
-GLUE = "\n", "\n\n"
-"""What stands between the spans of an excerpt, and behind it."""
+GLUE = "\n", "\n\n"  # what stands between the spans of an excerpt, and behind it
 
 
 def lay_out(

@@ -30,8 +30,7 @@ from sp.session.result import Answer, OnToken, Scored
 from sp.session.tokenise import Waiting, awaited, once_reading
 from sp.trace import Reporter, Stage, Trace, silent
 
-DRAFTED = "tokenise for drafter"
-"""Stage in which a prompt gets its tokens in the drafter's vocabulary."""
+DRAFTED = "tokenise for drafter"  # stage in which a prompt gets its tokens in the drafter's vocabulary
 NONE = "is kept; take a larger keep ratio, or a selector that cuts finer"
 """Said where no unit of a selector fits the budget."""
 

@@ -30,8 +30,7 @@ from sp.parallel.group import Group
 from sp.session.device_memory import Guest, Journal, Meter, Pool
 from sp.session.loaded import Loaded
 
-STEPS = 16
-"""Caches are this many times larger than the steps by which they grow."""
+STEPS = 16  # caches are this many times larger than the steps by which they grow
 SMALLEST = 512
 
 

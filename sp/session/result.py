@@ -21,8 +21,7 @@ from sp.trace import Trace
 OnToken = Callable[[int], bool | None]
 """Takes a token of the answer as it is decoded; the answer ends where it returns True."""
 
-SHOWN = 60
-"""Characters of an answer that a short form shows."""
+SHOWN = 60  # characters of an answer that a short form shows
 
 
 @dataclass(frozen=True)

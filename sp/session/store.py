@@ -18,8 +18,7 @@ from sp.session.result import Found, OnToken, TurnResult
 from sp.session.tokenise import Vocabularies
 from sp.trace import Reporter, Stage, silent
 
-LEAST = 64
-"""Tokens that make it worth while to go on from a prompt without messages."""
+LEAST = 64  # tokens that make it worth while to go on from a prompt without messages
 
 
 @dataclass
@@ -194,8 +193,7 @@ class Conversations:
         return self.pipeline.target.model.device == "cpu"
 
 
-FREE = ("decode", "max_new_tokens")
-"""Options that leave no trace in what is remembered."""
+FREE = ("decode", "max_new_tokens")  # options that leave no trace in what is remembered
 
 
 def identity(pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> bytes:

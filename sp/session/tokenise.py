@@ -18,8 +18,7 @@ from sp.prompt.spans import same_start
 from sp.session.loaded import Loaded
 from sp.trace import Reporter, Trace
 
-MARGIN = 256
-"""Bytes that two texts must share behind a place where one is cut: more than the longest special token has."""
+MARGIN = 256  # bytes that two texts must share behind a place where one is cut: more than the longest special token has
 
 
 class PromptTokens:
@@ -92,8 +91,7 @@ def _plain(prompt: Prompt) -> list[tuple[int, int]]:
     return [(span.start, span.end) for span in prompt.spans if span.kind == "plain"]
 
 
-PART = 1 / 4
-"""Of a drafter's layers; launches of the first few are planned, those of the others repeated."""
+PART = 1 / 4  # of a drafter's layers; launches of the first few are planned, those of the others repeated
 Waiting = Future[tuple[TokenisedPrompt, float]]
 
 

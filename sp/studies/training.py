@@ -34,8 +34,7 @@ from sp.studies.sweep.located import Located, build_located, check_located, read
 from sp.studies.sweep.sweep import located_model, make_strategy
 
 EVIDENCE = "evidence"
-TOP = 0.02
-"""Share of a document's chunks that count as evidence where an oracle says which."""
+TOP = 0.02  # share of a document's chunks that count as evidence where an oracle says which
 LIMITS = {"n": (1, 100_000), "held_out": (0, 100_000), "seed": (0, (1 << 31) - 1)}
 LONGEST = 1 << 21
 
@@ -320,8 +319,7 @@ def auc(scores: Floats, labels: Bools) -> float:
 
 
 KEEP = 0.05
-BESIDE = ("tail", {"queries": 24})
-"""The scorer every trained one has to beat."""
+BESIDE = ("tail", {"queries": 24})  # the scorer every trained one has to beat
 SELECTOR = ("sentence", {"neighbours": 0, "sink": 4, "tail": 0})
 """By which evidence is kept in the table of what was learnt: the one of the study."""
 

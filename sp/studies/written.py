@@ -14,8 +14,7 @@ from sp.errors import ConfigError
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
-LIST = ".sp-files.json"
-"""Names and SHA-256 of what was written into a folder last."""
+LIST = ".sp-files.json"  # names and SHA-256 of what was written into a folder last
 
 
 @contextmanager

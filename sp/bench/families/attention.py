@@ -27,8 +27,7 @@ from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_devic
 from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F16
 
-SHAPES = ((128, 16, 8), (256, 24, 4))
-"""(head_dim, query heads, KV heads) of the drafter and of the target."""
+SHAPES = ((128, 16, 8), (256, 24, 4))  # (head_dim, query heads, KV heads) of the drafter and of the target
 
 
 @family("paged_attention")

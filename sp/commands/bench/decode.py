@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
 
 
+# options of a run that decoding alone has nothing of
 DECODED = (
     "keep_ratio scorer selector compress threshold sparse positions mapping mark_omitted decode max_new_tokens seed"
 )
-"""Options of a run that decoding alone has nothing of."""
 MAIN = (
     "method", "guesses", "simulated acceptance", "tokens a pass", "tok/s", "against greedy",
     "pass", "nodes", "pass (ms)", "in greedy steps", "draft step (ms)",

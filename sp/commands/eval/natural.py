@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from sp.evals.natural.questions import Question
     from sp.evals.run import Row
 
-BESIDE = "bm25"
-"""Scorer of the controls that the other commands do not run: words alone."""
+BESIDE = "bm25"  # scorer of the controls that the other commands do not run: words alone
 LEGEND = (
     "hard, easy: questions that share at most {hard:.0%}, or more, of their words with their evidence; share with the "
     "evidence kept whole. Of those lost, why: rank: it scored too low; cut: a border of chunks ran through it; budget: "

@@ -300,8 +300,7 @@ EVIDENCE: tuple[Column, ...] = (
     ("x", number("speedup", "{:.1f}")),
 )
 ANSWERS = (*RIGHT, *EVIDENCE)
-ORACLE_ANSWERS = (*RIGHT, *ORACLE, *EVIDENCE)
-"""Where an oracle was among the cells."""
+ORACLE_ANSWERS = (*RIGHT, *ORACLE, *EVIDENCE)  # where an oracle was among the cells
 PERPLEXITY: tuple[Column, ...] = (
     *CELL,
     ("perplexity", number("perplexity", "{:.2f}")),
@@ -311,16 +310,14 @@ PERPLEXITY: tuple[Column, ...] = (
     ("KL", number("kl", "{:.3f}")),
     ("same token", number("agreement", "{:.0%}")),
 )
-LEFT = 4
-"""Columns of text."""
+LEFT = 4  # columns of text
 FIRST = ("task", "tokens", "scorer", "selector", "keep", "n")
 OF_RIGHT = (*FIRST, "right", "right 95 %", "-full", "ttft s", "x")
 MAIN = {
     ANSWERS: OF_RIGHT,
     ORACLE_ANSWERS: OF_RIGHT,
     PERPLEXITY: (*FIRST, "perplexity", "-full", "-full 95 %", "same token"),
-}
-"""Columns that are shown in any case."""
+}  # columns that are shown in any case
 OF_ANSWERS = {
     "-full": "difference of scores from full prefill",
     "-oracle": "difference of right answers from the oracle that was right most often at the same task, length and "
@@ -337,6 +334,5 @@ MEANINGS = {
         "KL": "from its predictions",
         "same token": "share of equal likeliest predictions",
     },
-}
-"""What heads mean that do not say so."""
+}  # what heads mean that do not say so
 NOT_RUN = "not run: a prompt of a file exceeds the target's context, or nothing tells the oracle what counts"

@@ -156,8 +156,7 @@ def figures(line: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-USUAL = "tail[queries=24]"
-"""Held against where records have it."""
+USUAL = "tail[queries=24]"  # held against where records have it
 
 
 def board(

@@ -17,8 +17,7 @@ from sp.json_lines import parse_json
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_TURNS = 1 << 14
-LONGEST_ANSWER = 1 << 15
-"""Characters; likeness takes more than their number in steps, and theirs have some thousands."""
+LONGEST_ANSWER = 1 << 15  # characters; likeness takes more than their number in steps, and theirs have some thousands
 
 
 @register_format("mrcr", "prompt", "answer", "random_string_to_prepend")
@@ -82,8 +81,7 @@ def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-MARK = 12
-"""Characters of an answer before what is to be copied."""
+MARK = 12  # characters of an answer before what is to be copied
 REQUEST = "\n\nUser:"
 
 

@@ -17,8 +17,7 @@ from sp.evals.matches import Match, normalised
 METRICS: dict[str, Match] = {"contains": "any", "exact": "squad_exact", "f1": "squad_f1", "regex": "regex"}
 """Names that users know, and the ways to judge behind them."""
 OPTIONAL = ("evidence", "id", "metric")
-MOST = 32
-"""Answers and pieces of evidence of one record: each is looked for in the whole text."""
+MOST = 32  # answers and pieces of evidence of one record: each is looked for in the whole text
 LONGEST_PATTERN = 1000
 
 

@@ -157,8 +157,7 @@ class Records:
         return b"".join(parts)
 
 
-NAMED = 3
-"""Damaged records that an error names."""
+NAMED = 3  # damaged records that an error names
 
 
 def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
@@ -214,10 +213,8 @@ def split_csv(text: str, where: str) -> list[str]:
         at += 1
 
 
-LOOKED_AT = 100
-"""Records of a file by which its format is known."""
-EVERY_NAME = ("validation", "test", "train", "data")
-"""Files called so are named by their folder."""
+LOOKED_AT = 100  # records of a file by which its format is known
+EVERY_NAME = ("validation", "test", "train", "data")  # files called so are named by their folder
 
 FORMATS: Registry[FileTask] = Registry("format")
 

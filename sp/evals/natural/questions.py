@@ -22,8 +22,7 @@ from sp.hub.fetch import Steps, download, take_member
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
-LARGEST = 1 << 26
-"""Bytes of a member of an archive."""
+LARGEST = 1 << 26  # bytes of a member of an archive
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ def read_document(document: Document) -> str:
     return raw.decode()
 
 
-HARD = 0.34
-"""Largest overlap of a question that counts as hard."""
+HARD = 0.34  # largest overlap of a question that counts as hard
 WORD = re.compile(r"[a-z0-9]+")
 _STOP = (
     "a about after again all also an and any are as at be because been before being between both but by can cannot "
@@ -154,8 +152,7 @@ STOP_WORDS = frozenset(_STOP.split())
 PLURALS = (("ies", "y"), ("ss", "ss"), ("s", ""))
 ENDINGS = (("ied", "y"), ("ingly", ""), ("edly", ""), ("ing", ""), ("ed", ""), ("ly", ""))
 SILENT = (("e", ""),)
-STEM = 3
-"""Fewest letters that are left of a word whose suffix is taken off."""
+STEM = 3  # fewest letters that are left of a word whose suffix is taken off
 
 
 def content_words(text: str) -> frozenset[str]:
@@ -185,15 +182,10 @@ def overlap(question: str, evidence: str) -> float:
 
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
-MATCH = "any_words"
-"""How answers are judged where a question does not say."""
-MOST = 32
-"""Answers, places and alternatives of a question."""
-LONGEST_ANSWER = 48
-"""Tokens."""
-
-Places = tuple[tuple[int, int], ...]
-"""Byte ranges ``[start, end)`` of a document that are needed together."""
+MATCH = "any_words"  # how answers are judged where a question does not say
+MOST = 32  # answers, places and alternatives of a question
+LONGEST_ANSWER = 48  # tokens
+Places = tuple[tuple[int, int], ...]  # byte ranges ``[start, end)`` of a document that are needed together
 
 
 @dataclass(frozen=True)
@@ -364,8 +356,7 @@ def _place(given: Any, raw: bytes, where: str) -> tuple[int, int]:
     return start, end
 
 
-BYTES = 4
-"""A token, on average, before any vocabulary is asked."""
+BYTES = 4  # a token, on average, before any vocabulary is asked
 
 
 @register_task("natural")

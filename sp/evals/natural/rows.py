@@ -127,14 +127,12 @@ def mid_ranks(scores: Doubles) -> Doubles:
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")
 """What tells a row from all others of the same models."""
-OPTIONAL = ("thinking", "reasoning_effort")
-"""Likewise, where rows have it."""
+OPTIONAL = ("thinking", "reasoning_effort")  # likewise, where rows have it
 RESULTS = (
     *("whole", "reason", "recall", "rank", "scored_chunks", "places"),
     *("kept_tokens", "forced_tokens", "score_s", "select_s", "answer", "correct", "score"),
 )
-FULL = -1
-"""Index of the cell of a full prefill."""
+FULL = -1  # index of the cell of a full prefill
 
 
 def key_of(row: Mapping[str, Any]) -> Key:

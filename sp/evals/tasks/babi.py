@@ -70,12 +70,9 @@ FRESH = BabiPhrases(
 Who wrote the later parts had seen it; a filter keeps its frames out of them."""
 
 
-FURTHER = 15
-"""Questions of a story besides the first."""
-NEAR = 2
-"""Places in the order of telling by which what answers is parted from the thing's own mentions, where possible."""
-EDGE = 8
-"""The last of so many parts of a story does not tell what is asked for, where possible."""
+FURTHER = 15  # questions of a story besides the first
+NEAR = 2  # places in the order of telling by which what answers is parted from the thing's own mentions, where possible
+EDGE = 8  # the last of so many parts of a story does not tell what is asked for, where possible
 
 
 @dataclass
@@ -95,8 +92,7 @@ class World:
         return next(move for move in reversed(self.moves[who]) if held or move[0] < at)
 
 
-Ask = Callable[[random.Random, BabiPhrases, World, str], Question]
-"""Makes a question about a thing or a person."""
+Ask = Callable[[random.Random, BabiPhrases, World, str], Question]  # makes a question about a thing or a person
 
 
 @register_task("babi", suite="unmatched")

@@ -18,12 +18,9 @@ from sp.evals.text.tables import ADJECTIVES, BLIND, NOUNS, VERBS, table
 
 TABLES = table(__file__)
 
-FURTHER = 15
-"""Questions of a story besides the first."""
-NEAR = 2
-"""Places in the order of passages by which a function and what it refers to are parted, where possible."""
-MOST_LINES = 2
-"""Lines of a body besides the one that gives back."""
+FURTHER = 15  # questions of a story besides the first
+NEAR = 2  # places in the order of passages by which a function and what it refers to are parted, where possible
+MOST_LINES = 2  # lines of a body besides the one that gives back
 
 
 @dataclass(frozen=True)

@@ -113,14 +113,11 @@ FILLERS: dict[str, Callable[[random.Random], Iterator[Sentence]]] = {
     "table": partial(lines, table_line),
     "yaml": partial(lines, yaml_line),
     "log": partial(lines, log_line),
-}
-"""What surrounds a fact, by the kind of text."""
+}  # what surrounds a fact, by the kind of text
 
 
-ASKED, REVERSED = 10, 4
-"""Facts that a story asks for, and those it asks for by their values."""
-RUNS = 4, 24
-"""Sentences of one kind of filler where kinds mix."""
+ASKED, REVERSED = 10, 4  # facts that a story asks for, and those it asks for by their values
+RUNS = 4, 24  # sentences of one kind of filler where kinds mix
 
 
 @dataclass(frozen=True)

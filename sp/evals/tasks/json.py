@@ -93,12 +93,9 @@ FRESH = JsonPhrases(
 Who wrote the later parts had seen it; a filter keeps its frames out of them."""
 
 
-FURTHER = 15
-"""Questions of a story besides the first."""
-LARGEST = 6
-"""Words of a vocabulary."""
-TOPS = 2
-"""Fields of a record outside all groups."""
+FURTHER = 15  # questions of a story besides the first
+LARGEST = 6  # words of a vocabulary
+TOPS = 2  # fields of a record outside all groups
 
 
 class Group(NamedTuple):

@@ -45,20 +45,13 @@ FRESH = MrcrPhrases(**TABLES["fresh"], people=tuple(SURNAMES), syllables=tuple(S
 Who wrote the later parts had seen it; a filter keeps its frames out of them."""
 
 
-ALIKE = 4
-"""Pieces of the kind and topic that are asked for, in a story that has room for them."""
+ALIKE = 4  # pieces of the kind and topic that are asked for, in a story that has room for them
 ORDINALS = ("first", "second", "third")
-JUDGED = (0, 1, -1)
-"""Which of them examples ask for; a third would take more evidence than 5 % of 8,000 tokens hold."""
-SENTENCE_WORDS = 11
-"""Words of a sentence of a body, about."""
-EDGE = 8
-"""The first and last of so many parts of a story have none of those pieces, where it is long enough for that."""
-FURTHER = 15
-"""Questions of a story besides the first."""
-
-Pair = tuple[str, str]
-"""Kind and topic of a piece."""
+JUDGED = (0, 1, -1)  # which of them examples ask for; a third would take more evidence than 5 % of 8,000 tokens hold
+SENTENCE_WORDS = 11  # words of a sentence of a body, about
+EDGE = 8  # the first and last of so many parts of a story have none of those pieces, where it is long enough for that
+FURTHER = 15  # questions of a story besides the first
+Pair = tuple[str, str]  # kind and topic of a piece
 
 
 @register_task("mrcr", suite="unmatched")

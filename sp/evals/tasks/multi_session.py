@@ -30,8 +30,7 @@ KIN = (
     "tailor",
 )  # fmt: skip
 """Who a speaker may tell of: in every set of phrases the same, as the words of the frames are."""
-WHEN = 4
-"""One judged question in so many asks for the day of a session."""
+WHEN = 4  # one judged question in so many asks for the day of a session
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from sp.evals.text.filler import Sentence, filler, haystack
 from sp.evals.text.tables import NOUNS, compound_key, pseudo_word, uuid
 
 WORD = re.compile(r"[^\W_]+")
-KEY = "\0"
-"""Stands for the whole key, so that a run may hold it but its parts are no words of their own."""
+KEY = "\0"  # stands for the whole key, so that a run may hold it but its parts are no words of their own
 
 
 def words(text: str, key: str) -> list[str]:

@@ -20,8 +20,7 @@ from sp.evals.text.world import RELATIONS, capital, people, tell
 
 TABLES = table(__file__)
 
-ASIDES = 4
-"""Questions of each easier sort that a story has at most."""
+ASIDES = 4  # questions of each easier sort that a story has at most
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,7 @@ PREFIX = (
     " Answer: According to the chain(s) of variable assignment in the text above, {amount} variables are assigned the "
     "value {value}, they are:"
 )
-SHOT_LINES = 10
-"""Lines of noise in the worked example."""
+SHOT_LINES = 10  # lines of noise in the worked example
 
 
 @register_task("vt", suite="ruler")

@@ -18,12 +18,9 @@ from sp.evals.text.world import RELATIONS, Relation, capital, tell
 
 TABLES = table(__file__)
 
-UNKNOWN = "unknown"
-"""The answer where nothing was told."""
-TIMES = 3
-"""Values that a thing has on average; at least two, where the story has room."""
-EASIER = 5
-"""Things that easier questions ask of."""
+UNKNOWN = "unknown"  # the answer where nothing was told
+TIMES = 3  # values that a thing has on average; at least two, where the story has room
+EASIER = 5  # things that easier questions ask of
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,8 @@ def sample_paragraphs() -> tuple[tuple[str, ...], ...]:
     return tuple(paragraph for paragraph in paragraphs if paragraph)
 
 
-JITTER = 64
-"""Tokens over which a needle is moved at random, so that it lies anywhere in a block of 32 or 64."""
-ATTEMPTS = 48
-"""Sentences tried for the last few tokens."""
+JITTER = 64  # tokens over which a needle is moved at random, so that it lies anywhere in a block of 32 or 64
+ATTEMPTS = 48  # sentences tried for the last few tokens
 
 
 @dataclass(frozen=True)

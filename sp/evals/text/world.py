@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 
 SEED = 20_261
 THINGS = 600
-KINDS = 50
-"""Things of a relation, and kinds."""
+KINDS = 50  # things of a relation, and kinds
 
 ONSETS = "b br c d dr f fr g gr j n p pl pr qu r v w z".split()
-CODAS = "b bb ck d ff g gg m nd nk nx pp sh sk v x zz".split()
-"""How the syllables of a thing begin and end."""
+CODAS = "b bb ck d ff g gg m nd nk nx pp sh sk v x zz".split()  # how the syllables of a thing begin and end
 
 CRAFTS = """bleaching bottling brewing carving caulking churning climbing combing cooking digging drawing
 drilling dyeing engraving farming felling fishing fletching forging gardening gilding glazing grinding

@@ -57,8 +57,7 @@ class Tool:
         return {"id": f"call_{number}", "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
-TOOLBOX = {one["name"]: Tool(**one) for one in table(__file__)["tools"]}
-"""Tools by name."""
+TOOLBOX = {one["name"]: Tool(**one) for one in table(__file__)["tools"]}  # tools by name
 
 
 KINDS = {
@@ -67,11 +66,8 @@ KINDS = {
     "two": "two results, both of which are needed",
     "update": "a value that later results change; the last one counts",
     "named": "a fact of any result, by its own name: words match",
-}
-"""What questions are about. In all kinds but `named`, no rare word leads from the question to the value."""
-
-ATTEMPTS = 64
-"""Orders of tools that are tried."""
+}  # what questions are about. In all kinds but `named`, no rare word leads from the question to the value
+ATTEMPTS = 64  # orders of tools that are tried
 
 
 @dataclass(frozen=True)

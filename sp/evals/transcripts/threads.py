@@ -109,8 +109,7 @@ def near(texts: Sequence[str], link: Link) -> bool:
     return abs(texts.index(link.text) - texts.index(link.target_text)) <= min(NEAR, len(texts) - 2)
 
 
-FILES = 12
-"""Lines of a file that match a search, about."""
+FILES = 12  # lines of a file that match a search, about
 
 
 @THREADS.register("facts")
@@ -228,8 +227,7 @@ class RecordsThread(Thread):
         return first[half::2], *others
 
 
-PAIRS = 6
-"""Relatives of one speaker, about."""
+PAIRS = 6  # relatives of one speaker, about
 
 
 @THREADS.register("sessions")
@@ -279,8 +277,7 @@ class SessionsThread(Thread):
         return MultiSession().filler(rng, self.phrases)
 
 
-LATER = 0.5
-"""How often what is asked of is told once more in a result after the question, if one follows."""
+LATER = 0.5  # how often what is asked of is told once more in a result after the question, if one follows
 
 
 @THREADS.register("updates")

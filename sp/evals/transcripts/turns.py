@@ -26,10 +26,8 @@ from sp.prompt import DOCUMENT_MARK
 Message = Mapping[str, Any]
 """``role`` and ``content``, a text; an assistant's may have ``tool_calls``, a tool's has ``tool_call_id``."""
 
-TASK = "turns"
-"""What rows call the task."""
-CALL = "<tool_call>\n{}\n</tool_call>"
-"""How a call is said in words, as Hermes and Qwen write one."""
+TASK = "turns"  # what rows call the task
+CALL = "<tool_call>\n{}\n</tool_call>"  # how a call is said in words, as Hermes and Qwen write one
 TOOLS = "Tools:\n{}"
 
 
@@ -155,13 +153,10 @@ def signature(tool: Message) -> str:
     return f"{what['name']}({', '.join(what['parameters']['properties'])}): {what['description']}"
 
 
-RUNS = 1, 8
-"""Sentences of one thread's filler where a result has several."""
-FULLEST = 0.9
-"""Share of a result that its passages may take."""
+RUNS = 1, 8  # sentences of one thread's filler where a result has several
+FULLEST = 0.9  # share of a result that its passages may take
 MOST_TURNS = 20
-LEAST, MOST = 512, 8192
-"""Tokens of a result."""
+LEAST, MOST = 512, 8192  # tokens of a result
 
 
 def result(
@@ -207,16 +202,11 @@ def sizes(rng: random.Random, turns: int, room: int) -> list[int]:
     return [int(mean + (one - middle) / widest) for one in drawn]
 
 
-EACH = 12
-"""Tokens that a chat template puts round a message, at most."""
-MEAN = 3072
-"""Tokens of a turn where their number is not given."""
-HELD_OUT = {name: THREADS.build(name) for name in THREADS}
-"""Threads as examples have them."""
-A_TURN = 6
-"""Messages: request, call, result, note, question, answer."""
-SAID = 160
-"""Tokens of all these but the result, about."""
+EACH = 12  # tokens that a chat template puts round a message, at most
+MEAN = 3072  # tokens of a turn where their number is not given
+HELD_OUT = {name: THREADS.build(name) for name in THREADS}  # threads as examples have them
+A_TURN = 6  # messages: request, call, result, note, question, answer
+SAID = 160  # tokens of all these but the result, about
 
 
 @register_task(TASK)

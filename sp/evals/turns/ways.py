@@ -229,14 +229,12 @@ WAYS = {
     "cold": Way(partial(anew, compress=True), controls=True),
     "conversation": Way(asking(partial(Conversation, memory=ConversationOptions(recall="off"))), check=can_talk),
     "recall": Way(asking(Conversation), check=can_talk),
-}
-"""Ways by name, in the order in which tables have them."""
+}  # ways by name, in the order in which tables have them
 
 
 KEY = ("example", "way", "scorer", "selector", "decode", "keep_ratio", "positions", "mapping", "kv", "rotate", "seed")
 """What tells a row from all others of the same models."""
-THOUGHT = ("thinking", "reasoning_effort")
-"""Likewise, where rows have it."""
+THOUGHT = ("thinking", "reasoning_effort")  # likewise, where rows have it
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -330,8 +328,7 @@ def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:
 Line = dict[str, Any]
 
 CELL = ("tokens_asked", "way", "cell", "scorer", "selector", "keep_ratio")
-ALL = "all"
-"""Kind of the line that takes all kinds together."""
+ALL = "all"  # kind of the line that takes all kinds together
 COUNTS = ("prompt_tokens", "kept_tokens", *TOKENS)
 
 

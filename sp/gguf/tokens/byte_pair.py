@@ -20,8 +20,7 @@ from sp.gguf.tokens.text import Fragment, Written
 from sp.gguf.vocabulary import ADDED, Vocabulary
 
 CUT = re.compile("(?<=[A-Za-z0-9]) ")
-PIECE = 4096
-"""Characters of a part: a millisecond of work."""
+PIECE = 4096  # characters of a part: a millisecond of work
 
 
 def pieces(text: str, size: int = PIECE) -> list[str]:

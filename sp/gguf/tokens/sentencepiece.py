@@ -25,10 +25,8 @@ from sp.gguf.tokens.text import Fragment, Written
 from sp.gguf.vocabulary import ADDED, BYTE, LONGEST_PIECE, Vocabulary
 
 SPACE = "\u2581"
-PAIR_BITS = 22
-"""Of a hash of two characters; a clash only leaves a place uncut."""
-REMEMBERED, LONGEST_REMEMBERED = 1 << 17, 32
-"""Parts whose tokens are kept, and the characters of the longest of them."""
+PAIR_BITS = 22  # of a hash of two characters; a clash only leaves a place uncut
+REMEMBERED, LONGEST_REMEMBERED = 1 << 17, 32  # parts whose tokens are kept, and the characters of the longest of them
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 

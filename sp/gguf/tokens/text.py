@@ -20,13 +20,11 @@ END_NAMES = frozenset(
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
         *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
     }
-)
-"""Tokens that end a turn or a document whatever eos_token_id says, as in llama.cpp's ``src/llama-vocab.cpp``."""
+)  # tokens that end a turn or a document whatever eos_token_id says, as in llama.cpp's ``src/llama-vocab.cpp``
 CALLS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 """Where a vocabulary has either pair, ``<|end|>`` ends a message and not the turn."""
 
-Fragment = str | int
-"""A part of a text without special tokens, or the id of one."""
+Fragment = str | int  # a part of a text without special tokens, or the id of one
 
 
 def end_ids(vocabulary: Vocabulary) -> frozenset[int]:

@@ -174,8 +174,7 @@ class DeviceTables:
         counts.fill(0)
 
 
-AT_ONCE = 8192
-"""Most tokens that a layer with a window takes in one append."""
+AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
 
 
 @dataclass

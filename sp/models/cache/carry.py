@@ -15,8 +15,7 @@ from sp.models.cache.cache import Cache
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 ALIGN = 256
-STEPS = 8
-"""Rooms are at least this many times larger than the steps by which they grow: to pin memory takes long."""
+STEPS = 8  # rooms are at least this many times larger than the steps by which they grow: to pin memory takes long
 
 
 class HostRoom:
@@ -103,8 +102,7 @@ def wait() -> None:
     import_cupy().cuda.get_current_stream().synchronize()
 
 
-States = Mapping[int, tuple[Floats, Floats]]
-"""Inputs of the convolution and recurrent state, by recurrent layer."""
+States = Mapping[int, tuple[Floats, Floats]]  # inputs of the convolution and recurrent state, by recurrent layer
 
 
 def take_states(cache: Cache) -> States:

@@ -74,10 +74,8 @@ class Checkpoint:
             state.conv[...], state.recurrent[...] = conv, recurrent  # in place: trees know where they lie
 
 
-NEAR = 2
-"""Snapshots that stay on the device between turns: a turn goes back to one of the last two, or to an old one."""
-MOST_ON_DEVICE = 6
-"""While a turn reads."""
+NEAR = 2  # snapshots that stay on the device between turns: a turn goes back to one of the last two, or to an old one
+MOST_ON_DEVICE = 6  # while a turn reads
 
 
 class Snapshots:
@@ -149,8 +147,7 @@ def _is_there(state: tuple[Any, Any]) -> bool:
     return is_device(state[1])
 
 
-STEPS = 8
-"""Caches are at least this many times larger than the steps by which they grow."""
+STEPS = 8  # caches are at least this many times larger than the steps by which they grow
 SMALLEST = 256
 
 

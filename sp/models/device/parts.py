@@ -16,8 +16,7 @@ from sp.models.network.trunk import mapped
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Weight
 
-ALIGN = 512
-"""Of every array of a part in its one buffer, as the device's own allocations are."""
+ALIGN = 512  # of every array of a part in its one buffer, as the device's own allocations are
 
 Places = tuple[tuple[int, tuple[int, ...], Any], ...]
 

@@ -56,8 +56,7 @@ def _experts(block: Block, index: int) -> Experts:
     return block.ffn
 
 
-SLICE = 64 << 20
-"""Most bytes of a matrix that are staged at a time; whole tiles of rows."""
+SLICE = 64 << 20  # most bytes of a matrix that are staged at a time; whole tiles of rows
 Parts = TypeVar("Parts")
 
 

@@ -69,8 +69,7 @@ ALIASES = {
         "dflash_hidden_norm.weight",
     ),
     "output_norm.weight": ("output_norm.weight", "norm.weight"),
-}
-"""First our name, then those of GGUF dialects and of published checkpoints."""
+}  # first our name, then those of GGUF dialects and of published checkpoints
 PUBLISHED_PARTS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",

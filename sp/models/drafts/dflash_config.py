@@ -44,17 +44,12 @@ PUBLISHED = {
     "attention.value_scale": "attention_value_scale",
     "hidden_activation": "hidden_act",
     "expert_count": "num_experts",
-}
-"""What config.json calls a key, where it is not the same name."""
-DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
-"""Names of GGUF files that hold a draft."""
-MOST_SCALE = 1e6
-"""Of factors of embeddings and logits, which lie between some thousandths and some hundred."""
-MOST_JSON = 1 << 20
-"""Bytes of a config.json; published ones have some 2,000."""
+}  # what config.json calls a key, where it is not the same name
+DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")  # names of GGUF files that hold a draft
+MOST_SCALE = 1e6  # of factors of embeddings and logits, which lie between some thousandths and some hundred
+MOST_JSON = 1 << 20  # bytes of a config.json; published ones have some 2,000
 USE = "use the draft that was made for this target"
-MOST_PADDING = 1023
-"""Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""
+MOST_PADDING = 1023  # rows that an embedding may have beyond the tokens: models round them up, by less than this many
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_records)
 """Every record by its name, those registered later among them."""
 
 
-HOMES: dict[str, str] = {}
-"""The module that registered each, as its file is where a reader looks."""
+HOMES: dict[str, str] = {}  # the module that registered each, as its file is where a reader looks
 
 
 def register_architecture(record: Architecture) -> Architecture:

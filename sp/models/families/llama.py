@@ -22,8 +22,7 @@ from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
 
 FACTORS = "rope_freqs.weight"
-BASE = 1e4
-"""Of RoPE in files that do not say."""
+BASE = 1e4  # of RoPE in files that do not say
 
 
 @dataclass(frozen=True)

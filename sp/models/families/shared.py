@@ -12,8 +12,7 @@ from sp.models.file.rope_keys import read_rope, rope_metadata
 from sp.models.file.weights import TensorFile
 from sp.ops.rope import Pairing, Scaling
 
-MOST_EXPERTS = 1 << 12
-"""More than any model has."""
+MOST_EXPERTS = 1 << 12  # more than any model has
 
 
 def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:

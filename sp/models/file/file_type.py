@@ -44,8 +44,7 @@ _NARROW = {
     "Q5_0": ("Q4_K",),
     "Q5_1": ("Q5_K",),
     "Q8_0": ("Q6_K",),
-}
-"""Formats of 32 values for rows that are no whole blocks of 256, and what each stands in for, as llama.cpp has it."""
+}  # formats of 32 values for rows that are no whole blocks of 256, and what each stands in for, as llama.cpp has it
 
 _MORE_BITS = (
     "ffn_down.weight",
@@ -54,8 +53,7 @@ _MORE_BITS = (
     "attn_v.weight",
     "attn_qkv.weight",
 )
-_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight")
-"""Matrices that no file type packs: convolution taps and routers."""
+_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight")  # matrices that no file type packs: convolution taps and routers
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 _TURN = 16
@@ -80,8 +78,7 @@ _DYNAMIC: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]] = {
     "ffn_gate_shexp.weight": ("Q6_K", {}),
     "ffn_up_shexp.weight": ("Q6_K", {}),
     "ffn_down_shexp.weight": ("Q8_0", {}),
-}
-"""Of ``ud-q4_k_xl``: the format of a tensor, and others for layers whose number modulo 16 is listed."""
+}  # of ``ud-q4_k_xl``: the format of a tensor, and others for layers whose number modulo 16 is listed
 
 
 def file_type_id(file_type: str) -> int:

@@ -8,10 +8,8 @@ from typing import Any, Protocol
 from sp import values
 from sp.errors import ModelError
 
-MAX_SIZE = 1 << 24
-"""No width, count or head size of a real model comes near; a larger one is a damaged file."""
-MAX_BLOCKS = 1 << 12
-"""More blocks than any model has: a limit to what a damaged file can have listed."""
+MAX_SIZE = 1 << 24  # no width, count or head size of a real model comes near; a larger one is a damaged file
+MAX_BLOCKS = 1 << 12  # more blocks than any model has: a limit to what a damaged file can have listed
 
 
 class TensorShape(Protocol):

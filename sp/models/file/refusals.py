@@ -61,8 +61,7 @@ KINDS = {
     "gpt-oss": EXPERTS,
     "mixtral": EXPERTS,
     "deepseek2": EXPERTS,
-}
-"""What a piece of an architecture's name tells of files that sp does not run; the first that fits counts."""
+}  # what a piece of an architecture's name tells of files that sp does not run; the first that fits counts
 
 
 def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:

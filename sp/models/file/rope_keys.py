@@ -75,12 +75,9 @@ class AskedScaling:
         return replace(config, rope=rope, context=int(original * self.factor))
 
 
-MOST_FACTOR = 1 << 12
-"""More than any model is stretched by."""
-MOST_TURNS = 1e6
-"""Of YaRN's pairs within the original context: far beyond the 32 and 1 of its authors."""
-MOST_LOUDNESS = 16.0
-"""Of attention factors, which lie near 1: scores grow by the square."""
+MOST_FACTOR = 1 << 12  # more than any model is stretched by
+MOST_TURNS = 1e6  # of YaRN's pairs within the original context: far beyond the 32 and 1 of its authors
+MOST_LOUDNESS = 16.0  # of attention factors, which lie near 1: scores grow by the square
 
 
 def read_rope(

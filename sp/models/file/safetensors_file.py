@@ -16,10 +16,8 @@ from sp.values import shown
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
-MOST_HEADER = 8 << 20
-"""Bytes; the header of a checkpoint with ten thousand tensors takes one million."""
-LONGEST_NAME = 128
-"""Characters of a tensor's name; the longest of published checkpoints have some 80."""
+MOST_HEADER = 8 << 20  # bytes; the header of a checkpoint with ten thousand tensors takes one million
+LONGEST_NAME = 128  # characters of a tensor's name; the longest of published checkpoints have some 80
 
 
 @dataclass(frozen=True)

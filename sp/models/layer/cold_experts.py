@@ -46,8 +46,7 @@ def hit_rate(prompt: Ints, decoded: Ints, share: float) -> float:
     return hits / total if total else float("nan")
 
 
-ALIGN = 512
-"""Of every stack in a place, as the device's own allocations are."""
+ALIGN = 512  # of every stack in a place, as the device's own allocations are
 PLACES = 2
 
 
@@ -169,8 +168,7 @@ def rounded(nbytes: int) -> int:
 BY_NEED = MOST_NODES
 """Tokens up to which kernels read the experts that were chosen from host memory, and no layer is brought over: those of
 the largest tree, for a CUDA graph cannot hold copies that are begun ahead of it."""
-SHARES = (0.125, 0.25, 0.5)
-"""Of a layer's experts that hit rates are told of."""
+SHARES = (0.125, 0.25, 0.5)  # of a layer's experts that hit rates are told of
 
 
 class ColdExperts:

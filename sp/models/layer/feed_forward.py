@@ -103,8 +103,7 @@ class Experts:
     shared: SharedExpert | None
     cold: ColdLayer | None = None
 
-    down: ClassVar[None] = None
-    """Experts add up what they say themselves, see `Spoken`."""
+    down: ClassVar[None] = None  # experts add up what they say themselves, see `Spoken`
 
     @classmethod
     def take(cls, store: Store, index: int) -> Experts:

@@ -34,5 +34,4 @@ class LayerSpec:
     ffn: Callable[[Any, int], Any] | None = None
 
 
-PLAIN = LayerSpec()
-"""Of Qwen3."""
+PLAIN = LayerSpec()  # of Qwen3

@@ -31,8 +31,7 @@ from sp.ops.matmul.project import project_add, project_add_before
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Math, Weight
 
-OnAttention = Callable[[int, Floats, Cache], None]
-"""See `sp.models.run.hooks.Hooks`."""
+OnAttention = Callable[[int, Floats, Cache], None]  # see `sp.models.run.hooks.Hooks`
 
 
 @dataclass(frozen=True)
@@ -254,8 +253,7 @@ def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: in
     return attention_output(q, at, gate)
 
 
-CAUSAL = seen_words(np.tri(MOST_QUERIES, dtype=bool))
-"""Each of 64 tokens sees itself and those before it."""
+CAUSAL = seen_words(np.tri(MOST_QUERIES, dtype=bool))  # each of 64 tokens sees itself and those before it
 
 
 @kept
@@ -264,8 +262,7 @@ def _causal_on(device: int) -> Any:
     return import_cupy().asarray(CAUSAL)
 
 
-Half = tuple[Step, ...]
-"""Steps of half a layer; the last one joins it to the stream."""
+Half = tuple[Step, ...]  # steps of half a layer; the last one joins it to the stream
 
 
 def run(half: Sequence[Step], flow: Flow) -> None:

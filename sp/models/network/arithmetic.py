@@ -46,8 +46,7 @@ MOST_ERROR = 0.01
 Normal weights lose 0.69 % and normal inputs 0.70 %, loud channels apart (``eight_bit_errors``). A weight at the bound
 and inputs make 1.22 % of a product, which is below the 1.26 % of blocks of 32, as llama.cpp has them, with Q4_K.
 """
-SAMPLED = 16
-"""Rows of a weight that its error is taken from, evenly spaced: 320 groups of 5,120 inputs."""
+SAMPLED = 16  # rows of a weight that its error is taken from, evenly spaced: 320 groups of 5,120 inputs
 
 
 def is_faster(device: str) -> tuple[bool, str]:
@@ -103,8 +102,7 @@ AUTO: Final = "auto"
 AskedMath = Math | Literal["auto"]
 """What can be asked for: one of `Math`, or int8 where `sp.models.network.arithmetic` says so."""
 
-FEWEST_ROWS = 256
-"""Narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others."""
+FEWEST_ROWS = 256  # narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others
 
 FIRST_LAYERS = 2
 """So many layers at the start are multiplied in BF16, whatever is asked: their errors go through all later layers.
@@ -112,8 +110,7 @@ FIRST_LAYERS = 2
 ``eight_bit_large`` (``results/nvidia-h200/eight_bit_large.jsonl``) has how far 27B shapes in int8 are from BF16, by how
 many of their first layers are left in it."""
 
-ROUTER = "ffn_gate_inp.weight"
-"""Which experts are chosen hangs on small differences."""
+ROUTER = "ffn_gate_inp.weight"  # which experts are chosen hangs on small differences
 EXPERTS = "_exps.weight"
 
 

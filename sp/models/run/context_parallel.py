@@ -26,10 +26,8 @@ from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.expected_density import expected_density
 from sp.parallel.group import Card, Group
 
-MOST_TOGETHER = 65536
-"""Most tokens that a card of several projects together."""
-TOGETHER_BYTES = 1 << 30
-"""What the widest product of that many may take."""
+MOST_TOGETHER = 65536  # most tokens that a card of several projects together
+TOGETHER_BYTES = 1 << 30  # what the widest product of that many may take
 
 
 def tokens_together(model: Model) -> int:

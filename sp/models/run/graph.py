@@ -30,16 +30,11 @@ from sp.models.run.through import through
 from sp.ops.attention.paged_attention import FEW_QUERIES
 from sp.quant import Math
 
-MOST = 2048
-"""Tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it."""
-MOST_SHARED = 8192
-"""The same where cards share the model: one host launches for all of them, while each has less to do."""
-FEWEST = 3
-"""Tokens of the shortest, as many as a convolution remembers; see `keep_taps`."""
-SMALLEST = 16
-"""Tokens of the smallest graph."""
-KEPT = 16
-"""Graphs that are kept, those used last: all sizes up to `MOST`, and one that fits a full cache."""
+MOST = 2048  # tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it
+MOST_SHARED = 8192  # the same where cards share the model: one host launches for all of them, while each has less to do
+FEWEST = 3  # tokens of the shortest, as many as a convolution remembers; see `keep_taps`
+SMALLEST = 16  # tokens of the smallest graph
+KEPT = 16  # graphs that are kept, those used last: all sizes up to `MOST`, and one that fits a full cache
 
 Way = Literal["eager", "captured", "replayed"]
 """How a run was read: launch by launch, captured and then replayed for the first time, or replayed."""

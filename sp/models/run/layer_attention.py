@@ -20,8 +20,7 @@ from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention
 
-ByEnergy = FlashPrefill | TopDensity | BlockBudget
-"""Selectors that go by energies of blocks."""
+ByEnergy = FlashPrefill | TopDensity | BlockBudget  # selectors that go by energies of blocks
 
 
 class LayerAttention(Protocol):

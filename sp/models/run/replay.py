@@ -115,8 +115,7 @@ def _arrays(weights: list[Any] | None) -> list[Any]:
     return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
 
 
-Asked = tuple[Floats, Floats | None]
-"""Queries and gates of the layer that is next to attend."""
+Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is next to attend
 
 MOST_VALUES = 36864 * 1024
 """Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer

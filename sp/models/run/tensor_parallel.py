@@ -43,8 +43,7 @@ from sp.quant.repack import Repacked
 
 PART = 1024
 """Fewest tokens of a part; products of fewer are made in another way, and sums of them take no time to speak of."""
-ROUND = 128
-"""Parts begin at multiples of it, where pages and blocks of queries do."""
+ROUND = 128  # parts begin at multiples of it, where pages and blocks of queries do
 
 
 def middle(tokens: int) -> int:

@@ -31,8 +31,7 @@ from sp.parallel.group import Group
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
-POOL_BITS = 16
-"""Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
+POOL_BITS = 16  # Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers
 WHOLE = Share(0, 1)
 
 

@@ -27,8 +27,7 @@ from sp.models.synthetic.shapes import Plan, Shape, find_shape
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import F32, BlockFormat
 
-PIECE = 4 << 20
-"""Bytes drawn and written at a time."""
+PIECE = 4 << 20  # bytes drawn and written at a time
 
 
 def write_synthetic(

@@ -43,8 +43,7 @@ from sp.scoring.base import (
 
 Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
-MOST_QUESTION_TOKENS = 64
-"""Of a longer question only the last tokens are queries, for the memory of their weights."""
+MOST_QUESTION_TOKENS = 64  # of a longer question only the last tokens are queries, for the memory of their weights
 
 reduction_by = cache(Reduction)  # which are all alike, and checked when they are made
 
@@ -231,8 +230,7 @@ class Fold:
     _host: float = 0.0  # seconds that `add_layer` took, or
     _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
 
-    joined: ClassVar[bool] = True
-    """Whether the heads of a layer are folded into those of the layers before."""
+    joined: ClassVar[bool] = True  # whether the heads of a layer are folded into those of the layers before
 
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""

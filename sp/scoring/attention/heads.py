@@ -160,10 +160,8 @@ class RetrievalHeadsScorer(AttentionScorer):
         return importance_of(fold, self.read(request, take))
 
 
-LAST_QUERIES = 32
-"""Tokens at the end of a prompt that ask where no question is known."""
-DEPTH = 0.6
-"""Share of the attention layers before the second of the two that find most, untrained and unmeasured."""
+LAST_QUERIES = 32  # tokens at the end of a prompt that ask where no question is known
+DEPTH = 0.6  # share of the attention layers before the second of the two that find most, untrained and unmeasured
 
 
 @register_scorer("calibrated")

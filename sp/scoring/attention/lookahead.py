@@ -48,8 +48,7 @@ class LookaheadScorer(AttentionScorer):
     last prompt token counts.
     """
 
-    keeps: ClassVar[bool] = False
-    """What it generates would have to be forgotten, which recurrent layers cannot."""
+    keeps: ClassVar[bool] = False  # what it generates would have to be forgotten, which recurrent layers cannot
 
     queries: int = 8
     last: bool = True

@@ -102,8 +102,7 @@ class GemFilterScorer(ReweightedScorer):
         return weights
 
 
-RANK_OFFSET = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009)."""
+RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009)
 
 
 @register_scorer("head_vote")

@@ -23,19 +23,14 @@ from sp.scoring.calibration.record import Calibration, file_sha256, find_calibra
 from sp.trace import Reporter
 
 MOST_HEADS = 8
-SHARE = 0.05
-"""A needle is kept whose chunk is among so many of all."""
-CLEARLY = 2.0
-"""Standard errors by which another way of choosing has to be better, or a second layer may not be worse."""
-NEAR = 2
-"""Layers behind the first one among which a second one is looked for."""
-LEAST_KEPT = 0.2
-"""Share of needles kept, left out, below which heads are taken to find nothing."""
+SHARE = 0.05  # a needle is kept whose chunk is among so many of all
+CLEARLY = 2.0  # standard errors by which another way of choosing has to be better, or a second layer may not be worse
+NEAR = 2  # layers behind the first one among which a second one is looked for
+LEAST_KEPT = 0.2  # share of needles kept, left out, below which heads are taken to find nothing
 
 Unit = Literal["layers", "heads"]
 Rotary = Literal["none", "post"]
-Heads = Mapping[int, tuple[int, ...]]
-"""By place of an attention layer, its heads."""
+Heads = Mapping[int, tuple[int, ...]]  # by place of an attention layer, its heads
 
 
 @dataclass(frozen=True)
@@ -154,8 +149,7 @@ def _log_ranks(samples: Sequence[Sample], weights: Sequence[Floats]) -> Any:
     return np.stack([np.log1p(sample.rank(one.mean(axis=-1))) for sample, one in pairs])
 
 
-TOKENS = 1536
-"""Of a text."""
+TOKENS = 1536  # of a text
 TEXTS = {"cpu": 1, "cuda": 3}
 """Of each kind: what two cores read in half a minute with a drafter of 135M, and a GPU in some seconds."""
 

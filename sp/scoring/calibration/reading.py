@@ -56,8 +56,7 @@ PHRASINGS = (
     Phrasing("The spare {thing} lies {spot}.", "Where would one look for a second {thing}?"),
     Phrasing("After the merger the office at {place} kept {number} clerks.", "How many people still work in {place}?"),
     Phrasing("In the play it is {who} who poisons the duke.", "Which character murders the nobleman on stage?"),
-)
-"""The first half and the second half are never judged by what was chosen on themselves."""
+)  # the first half and the second half are never judged by what was chosen on themselves
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "who": (
@@ -98,8 +97,7 @@ def fill(phrasings: tuple[Phrasing, ...], rng: random.Random) -> list[Phrasing]:
     return filled
 
 
-Count = Callable[[str], int]
-"""Tokens of a text."""
+Count = Callable[[str], int]  # tokens of a text
 CODE_MODULES = ("argparse", "json.decoder", "textwrap", "csv", "heapq", "configparser", "difflib", "calendar")
 
 
@@ -191,11 +189,9 @@ def make_text(kind: str, phrasings: tuple[Phrasing, ...], tokens: int, count: Co
     return Text(kind, "".join(pieces), tuple(filled))
 
 
-HALVES = (("prose", "json"), ("code", "log"))
-"""Kinds of text that hide the first and the second half of the phrasings."""
+HALVES = (("prose", "json"), ("code", "log"))  # kinds of text that hide the first and the second half of the phrasings
 ROTATIONS = ("none", "post")
-PART = 0.5
-"""Share of what the fullest chunk holds of a needle that another one must hold to stand for it as well."""
+PART = 0.5  # share of what the fullest chunk holds of a needle that another one must hold to stand for it as well
 
 
 @dataclass(frozen=True)

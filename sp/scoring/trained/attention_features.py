@@ -78,14 +78,11 @@ class Pool(NamedTuple):
         return found
 
 
-FLOOR = 1e-2
-"""Share of the mean below which units count alike: what a head does not look at is noise in its logarithm."""
+FLOOR = 1e-2  # share of the mean below which units count alike: what a head does not look at is noise in its logarithm
 LEAST = 1e-4
 """Share of its attention below which a head looks at nothing in the document, whose ratios would be rounding."""
-NUMBERS = 4
-"""Features a head has of a unit, with or without rotary embedding."""
-OVER_HEADS = 2
-"""Features of a unit over all heads, likewise."""
+NUMBERS = 4  # features a head has of a unit, with or without rotary embedding
+OVER_HEADS = 2  # features of a unit over all heads, likewise
 
 Rotations = Literal["post", "none", "both"]
 

@@ -27,8 +27,7 @@ from sp.values import shown
 
 SCHEMA = "sp-scorer/1"
 EMBEDDED_SCORER = Path(str(files("sp") / "assets" / "scorer.safetensors"))
-MOST_BYTES = 64 << 20
-"""Of a file; the largest head on a drafter of 0.6B takes a hundredth."""
+MOST_BYTES = 64 << 20  # of a file; the largest head on a drafter of 0.6B takes a hundredth
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,8 @@ def shipped(kind: str) -> str:
 
 
 NEWTON_STEPS, CG_STEPS = 50, 200
-ENOUGH = 1e-7
-"""Decrease of the loss that a Newton step must promise to be taken."""
-CONSTANT = 1e-6
-"""Variance up to which a feature says nothing and gets no weight: scaled up it would be rounding."""
+ENOUGH = 1e-7  # decrease of the loss that a Newton step must promise to be taken
+CONSTANT = 1e-6  # variance up to which a feature says nothing and gets no weight: scaled up it would be rounding
 
 
 class Choice(NamedTuple):

@@ -29,10 +29,8 @@ from sp.trace import write_atomic
 from sp.values import shown
 
 SCHEMA = "sp-scoring-head/1"
-MOST_BYTES = 16 << 20
-"""Of a file: that of a drafter of 8B would have some 6 million."""
-SHIPPED = Path(str(files("sp") / "assets" / "scoring_heads"))
-"""Folder of those that come with sp."""
+MOST_BYTES = 16 << 20  # of a file: that of a drafter of 8B would have some 6 million
+SHIPPED = Path(str(files("sp") / "assets" / "scoring_heads"))  # folder of those that come with sp
 NAME = re.compile(r"(query|key|gate)\.(0|[1-9][0-9]{0,3})")
 
 
@@ -155,10 +153,8 @@ def head_for(config: ModelConfig, weights: str = "") -> ScoringHead:
     return head
 
 
-STEP, WINDOW = 8, 64
-"""Tokens from the start of a window to that of the next, and of a window."""
-SLICE = 1 << 16
-"""Tokens that are compared at once, whole steps: a bound on memory."""
+STEP, WINDOW = 8, 64  # tokens from the start of a window to that of the next, and of a window
+SLICE = 1 << 16  # tokens that are compared at once, whole steps: a bound on memory
 
 
 @dataclass
@@ -265,17 +261,12 @@ def _unit_length(rows: Any) -> Any:
     return rows / xp.sqrt((rows * rows).sum(axis=1, keepdims=True) + np.float32(1e-12))
 
 
-LONGEST = 64
-"""Tokens of a sentence, at most, that is compared as one."""
-ATTENTION = 0.25
-"""How much attention counts, of three parts with the same spread; see ``experiments/scoring_head``."""
-POOL = 13
-"""Tokens over which attention is averaged."""
+LONGEST = 64  # tokens of a sentence, at most, that is compared as one
+ATTENTION = 0.25  # how much attention counts, of three parts with the same spread; see ``experiments/scoring_head``
+POOL = 13  # tokens over which attention is averaged
 LOOKED_AT = Reduction("queries,heads,pool", "max", "max", POOL)
-FINENESS = 16
-"""Tokens of a chunk that scores can tell from the next."""
-LEAD = 2
-"""Tokens before the question, of the blank line, that ask with it, as the head learnt it."""
+FINENESS = 16  # tokens of a chunk that scores can tell from the next
+LEAD = 2  # tokens before the question, of the blank line, that ask with it, as the head learnt it
 
 
 @register_scorer("late_interaction")
@@ -312,8 +303,7 @@ class LateInteractionScorer(ReadingScorer):
 
     retrieves: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
-    calibrate: ClassVar[str] = "never"
-    """A head is looked up by the file alone; no measurement would bring one."""
+    calibrate: ClassVar[str] = "never"  # a head is looked up by the file alone; no measurement would bring one
 
     weights: str = ""
 

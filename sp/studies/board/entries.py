@@ -23,8 +23,7 @@ from sp.studies.sweep.cells import kind_of, strategy_name, strategy_order
 from sp.studies.sweep.provenance import EMBEDDED_WEIGHTS, files_sha256
 from sp.studies.sweep.store import Row, read_results, read_rows, session_facts
 
-KINDS: tuple[Kind, ...] = ("full", "scorer", "oracle", "control")
-"""In the order they are shown."""
+KINDS: tuple[Kind, ...] = ("full", "scorer", "oracle", "control")  # in the order they are shown
 
 WEIGHTS = re.compile(r"\bweights=(?P<file>\S+)")
 LEFT_OUT = re.compile(r"-without-(?P<task>[^/]+)\.safetensors$")
@@ -104,12 +103,9 @@ def _kind_of(row: Row) -> Kind:
     return "full" if row["cell"] < 0 else kind_of(str(row["scorer"]))
 
 
-TOLD = ("positions", "kv", "seed", "thinking", "reasoning_effort")
-"""Columns that `sp eval tasks` has an option for."""
-ASKED = re.compile(r" (thinking|reasoning_effort)=\S+")
-"""In a task's name in a sweep; it is told by their columns."""
-SILENT = ("mapping", "mark_omitted", "state_gaps")
-"""Columns that it has none for."""
+TOLD = ("positions", "kv", "seed", "thinking", "reasoning_effort")  # columns that `sp eval tasks` has an option for
+ASKED = re.compile(r" (thinking|reasoning_effort)=\S+")  # in a task's name in a sweep; it is told by their columns
+SILENT = ("mapping", "mark_omitted", "state_gaps")  # columns that it has none for
 DEFAULTS = {field.name: field.default for field in fields(RunOptions)} | {"thinking": None, "reasoning_effort": None}
 ROTATED = {True: "--rotate", False: "--no-rotate"}
 
@@ -167,8 +163,7 @@ def one_line(words: Sequence[str]) -> str:
 
 
 UNKNOWN = "models unknown"
-Interval = tuple[float, float, float]
-"""Mean difference of paired examples, and its 95 % interval by bootstrap."""
+Interval = tuple[float, float, float]  # mean difference of paired examples, and its 95 % interval by bootstrap
 
 
 @dataclass(frozen=True)

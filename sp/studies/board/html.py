@@ -185,8 +185,7 @@ def _escaped(name: str) -> str:
     return "".join(f"\\{letter}" if letter in "|*`<[" else letter for letter in " ".join(name.split()))
 
 
-FILTERS = ("pair", "task", "tokens", "keep", "kind")
-"""What entries can be filtered by."""
+FILTERS = ("pair", "task", "tokens", "keep", "kind")  # what entries can be filtered by
 HEADS = (
     "scorer", "kind", "task", "tokens", "keep", "n", "right %", "95 %", "to full", "to oracle", "evidence kept",
     "weights", "pair", "command",

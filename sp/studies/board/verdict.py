@@ -16,8 +16,7 @@ from sp.studies.sweep.located import Located
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import Device, Pair, Run, Sweep, TaskSpec, make_cell, with_drafter
 
-SUITE = "unmatched"
-"""Tasks whose questions share no words with their evidence."""
+SUITE = "unmatched"  # tasks whose questions share no words with their evidence
 FULL = "full"
 NEEDED, ALLOWED, ABOVE_CHANCE = 0.9, 0.1, 0.05
 """Shares of right answers: what the evidence must give, what words may give, and chance over the keep ratio."""

@@ -246,8 +246,7 @@ NOTES = {
     "dropped": "Dropped",
     "retrieval": "Retrieval",
     "selection": "Selection",
-}
-"""Lists of a report that say what should not go unsaid."""
+}  # lists of a report that say what should not go unsaid
 
 
 def _details(report: dict[str, Any]) -> Iterator[str]:
@@ -260,8 +259,7 @@ def _details(report: dict[str, Any]) -> Iterator[str]:
     yield from memory_lines(report["residency"])
 
 
-LONGEST = 160
-"""Characters of a needle in the list of needles."""
+LONGEST = 160  # characters of a needle in the list of needles
 STRIP = "The whole prompt: importance above, share kept in the middle, needles and question below. Press to go there."
 STYLE = """
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem; }

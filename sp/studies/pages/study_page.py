@@ -134,8 +134,7 @@ def _cell(value: Any) -> Cell:
     return Cell(shown, value)
 
 
-SHOWN_KEEP = (0.05, 0.1)
-"""Keep ratios of the detailed tables, if they were run; else the smallest one that was."""
+SHOWN_KEEP = (0.05, 0.1)  # keep ratios of the detailed tables, if they were run; else the smallest one that was
 MAPS_A_PAGE = 6
 
 
@@ -262,8 +261,7 @@ HEADS = (
 )  # fmt: skip
 TIMES = HEADS[-2:]
 WORDS = frozenset({"task"})
-MOST = 24
-"""Forest plots of one task or length, a keep ratio."""
+MOST = 24  # forest plots of one task or length, a keep ratio
 BY = {"task": "By task", "tokens_asked": "By prompt tokens"}
 HOW = (
     "Right answers in per cent with Wilson 95 % intervals; differences to the full prefill of the same examples in "

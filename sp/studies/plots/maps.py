@@ -31,12 +31,9 @@ MAPS: Mapping[str, tuple[int, type[np.generic]]] = {
     "by_layer": (2, np.floating),
     "by_head": (3, np.floating),
     "drafter_bytes": (2, np.integer),
-}
-"""Dimensions and kind of the arrays that are drawn."""
-MOST_ROWS, MOST_CHUNKS = 1 << 13, 1 << 17
-"""Layers times heads, and chunks, beyond those of any drafter and prompt."""
-TALLEST, LABELS = 60.0, 256
-"""Inches of the map of heads, and rows of a map that have a name."""
+}  # dimensions and kind of the arrays that are drawn
+MOST_ROWS, MOST_CHUNKS = 1 << 13, 1 << 17  # layers times heads, and chunks, beyond those of any drafter and prompt
+TALLEST, LABELS = 60.0, 256  # inches of the map of heads, and rows of a map that have a name
 MARKS = {"needle": NEEDLE, "question": QUESTION}
 
 
@@ -150,15 +147,11 @@ def _mark(axes: Axes, run: SavedRun) -> None:
 STATES = {"cached": "#1c7ed6", "kept": KEPT, "recalled": "#3b0a45", "dropped": "#dee2e6"}
 """What can have become of a token: before the target since an earlier turn, new, brought back, left out. Each is
 lighter or darker than the others by a third at least, so that they part without colour, too."""
-COLUMN = 3.35
-"""Inches of a column of a paper with two."""
+COLUMN = 3.35  # inches of a column of a paper with two
 DPI = 300
-CELLS = 360
-"""Columns of tokens that a row is drawn in, at most: more would be finer than print."""
-BAR = 0.66
-"""Height of a row, of 1."""
-MOST = 1 << 40
-"""Tokens of no transcript, so that a row with a wild number is refused."""
+CELLS = 360  # columns of tokens that a row is drawn in, at most: more would be finer than print
+BAR = 0.66  # height of a row, of 1
+MOST = 1 << 40  # tokens of no transcript, so that a row with a wild number is refused
 
 Doubles = npt.NDArray[np.float64]
 Runs = Sequence[Sequence[int]]

@@ -179,8 +179,7 @@ MEASURES = {
     "needle_margin": ("margin of the needle's chunk", (-1.0, 1.0)),
 }
 BINS = 10
-SINGLE = "*"
-"""Behind the value of a cell of one example, where others have more."""
+SINGLE = "*"  # behind the value of a cell of one example, where others have more
 
 Doubles = npt.NDArray[np.float64]
 

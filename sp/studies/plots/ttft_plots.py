@@ -34,8 +34,7 @@ STAGE_COLOURS = {
 MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
 """Colours of what a residency does beside the stages."""
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
-LONG = 2.5
-"""A full prefill longer than so many times the longest other bar gives those a panel of their own, enlarged."""
+LONG = 2.5  # a full prefill longer than so many times the longest other bar gives those a panel of their own, enlarged
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:

@@ -23,8 +23,7 @@ DEFAULTS = {
     each.name: each.default
     for each in fields(RunOptions)
     if each.name in (*COLUMNS, "decode") and each.name != "keep_ratio"
-}
-"""Options that are part of a strategy's name where they differ."""
+}  # options that are part of a strategy's name where they differ
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,7 @@ def serve_card(card: str, link: Connection, make_worker: Callable[[], Worker]) -
         link.send(worker.run(job))
 
 
-START_SECONDS = 120.0
-"""An actor that has not begun by then has no place in the cluster."""
+START_SECONDS = 120.0  # an actor that has not begun by then has no place in the cluster
 LOOK_SECONDS = 5.0
 
 Kind = Literal["GPU", "CPU"]

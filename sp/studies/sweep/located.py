@@ -139,8 +139,7 @@ def check_located(value: Located, expected: Any, name: str) -> Any:
 
 
 COMBINATORS = ("grid", "zip", "list")
-MOST = 2_000
-"""Combinations of a section."""
+MOST = 2_000  # combinations of a section
 
 Combination = dict[str, Located]
 

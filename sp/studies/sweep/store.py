@@ -148,8 +148,7 @@ def check_models(models: Mapping[str, Any], where: str) -> None:
 SCHEMA = 1
 KINDS = ("session", "row", "run", "failed")
 SUFFIXES = (".jsonl", ".jsonl.gz")
-MOST_UNPACKED = 200
-"""Times its size that a packed file may hold; rows have some twenty times."""
+MOST_UNPACKED = 200  # times its size that a packed file may hold; rows have some twenty times
 
 
 @dataclass(frozen=True)

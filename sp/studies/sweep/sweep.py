@@ -238,12 +238,10 @@ SECTIONS = ("pairs", "tasks", "cells")
 TOP, OF_TASKS = ({one.name: one for one in fields_of(keys)} for keys in (TopKeys, TaskKeys))
 WRITTEN = {one.name: one for one in fields_of(RunOptions) if one.option.written}
 STRATEGIES = {name: (registry, str(WRITTEN[name].default)) for name, registry in BY_NAME.items()}
-COMPRESS = "always"
-"""What cells do unless the file says otherwise."""
+COMPRESS = "always"  # what cells do unless the file says otherwise
 CELL_KEYS = (*WRITTEN, *(f"{name}." for name in STRATEGIES))
 MOST_RUNS = 100_000
-MOST_CELLS = 1_000_000
-"""Of all runs together, as each is checked and hashed with its cells."""
+MOST_CELLS = 1_000_000  # of all runs together, as each is checked and hashed with its cells
 TASK_KEYS = (*OF_TASKS, "task.")
 NUMBERS = {name: one for name, one in OF_TASKS.items() if name in ("tokens", "examples", "first", "per_run")}
 

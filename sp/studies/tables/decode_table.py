@@ -11,14 +11,12 @@ from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
 from sp.studies.tables.lookup import Record, age, markdown
 
-TableParts = tuple[str, list[str], list[list[str]], int]
-"""Title, heads, cells, and how many columns are text."""
+TableParts = tuple[str, list[str], list[list[str]], int]  # title, heads, cells, and how many columns are text
 
 NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
 SETTING = ("context", "kv", "path")
 """Of a configuration: what decoding costs and gives depends on it, so that different ones do not compare."""
-SHOWN = (4, 8, 15, 22, 63)
-"""Budgets on a page; all of them are in the pictures."""
+SHOWN = (4, 8, 15, 22, 63)  # budgets on a page; all of them are in the pictures
 
 
 def row_of(record: Record) -> dict[str, Any]:

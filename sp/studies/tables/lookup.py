@@ -12,8 +12,7 @@ GIB = float(1 << 30)
 LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
 """Paths of records that time a library in place of kernels of ours."""
 MARK = "†"
-OLD = "older_kernels"
-"""Key of a record whose kernels have changed since, see `sp.studies.tables.page`."""
+OLD = "older_kernels"  # key of a record whose kernels have changed since, see `sp.studies.tables.page`
 
 
 def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:

@@ -23,8 +23,7 @@ from sp.studies.tables.speed_table import (
 from sp.studies.tables.turn_page import turn_rows
 
 TOLD = re.compile(rf" {MARK}\[(?P<date>\S*) (?P<commit>\S*)\]")
-NAMED = 3
-"""Commits that a note names one by one."""
+NAMED = 3  # commits that a note names one by one
 
 
 def with_age(records: Sequence[Record]) -> list[Record]:

@@ -12,13 +12,11 @@ from sp.studies.tables.lookup import LIBRARIES, Record, age, find, markdown, met
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
 PROMPTS = (512, 8192, 32768, 131072)
-PORTABLE = 8192
-"""Tokens of the prefill that is also shown with the kernels for any card, and of other models."""
+PORTABLE = 8192  # tokens of the prefill that is also shown with the kernels for any card, and of other models
 OTHERS = {
     "27B in the UD-Q4_K_XL mix": {"shape": "qwen3.6-27b", "type": "ud-q4_k_xl"},
     "Llama 3.1 70B": {"shape": "llama-3.1-70b", "type": "q4_k_m"},
-}
-"""Further models, of which one prefill and decoding are shown."""
+}  # further models, of which one prefill and decoding are shown
 NO_SPEED = "No record of a whole model's speed; `sp bench model --record results` makes such records."
 NO_KERNELS = "No record of a kernel beside its library; the benchmarks below `tests/benchmarks` make such records."
 PRODUCT = {"m": 8192, "n": 17408, "k": 5120}
@@ -117,8 +115,7 @@ TARGET = f"{SHAPE}-q4_k_m.synthetic"
 OTHER_MIXTURES = {
     "35B-A3B in the UD-Q4_K_XL mix": {"shape": SHAPE, "type": "ud-q4_k_xl"},
     "Qwen3-30B-A3B": {"shape": "qwen3-30b-a3b", "type": "q4_k_m"},
-}
-"""Further models, of which one prefill and decoding are shown."""
+}  # further models, of which one prefill and decoding are shown
 KERNEL_TOKENS = 8192
 NO_MIXTURES = (
     "No record of a mixture's speed; `sp bench model --synthetic qwen3.6-35b-a3b --record results` makes some."

@@ -15,8 +15,7 @@ GROUPS = {
     "select": ("select", "compress"),
     "onload": ("onload target",),
     "prefill": ("target prefill",),
-}
-"""Columns of the table and the stages they add up; a stage not named here counts as `other`."""
+}  # columns of the table and the stages they add up; a stage not named here counts as `other`
 
 
 def row_of(record: Record) -> dict[str, Any]:

@@ -20,8 +20,7 @@ TURN_STAGES = {
     "recall": ("recall",),
     "onload": ("onload target",),
     "prefill": ("target prefill",),
-}
-"""Columns of the table and the stages they add up; a stage not named here counts as `other`."""
+}  # columns of the table and the stages they add up; a stage not named here counts as `other`
 USAGE = "cached", "kept", "recalled", "read", "drafted"
 
 
