@@ -341,6 +341,8 @@ def read_repeated(
     >>> read_repeated(load_model(embedded("drafter")), np.arange(600), np.arange(600), Hooks())  # on the CPU
     False
     """
+    if model.device != "cuda":
+        return False
     n, depth = len(ids), checked_depth(model, depth)
     most = MOST_ALONE[model.arithmetic.math]
     if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
