@@ -134,7 +134,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LONGEST", 1000)
+    monkeypatch.setattr(records, "LONGEST_LINE", 1000)
     for name, raw in (("a.jsonl", b'{"context": "' + b"x" * 2000), ("a.csv", b'queries,answer\n"' + b"x\n" * 2000)):
         path = tmp_path / name
         path.write_bytes(raw)

@@ -64,7 +64,7 @@ def test_answers_are_those_of_one_card(server: tool.Running, on_cards: tool.Runn
         assert (ours["message"], ours["finish_reason"]) == (theirs["message"], theirs["finish_reason"])
         if "logprobs" in changes:
             found, expected = ([one["logprob"] for one in each["logprobs"]["content"]] for each in (ours, theirs))
-            assert found == pytest.approx(expected, abs=1e-3)
+            assert found == pytest.approx(expected, abs=2e-3)
     assert got.json()["usage"]["completion_tokens"] == want.json()["usage"]["completion_tokens"]
 
 

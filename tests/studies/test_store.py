@@ -172,7 +172,7 @@ def test_duckdb_counts_a_run_of_two_shards_once_and_none_that_was_cut_off(tmp_pa
 
 
 def test_a_packed_file_cannot_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LONGEST", 1 << 16)
+    monkeypatch.setattr(store, "LONGEST_LINE", 1 << 16)
     path = tmp_path / "rows.jsonl.gz"
     fill(tmp_path / "rows.jsonl", "a")
     session = (tmp_path / "rows.jsonl").read_bytes().partition(b"\n")[0] + b"\n"

@@ -60,10 +60,10 @@ def test_a_budget_full_of_what_must_stay_is_told(entry, forced: int, keep: float
 
 
 def test_nothing_read_is_no_verdict(entry, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    from sp.commands.eval.tasks import show
+    from sp.commands.eval.tasks import show_verdicts
 
     none = {"full": dataclasses.replace(entry, accuracy=None)}
-    show([Verdict("t", 8192, 0.05, none)], 4, 0.05)
+    show_verdicts([Verdict("t", 8192, 0.05, none)], 4, 0.05)
     shown = capsys.readouterr().out
     assert "not measured" in shown
     assert "not: full" not in shown
