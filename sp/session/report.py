@@ -12,6 +12,7 @@ from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import CHUNK_BY_LAYER
+from sp.models.run.replay import MOST_ALONE, refusal
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
@@ -43,6 +44,7 @@ def told(
         "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
         "positions": position_lines(target, drafter, options.scorer, scored),
         "retrieval": [] if scored is None else retrieval_lines(drafter, options.scorer, scored),
+        "launches": launch_lines(drafter, scored),
         **others,
     }
     return {name: fact for name, fact in facts.items() if fact}
@@ -110,6 +112,17 @@ def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | Non
     if scored is not None and not scored.drafted.mask("question").any():
         lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens ask")
     return lines
+
+
+def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
+    """Why the launches of every layer of a drafter were planned anew, where a prompt is so short that this takes a host
+    longer than the device needs for them; see `sp.models.run.replay`."""
+    if drafter is None or scored is None or drafter.model.device == "cpu":
+        return []
+    model = drafter.model
+    short = len(scored.drafted) * model.config.hidden <= MOST_ALONE[model.arithmetic.math]
+    why = refusal(model) if short else None
+    return [] if why is None else [f"drafter: launches are planned layer by layer: {why}"]
 
 
 def calibrated_line(drafter: Loaded) -> str:

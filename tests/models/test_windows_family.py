@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from sp.models.run.tree import TreeReader
 from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
 from sp.quant import F32
+from sp.session.report import launch_lines
 
 N = 300  # windows of 70 end within pages and within runs of 64
 TOLERANCE = 2e-5  # of the largest logit
@@ -145,3 +148,13 @@ for path in ("sm_90a", "portable"):
 def test_every_launch_fits(tmp_path) -> None:
     path = gull.write(tmp_path / "gull.gguf", gull.tensors(), F32)
     walked(WALK, str(Path(__file__).parents[1]), str(path))
+
+
+def test_a_run_names_what_is_not_repeated(model, prompt) -> None:
+    """As if it were a drafter on the device, with a prompt that is short enough."""
+    on_device, drafted = copy(model), SimpleNamespace(drafted=range(N))
+    on_device.device = "cuda"
+    [line] = launch_lines(SimpleNamespace(model=on_device), drafted)
+    assert line == "drafter: launches are planned layer by layer: layer 0: its weights are not packed, as on the CPU"
+    assert launch_lines(SimpleNamespace(model=model), drafted) == []
+    assert launch_lines(SimpleNamespace(model=on_device), SimpleNamespace(drafted=range(1 << 20))) == []

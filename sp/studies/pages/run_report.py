@@ -245,6 +245,7 @@ NOTES = {
     "positions": "Positions",
     "dropped": "Dropped",
     "retrieval": "Retrieval",
+    "launches": "Launches",
     "selection": "Selection",
 }  # lists of a report that say what should not go unsaid
 
