@@ -57,8 +57,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one test. `read`: tokens of the last prefill by how they were read, see `prefill_graphs.Way`, if that
-    was asked; `refused`: why work that otherwise is a CUDA graph was launched kernel by kernel."""
+    """Samples of one test. `read`: tokens of the last prefill by how they were read, see `sp.models.run.graph.Way`, if
+    that was asked; `refused`: why work that otherwise is a CUDA graph was launched kernel by kernel."""
 
     test: Trial
     seconds: tuple[float, ...]  # one a repetition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from sp.models import (
     prefill_cost,
     read_by_layer,
 )
-from sp.models.run.replay import pays, refusal
+from sp.models.run.replay import _parts_of, pays, refusal
 from sp.models.run.tree import TreeReader
 from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
@@ -158,3 +159,9 @@ def test_a_run_names_what_is_not_repeated(model, prompt) -> None:
     assert line == "drafter: launches are planned layer by layer: layer 0: its weights are not packed, as on the CPU"
     assert launch_lines(SimpleNamespace(model=model), drafted) == []
     assert launch_lines(SimpleNamespace(model=on_device), SimpleNamespace(drafted=range(1 << 20))) == []
+
+
+def test_layers_with_a_window_are_not_recorded(model) -> None:
+    """Attention is recorded in one layer for all; who builds the layers need not tell the configuration of windows."""
+    assert _parts_of(model.trunk) == []
+    assert len(_parts_of(replace(model.trunk, blocks=model.trunk.blocks[2:3]))) == 1, "a layer without one"

@@ -65,11 +65,14 @@ class Model:
         See `ShardModel.agreed`; None of a model that nobody else has a share of.
     sharers : int
         Cards that have a share of it.
+    in_parts : callable or None
+        See `ShardModel.in_parts`; None of a model that nobody else has a share of.
     """
 
     captures = True
     sharers = 1
     agreed: Callable[[bool], bool] | None = None
+    in_parts: Callable[[Floats, Ints, Cache, Ints], Floats] | None = None
 
     def __init__(
         self,
@@ -208,12 +211,8 @@ class Model:
         return flow.x
 
     def parts_at(self, tokens: int) -> int:
-        """Where the second of two parts begins in which `in_parts` takes so many tokens; 0 where it does not."""
+        """Where the second of two parts begins in which `in_parts` takes so many tokens; 0 where they go in one."""
         return 0
-
-    def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
-        """Many tokens (n, hidden) through all layers but the last, where cards share the model; see its subclass."""
-        raise NotImplementedError(f"{self!r} takes tokens in one part")
 
     def join(self, x: Floats) -> None:
         """Behind each half of a layer, where cards share it: make x (n, hidden) of the parts that all of them have."""

@@ -165,12 +165,11 @@ class PrefillGraphs:
         """Through all layers but the last; in parts only in a graph, for they are twice as many launches."""
         inputs, cache = self._inputs.device, self._cache
         x, positions = self._model.embed(inputs["ids"][:size]), inputs["positions"][:size]
-        if capturing and self._model.parts_at(size):
+        if capturing and self._model.in_parts is not None and self._model.parts_at(size):
             x = self._model.in_parts(x, positions, cache, inputs["rest"])
-            cache.advance(-size)
-            return x
-        with padded(self._states, inputs["real"]):
-            x = through(self._model, x, positions, cache, stop=self._last)
+        else:
+            with padded(self._states, inputs["real"]):
+                x = through(self._model, x, positions, cache, stop=self._last)
         cache.advance(-size)  # on the device: how many of the tokens count, the caller knows
         return x
 

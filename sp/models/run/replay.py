@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from sp.arrays import Floats, Ints
@@ -48,9 +47,12 @@ def parts_of(model: Model) -> list[LayerParts]:
 
 def refusal(model: Model) -> str | None:
     """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be."""
-    if model.cold is not None:
-        return "experts of some layers wait in host memory"
-    for index, (mix, feed) in enumerate(model.layers):
+    return "experts of some layers wait in host memory" if model.cold is not None else model.of_trunk(_refusal_of)
+
+
+def _refusal_of(trunk: Trunk) -> str | None:
+    for index, block in enumerate(trunk.blocks):
+        mix, feed = block.steps()
         for step in (*mix, *feed):
             reads = step.reads()
             if reads is None:
@@ -66,26 +68,27 @@ def refusal(model: Model) -> str | None:
 
 
 def _parts_of(trunk: Trunk) -> list[LayerParts]:
+    if any(block.spec.window is not None for block in trunk.blocks):
+        return []  # attention is recorded in one layer for all
     found = []
     for block in trunk.blocks:
-        mix, feed = block.steps()
-        kind, at = (block.spec.rope, block.spec.activation), 2 if isinstance(mix[0], Qkv) else 0
-        known = [_read_by(mix[:1]), _read_by((*mix[2:], *feed))] if at else [None, None]
-        found.append(LayerParts(_part(known[0], ("enter", *kind)), _part(known[1], ("leave", *kind))))
+        (first, *rest), feed = block.steps()
+        kind, attends = (block.spec.rope, block.spec.activation), isinstance(first, Qkv)
+        enter, leave = (_read_by([first]), _read_by([*rest[1:], *feed])) if attends else (None, None)
+        found.append(LayerParts(_part(enter, ("enter", *kind)), _part(leave, ("leave", *kind))))
     return found
 
 
 def _read_by(steps: Sequence[Step]) -> list[Any] | None:
     """All that steps read, and nothing else: weights first; None where that is not known."""
-    reads = [step.reads() for step in steps]
-    if any(one is None for one in reads):
-        return None
-    every = list(chain.from_iterable(one for one in reads if one is not None))
-    matrices, vectors = (
-        [one for one in every if hasattr(one, "format")],
-        [one for one in every if not hasattr(one, "format")],
-    )
-    return [*matrices, *vectors] if all(isinstance(one, PackedWeight) for one in matrices) else None
+    every = list[Any]()
+    for step in steps:
+        reads = step.reads()
+        if reads is None:
+            return None
+        every += reads
+    every.sort(key=lambda one: not hasattr(one, "format"))
+    return every if all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format")) else None
 
 
 def _part(weights: list[Any] | None, side: tuple[Any, ...]) -> Part:

@@ -15,7 +15,7 @@ over all cards, for which the next half waits, and of two parts one is always fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -78,8 +78,8 @@ class ShardModel(Model):
     It does what a `Model` does, and each call waits for the same call on all cards. Logits are whole, and the same bits
     on every card, so that all choose the same tokens.
     `config`: with this card's heads and columns; caches hold no others. `trunk`: embedding and norms whole, of all else
-    this card's share; blocks are `ShardBlock`. `group`: whose cards share it. It lives as long as this, and so as long
-    as graphs of this. `others`: see `Model`.
+    this card's share; the `eps` of blocks is that of a stream over the number of cards. `group`: whose cards share it.
+    It lives as long as this, and so as long as graphs of this. `others`: see `Model`.
     """
 
     def __init__(
@@ -177,11 +177,9 @@ class ShardModel(Model):
 def _part(layers: Sequence[Halves], flow: Flow, real: Ints | None = None) -> Iterator[None]:
     """One part's way through layers; it stops whenever a sum has begun. Only `real` of its tokens count, if given."""
     for index, layer in enumerate(layers):
-        padded_states = (
-            [flow.cache.state(index)] if real is not None and index in flow.cache.config.delta_layers else []
-        )
+        states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
         for half in layer:
-            with padded(padded_states, real), this_card().turn():  # type: ignore[arg-type]
+            with nullcontext() if real is None else padded(states, real), this_card().turn():
                 run(half, flow)
             joined = this_card().begin_reduce(flow.x)
             yield
