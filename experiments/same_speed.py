@@ -42,7 +42,7 @@ def main() -> int:
     if given.old or given.new:
         return compare(given.old, given.new)
     found: dict[str, dict[str, Any]] = {}
-    for part in (products, target, drafter, requests):
+    for part in (products, target, drafter, requests, turns):
         if given.only and given.only not in part.__name__:
             continue
         start = time.perf_counter()
@@ -113,7 +113,7 @@ def target(repeats: int) -> Iterator[tuple[str, list[float]]]:
 
     loaded, trial = find("synthetic", "load")(TARGET, device="cuda"), find("Trial")
     decode_ms = 0.0
-    for tests, count in (([trial(8192), trial(4096, 128)], repeats), ([trial(LONG)], min(repeats, 3))):
+    for tests, count in (([trial(512), trial(8192), trial(4096, 128)], repeats), ([trial(LONG)], min(repeats, 3))):
         for timing in find("run_tests")(loaded.model, tests, count):
             per = timing.test.new or 1
             samples = [1e3 * seconds / per for seconds in timing.seconds]
@@ -139,12 +139,39 @@ def drafter(repeats: int) -> Iterator[tuple[str, list[float]]]:
 
 
 def requests(repeats: int) -> Iterator[tuple[str, list[float]]]:
-    """From text to the first token, compressed, and its decoding."""
+    """From text to the first token, compressed, and the stages of it."""
     from fingerprint.finding import defined, find
 
-    from sp.scoring import SCORERS
-
     measure = find("measure", "ttft" if "sp.bench.ttft" in defined()["measure"] else "request")
+    pair, options = opened()
+    document, example = find("sample", "studies")()
+    made = find("PromptMaker")(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
+    for tokens in (8192, LONG):
+        taken = [measure(pair, made.make(tokens, number), options) for number in range(repeats + 2)][2:]
+        yield f"first token of {tokens}", [1e3 * request.ttft_s for request in taken]
+        for stage in taken[0].stages:
+            yield f"first token of {tokens}: {stage}", [1e3 * request.stages.get(stage, 0.0) for request in taken]
+
+
+def turns(repeats: int) -> Iterator[tuple[str, list[float]]]:
+    """The first token of a turn of a conversation: 512 new tokens behind 32,768."""
+    from fingerprint.finding import find
+
+    pair, options = opened()
+    document, example = find("sample", "studies")()
+    maker = find("TranscriptMaker")(document, example.question, pair.target)
+    bench = find("TurnBench")(pair, maker, repeats=2 * repeats, policies=("conversation",))
+    for timing in bench.run([32768], 512, options, find("ConversationOptions")()):
+        if timing.error is not None:
+            raise RuntimeError(timing.error)
+        yield "a turn of 512 after 32768", [1e3 * turn.ttft_s for turn in timing.turns]
+
+
+def opened() -> tuple[Any, Any]:
+    """The pair on random weights, and how it is asked."""
+    from fingerprint.finding import find
+
+    from sp.scoring import SCORERS
 
     synthetic, pipeline = find("synthetic", "load"), find("Pipeline")
     pair = pipeline.assemble(
@@ -153,17 +180,9 @@ def requests(repeats: int) -> Iterator[tuple[str, list[float]]]:
         device="cuda",
         vram=None,
     )
-    pair = replace(pair, target=find("without_ends")(pair.target))
-    document, example = find("sample", "studies")()
-    made = find("PromptMaker")(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
     scorer = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.05})
     options = find("RunOptions")(keep_ratio=0.05, scorer=scorer, compress="always", max_new_tokens=32)
-    for tokens in (8192, LONG):
-        taken = []
-        for number in range(repeats + 2):
-            request = measure(pair, made.make(tokens, number), options)
-            taken.append(1e3 * request.ttft_s)
-        yield f"first token of {tokens}", taken[2:]
+    return replace(pair, target=find("without_ends")(pair.target)), options
 
 
 def compare(old: list[Path], new: list[Path]) -> int:
