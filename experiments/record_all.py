@@ -10,7 +10,7 @@
     python experiments/record_all.py --prune                    # of each record key leave the newest, as a test asks
 
 An item whose records are of today's kernels is passed over, so the same command goes on where the last one ended. No
-item is begun that would not end in time, by the seconds which `record_plan.py` states; one that takes longer is ended
+item is begun that would not end in time, by the seconds which `records.yaml` states; one that takes longer is ended
 with the time. Below --new stand results/<machine>/*.jsonl with the lines that are new, and the dispatch table if it is
 new: since hashes cover that table, take it over together with the records. In a copy without its git folder name the
 commit in SP_COMMIT. With --llama-bench PROGRAM --gguf FILE the peer is measured too.
@@ -29,8 +29,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
-from record_cards import several
-from record_plan import ROOT, TABLE, TESTS, Item, peer, plan
+from record_plan import ROOT, TABLE, TESTS, Item, peer, plan, several
 
 from sp.bench.record import prune, restate
 

@@ -44,7 +44,7 @@ def test_all_committed_records_of_the_card_are_in_the_plan(module: ModuleType) -
 
 def test_several_cards_have_items_of_their_own(module: ModuleType) -> None:
     """Records that two H100 left are what the items of two cards want, but for lengths that were not run."""
-    from record_cards import several
+    from record_plan import several
 
     assert several(1) == []
     items, folder = several(2), ROOT / "results" / "nvidia-h100-80gb-hbm3"
