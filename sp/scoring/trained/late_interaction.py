@@ -24,7 +24,6 @@ from sp.prompt.spans import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.heads import LAST_QUERIES
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ReadingScorer, ScoreRequest, densities, register_scorer
-from sp.scoring.trained.attention_features import Pool
 from sp.trace import write_atomic
 from sp.values import shown
 
@@ -201,23 +200,24 @@ class Space:
         """Queries (rows, heads, d) of the last tokens without rotary embedding; the ones given stay as they are."""
         return unrotate(q.copy(), self.positions[-self.rows :], self.model.config.rope)
 
-    def of_units(self, bounds: Ints) -> Floats:
-        """What each unit of tokens has, float32 (units,) from -1 to 1; waits for the device. `bounds` array (units +
-        1,): ascending; no unit is longer than `SLICE`.
+    def of_units(self, bounds: Ints) -> Any:
+        """What each unit of tokens has, float32 (units,) from -1 to 1, where the model is: on the device it is only
+        queued. `bounds` array (units + 1,): ascending; no unit is longer than `SLICE`.
         """
-        found, first = [], 0
+        xp, found, first = array_module(self.document), [], 0
         while first < len(bounds) - 1:
             last = max(int(np.searchsorted(bounds, bounds[first] + SLICE, "right")) - 1, first + 1)
-            part = bounds[first : last + 1]
-            alike = self._alike(int(part[0]), int(part[-1]))
-            found.append(self._weights @ Pool.of(part - part[0], alike).largest(alike.T))
+            part = bounds[first : last + 1] - bounds[first]
+            steps = xp.arange(int(np.diff(part).max()), dtype=np.int32)
+            ends = xp.asarray(part.astype(np.int32))  # few bytes, for which the host need not wait
+            inside = xp.minimum(ends[:-1, None] + steps, ends[1:, None] - 1)  # of short units the last token again
+            alike = self._alike(int(bounds[first]), int(bounds[last])).T
+            found.append(self._weights @ alike[:, inside].max(axis=-1))
             first = last
-        return self._on_host(found)
+        return xp.concatenate(found)
 
-    def of_windows(self, tokens: int) -> Floats:
-        """What the best of the windows has that hold a token, of the first so many; float32 (tokens,). Waits for the
-        device.
-        """
+    def of_windows(self, tokens: int) -> Any:
+        """What the windows have, of the first so many tokens, as `of_units`; `of_tokens` takes it from there."""
         xp, found = array_module(self.document), []
         for first in range(0, tokens, SLICE):
             alike = self._alike(first, min(first + SLICE, tokens))
@@ -230,9 +230,7 @@ class Space:
         while span < WINDOW // STEP:
             best = xp.maximum(best[:-span], best[span:])
             span *= 2
-        windows = self._on_host([best @ self._weights])
-        inside = np.lib.stride_tricks.sliding_window_view(windows, WINDOW // STEP)
-        return np.repeat(inside.max(axis=1), STEP)[:tokens]
+        return best @ self._weights
 
     def _alike(self, first: int, last: int) -> Any:
         """Cosines of tokens with asking tokens, float32 (last - first, rows)."""
@@ -245,9 +243,11 @@ class Space:
         weights = xp.exp(self.gates - self.gates.max())
         return weights / weights.sum()
 
-    def _on_host(self, parts: list[Any]) -> Floats:
-        found: Floats = np.asarray(on_host(array_module(self.document).concatenate(parts)), np.float32)
-        return found
+
+def of_tokens(windows: Floats, tokens: int) -> Floats:
+    """What the best of the windows has that hold a token, of the first so many; float32 (tokens,)."""
+    inside = np.lib.stride_tricks.sliding_window_view(windows, WINDOW // STEP)
+    return np.repeat(inside.max(axis=1), STEP)[:tokens]
 
 
 def _flat(rows: Any) -> Any:
@@ -336,8 +336,10 @@ class LateInteractionScorer(ReadingScorer):
         scores = np.zeros(n, np.float32)
         if start:
             bounds = units_of(request, start)
-            sentences = np.repeat(space.of_units(bounds), np.diff(bounds))
-            scores[:start] = joined((sentences, space.of_windows(start), fold.result()), (1, 1, ATTENTION))
+            queued = space.of_units(bounds), space.of_windows(start)  # all of it before the host waits for any
+            units, windows = (np.asarray(on_host(part), np.float32) for part in queued)
+            parts = np.repeat(units, np.diff(bounds)), of_tokens(windows, start), fold.result()
+            scores[:start] = joined(parts, (1, 1, ATTENTION))
         return Importance(
             scores, by_layer=chunk_means(scores[None], HEATMAP_CHUNK), densities=densities(attend), fineness=FINENESS
         )
