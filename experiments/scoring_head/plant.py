@@ -1,5 +1,7 @@
 """Invented facts hidden in text, as `hand.py` reads them: python plant.py facts.jsonl FOLDER/corpus.jsonl -o OUT
 
+``OUT/natural.jsonl`` has the same questions as ``sp eval natural --questions`` and ``sp train scorer`` read them.
+
 Each document is a piece of one text of ``corpus.jsonl`` with ten facts between its lines. A fact and its question were
 written by a language model that saw nothing of this project; facts of ``experiments/real`` are not among them.
 """
@@ -30,7 +32,7 @@ def main() -> None:
     rng.shuffle(long)
     (args.o / "docs").mkdir(parents=True)
     (args.o / "out").mkdir()
-    with (args.o / "out" / "questions.jsonl").open("w") as out:
+    with (args.o / "out" / "questions.jsonl").open("w") as out, (args.o / "natural.jsonl").open("w") as natural:
         for number, first in enumerate(range(0, len(facts), A_DOCUMENT)):
             size = rng.choice(SIZES)
             start = rng.randrange(len(long[number]) - size + 1)
@@ -39,6 +41,8 @@ def main() -> None:
             for one in facts[first : first + A_DOCUMENT]:
                 lines.insert(rng.randrange(1, len(lines)), one["fact"])
                 out.write(json.dumps({"doc": name, "question": one["question"], "quote": one["fact"]}) + "\n")
+                asked = {"document": f"docs/{name}", "question": one["question"]}
+                natural.write(json.dumps(asked | {"answers": [one["fact"]], "evidence": [one["fact"]]}) + "\n")
             (args.o / "docs" / name).write_text("\n".join(lines))
     print(len(facts), "facts")
 
