@@ -40,11 +40,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--maths", nargs="+", default=["bf16", "int8"])
+    parser.add_argument("--scorers", nargs="+", default=HOW)
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     text = "\n\n".join(path.read_text("utf8", "replace") for path in args.texts)
     for math in args.maths:
-        for scorer in HOW:
+        for scorer in args.scorers:
             options = [RunOptions(scorer=scorer)]
             pair = Pipeline.open(args.drafter, args.drafter, device="cuda", drafter_math=math,
                                  scorers=[one.scorer for one in options])  # fmt: skip
