@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "results" / "nvidia-h200"
-SCORERS = ("auto", "calibrated", "tail", "bm25", "lexical", "head_tail", "random", "oracle")
+SCORERS = ("auto", "probe", "lines", "calibrated", "tail", "bm25", "lexical", "head_tail", "random", "oracle")
 CONTROLS = ("bm25", "lexical", "head_tail", "random", "oracle")
 KINDS = {"natural": ("hard", "easy")} | dict.fromkeys(
     ("needles-6k", "needles-28k", "needles-60k", "needles-120k"), ("prose", "code", "jsonl")
@@ -17,23 +17,24 @@ KINDS = {"natural": ("hard", "easy")} | dict.fromkeys(
 def evidence() -> dict[tuple[str, str, str, float], dict[str, float]]:
     """Newest metrics by set, scorer, kind and keep ratio."""
     found = {}
-    for line in (ROOT / "results" / "intel-r-xeon-r-processor-2core" / "evidence.jsonl").open():
-        record = json.loads(line)
+    lines = [line for path in ROOT.glob("results/*/evidence.jsonl") for line in path.read_text().splitlines()]
+    for record in sorted(map(json.loads, lines), key=lambda one: one["date"]):
         config = record["config"]
-        found[config["set"], config["scorer"], config["kind"], config["keep_ratio"]] = record["metrics"]
+        scorer = config["scorer"].partition(" weights=")[0]
+        found[config["set"], scorer, config["kind"], config["keep_ratio"]] = record["metrics"]
     return found
 
 
 def table(name: str) -> list[str]:
     """Share kept whole, in percent, and its interval."""
     found, kinds = evidence(), KINDS[name]
-    keeps = sorted({key[3] for key in found if key[0] == name}, reverse=True)
+    keeps = sorted({key[3] for key in found if key[:2] == (name, "auto")}, reverse=True)
     count = {kind: found[name, "auto", kind, keeps[0]]["n"] for kind in kinds}
     columns = [(kind, keep) for keep in keeps for kind in kinds]
     lines = ["| scorer | " + " | ".join(f"{kind}, {keep:g}" for kind, keep in columns) + " |"]
     lines.append("| --- |" + " ---: |" * len(columns))
     lines.append("| full prefill (n) | " + " | ".join(f"100 ({count[kind]})" for kind, _ in columns) + " |")
-    for scorer in SCORERS:
+    for scorer in (one for one in SCORERS if (name, one, kinds[0], keeps[0]) in found):
         cells = []
         for kind, keep in columns:
             one = found[name, scorer, kind, keep]
