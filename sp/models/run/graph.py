@@ -26,7 +26,7 @@ from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging, why
-from sp.models.run.through import through
+from sp.models.run.hooks import through
 from sp.ops.attention.paged_attention import FEW_QUERIES
 from sp.quant import Math
 

@@ -13,13 +13,13 @@ from sp.kernels.repeats import Recording, Repeat, watched
 from sp.kernels.scratch import Scratch
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.config import ModelConfig
-from sp.models.layer.steps import Attend, Qkv, Step
+from sp.models.layer.steps import Attend, Qkv, Step, dense_attention
 from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace
-from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention
-from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk, checked_depth
+from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
+from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 
@@ -42,17 +42,16 @@ def parts_of(model: Model) -> list[LayerParts]:
     """All layers of a model; none where nothing can be repeated."""
     if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
         return []
-    return model.of_trunk(_parts_of)
+    return model.trunk.found(_parts_of)
 
 
 def refusal(model: Model) -> str | None:
     """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be."""
-    return "experts of some layers wait in host memory" if model.cold is not None else model.of_trunk(_refusal_of)
+    return "experts of some layers wait in host memory" if model.cold is not None else model.trunk.found(_refusal_of)
 
 
 def _refusal_of(trunk: Trunk) -> str | None:
-    for index, block in enumerate(trunk.blocks):
-        mix, feed = block.steps()
+    for index, (mix, feed) in enumerate(trunk.layers):
         for step in (*mix, *feed):
             reads = step.reads()
             if reads is None:
@@ -71,8 +70,7 @@ def _parts_of(trunk: Trunk) -> list[LayerParts]:
     if any(block.spec.window is not None for block in trunk.blocks):
         return []  # attention is recorded in one layer for all
     found = []
-    for block in trunk.blocks:
-        (first, *rest), feed = block.steps()
+    for block, ((first, *rest), feed) in zip(trunk.blocks, trunk.layers, strict=True):
         kind, attends = (block.spec.rope, block.spec.activation), isinstance(first, Qkv)
         enter, leave = (_read_by([first]), _read_by([*rest[1:], *feed])) if attends else (None, None)
         found.append(LayerParts(_part(enter, ("enter", *kind)), _part(leave, ("leave", *kind))))
@@ -346,7 +344,9 @@ def read_repeated(
     """
     if model.device != "cuda":
         return False
-    n, depth = len(ids), checked_depth(model, depth)
+    n, layers = len(ids), model.config.layers
+    depth = layers if depth is None else depth
+    model.check_loaded(depth)
     most = MOST_ALONE[model.arithmetic.math]
     if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
         return False
@@ -355,27 +355,19 @@ def read_repeated(
     ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
     made = {"device": model.device, "math": model.arithmetic.attention}
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
-    how = model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device]
+    how = model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None)
     with room_for(parts) as room:
-        x = model.embed(ids)
-        repeated = RepeatedLayers(Walk(*how, Pace(model, None)), x, 0, parts, room)
-        RepeatedWalk(*how, Pace(model, hooks.progress), hooks, repeated).through(x, depth, rows, finish=False)
-        del repeated  # nothing is left in the room
+        x, walk, pace = model.embed(ids), Walk(*how), Pace(model, hooks.progress)
+        repeated = RepeatedLayers(walk, x, 0, parts, room)
+        for layer in range(depth):
+            last = layer == depth - 1  # of it only what a hook is to see
+            asked = walk.enter(layer, x, min(rows, n), tell=False) if last else repeated.enter(layer)
+            if hooks.on_attention is not None:
+                hooks.on_attention(layer, asked[0], cache)
+            if not last:
+                repeated.leave(layer, repeated.attend(layer, asked))
+            cache.release(layer)
+            pace.done(n)
+        pace.done(n * (layers - depth), ahead=0)
+        del repeated, asked  # nothing is left in the room
     return True
-
-
-@dataclass(frozen=True)
-class RepeatedWalk(Walk):
-    """Layers one after the other as `repeated` takes them; of the last one only what a hook is to see."""
-
-    repeated: RepeatedLayers | None = None
-
-    def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
-        """See `Walk`."""
-        assert self.repeated is not None
-        asked = self.repeated.enter(index) if finish else self.enter(index, x, min(rows, len(x)), tell=False)
-        self.show(index, asked[0])
-        if finish:
-            self.repeated.leave(index, self.repeated.attend(index, asked))
-        self.pace.done(len(x))
-        return x[len(x) - rows :]
