@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sp.models.cache.cache import KV_FORMATS, Cache
-from sp.models.cache.delta_state import DeltaState
+from sp.models.cache.cache import KV_FORMATS, Cache, DeltaState
 from sp.models.cache.trail import Checkpoint, Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.device.load import load_model

@@ -13,8 +13,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.specs.sequence import ADVANCE_COUNTS
-from sp.models.cache.delta_state import DeltaState
-from sp.models.config import ModelConfig
+from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.gate_output import rotated_block
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, kv_commit
@@ -61,6 +60,61 @@ def cache_name(kv: str, rotate: bool | None) -> str:
     ('q4_0 rotated', 'f16')
     """
     return f"{kv} rotated" if rotates(kv, rotate) else kv
+
+
+@dataclass
+class DeltaState:
+    """Memory of one Gated DeltaNet layer: float32 whatever the format of the pages.
+
+    Attributes
+    ----------
+    conv : float32 (conv_kernel - 1, conv_dim)
+        The last inputs of the convolution, oldest first.
+    recurrent : float32 (value_heads, head_dim, head_dim)
+        The state S, key axis before value axis.
+    tokens : int
+        Tokens read so far.
+    real : int32 (1,), optional
+        How many of the tokens that pass it takes, see `padded`; all of them by default.
+    """
+
+    conv: Floats
+    recurrent: Floats
+    tokens: int = 0
+    real: Ints | None = None
+
+    @classmethod
+    def new(cls, sizes: DeltaConfig, device: Literal["cpu", "cuda"]) -> DeltaState:
+        """The state before the first token."""
+        zeros = np.zeros if device == "cpu" else import_cupy().zeros
+        return cls(
+            zeros((sizes.conv_kernel - 1, sizes.conv_dim), np.float32),
+            zeros((sizes.value_heads, sizes.head_dim, sizes.head_dim), np.float32),
+        )
+
+    def clear(self) -> None:
+        """Forget every token, in the same arrays."""
+        self.conv.fill(0)
+        self.recurrent.fill(0)
+        self.tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return int(self.conv.nbytes + self.recurrent.nbytes)
+
+
+@contextmanager
+def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
+    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds. `real`,
+    int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs."""
+    for state in states:
+        state.real = real
+    try:
+        yield
+    finally:
+        for state in states:
+            state.real = None
 
 
 class DeviceTables:

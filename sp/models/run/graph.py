@@ -20,8 +20,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.kernels.scratch import Scratch
-from sp.models.cache.cache import Cache
-from sp.models.cache.delta_state import padded
+from sp.models.cache.cache import Cache, padded
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model

@@ -72,48 +72,27 @@ def _parts_of(trunk: Trunk) -> list[LayerParts]:
     found = []
     for block, ((first, *rest), feed) in zip(trunk.blocks, trunk.layers, strict=True):
         kind, attends = (block.spec.rope, block.spec.activation), isinstance(first, Qkv)
-        enter, leave = (_read_by([first]), _read_by([*rest[1:], *feed])) if attends else (None, None)
-        found.append(LayerParts(_part(enter, ("enter", *kind)), _part(leave, ("leave", *kind))))
+        enter, leave = ([first], [*rest[1:], *feed]) if attends else ([], [])
+        found.append(LayerParts(_part(enter, "enter", *kind), _part(leave, "leave", *kind)))
     return found
 
 
-def _read_by(steps: Sequence[Step]) -> list[Any] | None:
-    """All that steps read, and nothing else: weights first; None where that is not known."""
-    every = list[Any]()
-    for step in steps:
-        reads = step.reads()
-        if reads is None:
-            return None
-        every += reads
-    every.sort(key=lambda one: not hasattr(one, "format"))
-    return every if all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format")) else None
-
-
-def _part(weights: list[Any] | None, side: tuple[Any, ...]) -> Part:
-    """A part that reads these, on that side of attention of such a layer."""
-    kind = _kind(weights)
-    return Part(kind and (*side, *kind), _arrays(weights))
-
-
-def _kind(weights: list[Any] | None) -> Any:
-    """What parts have in common that can be repeated with each other's arrays."""
-    if weights is None:
-        return None
-    found: list[Any] = []
-    for one in weights:
-        kept = getattr(one, "kept", None)
-        made = (one.format.name, one.math) if isinstance(one, PackedWeight) else ()
-        found.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
-    return tuple(found)
-
-
-def _arrays(weights: list[Any] | None) -> list[Any]:
-    """Where weights lie, and once each what several are kept in together."""
-    if weights is None:
-        return []
-    found = [one.data if isinstance(one, PackedWeight) else one for one in weights]
-    kept = {id(one.kept.rows): one.kept.rows for one in weights if isinstance(one, PackedWeight) and one.kept}
-    return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
+def _part(steps: Sequence[Step], *side: Any) -> Part:
+    """The part of some steps, on that side of attention of such a layer; where it is not known what they read, or
+    there are none, it cannot be repeated."""
+    reads = [step.reads() for step in steps]
+    every = sorted((one for some in reads for one in some or ()), key=lambda one: not hasattr(one, "format"))
+    packed = all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format"))
+    if not packed or not every or any(some is None for some in reads):
+        return Part(None, [])
+    kinds, arrays, together = list(side), list[Any](), dict[int, Any]()
+    for one in every:
+        made, kept = (one.format.name, one.math) if isinstance(one, PackedWeight) else (), getattr(one, "kept", None)
+        kinds.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
+        arrays.append(one.data if isinstance(one, PackedWeight) else one)
+        if kept:
+            together[id(kept.rows)] = kept.rows
+    return Part(tuple(kinds), arrays + [each for rows in together.values() for each in (rows.codes, rows.scales)])
 
 
 Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is next to attend
@@ -286,19 +265,16 @@ def _apart(array: Any) -> Any:
 
 
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
-    """Whether it pays to repeat launches for so many tokens, and all that is done is known to be launches."""
-    return pays(config, tokens, most) and _is_known(attend)
+    """Whether it pays to repeat launches for so many tokens, and `attend` is known to launch kernels of `sp` and to do
+    nothing else on the device, and the same in every layer."""
+    known = type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy)
+    return pays(config, tokens, most) and (known or attend is dense_attention)
 
 
 def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
     """Whether all layers attend alike, without gates, and the stream of so many tokens has at most `most` values."""
     alike = len(config.attention_layers) == config.layers and not config.gated and not any(config.windows)
     return alike and tokens * config.hidden <= most
-
-
-def _is_known(attend: Any) -> bool:
-    """Whether it launches kernels of `sp` and does nothing else on the device, and the same in every layer."""
-    return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy))
 
 
 MOST_ALONE = {Math.BF16: 8192 * 1024, Math.FP8: 8192 * 1024, Math.INT8: 16384 * 1024}
