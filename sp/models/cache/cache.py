@@ -405,7 +405,7 @@ class Cache:
                 "make it larger, or release layers as they finish"
             )
         table += [self._free.pop() for _ in range(count)]
-        self.peak_pages = max(self.peak_pages, self.pages_in_use)
+        self.peak_pages = max(self.peak_pages, len(self._k) - len(self._free))
         while len(table) < wanted:
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:

@@ -125,7 +125,9 @@ class Qkv:
         else:
             last = project(x[n - rows :], (m.q,), norm, f32 and f32[:1])
             found = (*last, *project(x, (m.k, m.v), norm, f32 and f32[1:]))
-        wide, k, v = found if m.biases is None else add_bias(found, m.biases)
+        if m.biases is not None:
+            found = add_bias(found, m.biases)
+        wide, k, v = found
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
         wide = wide.reshape(rows, c.heads, m.q.shape[0] // c.heads)
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)

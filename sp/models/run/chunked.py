@@ -124,8 +124,8 @@ def prefill(
         with model.queueing() if part.stop - part.start > 1 else nullcontext():
             begun = None if graphs is None else graphs.begin(ids[part], positions[part])
             if begun is None:
-                x, places = model.embed(ids[part]), model.place(positions[part])
-                x = through(model, x, places, cache, rows=wanted, hooks=hooks)
+                places = model.place(positions[part])
+                x = through(model, model.embed(ids[part]), places, cache, rows=wanted, hooks=hooks)
             else:
                 x = through(model, begun.x, begun.positions, cache, first=model.config.layers - 1, rows=wanted)
         pace.done(part.stop - part.start)

@@ -113,10 +113,10 @@ def through(
         for index in range(first, last + 1 if stop is None else stop):
             if index == last and rows is not None:
                 flow.rows = rows
-            model.pass_layer(layers[index], flow)
+            x = model.pass_layer(layers[index], flow)
             if hooks.after_layer is not None:
-                hooks.after_layer(index, model.whole(flow.x))
-    return flow.x
+                hooks.after_layer(index, model.whole(x))
+    return x
 
 
 def looked_at(arrays: Sequence[Any]) -> list[Any]:
