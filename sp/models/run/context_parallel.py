@@ -231,7 +231,9 @@ class _Reading:
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
         for which, stripe in enumerate(self.stripes.of(rank)):
-            places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
+            places, attend, behind = slice(*stripe), self.attend, self.stripes.tokens - stripe.stop
+            if isinstance(attend, SparseAttention):  # with nothing counted yet
+                attend = attend.before_end(-(-behind // BLOCK))
             chunk, positions = alike(stripe.stop - stripe.start, self.chunk), model.place(self.positions[places])
             walk = Walk(model, positions, cache, attend, chunk, Pace(model, None), self.hooks)
             x = model.embed(self.ids[places])
@@ -304,11 +306,6 @@ def _in_turn(progress: Progress | None) -> Progress | None:
             progress(amount)
 
     return tell
-
-
-def _before_end(attend: LayerAttention, tokens: int) -> LayerAttention:
-    """What attends for queries with so many tokens of the prompt behind them; a sparse one with nothing counted."""
-    return attend.before_end(-(-tokens // BLOCK)) if isinstance(attend, SparseAttention) else attend
 
 
 def _counted(attends: Sequence[LayerAttention]) -> dict[int, list[Read]]:
