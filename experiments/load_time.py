@@ -24,9 +24,8 @@ from sp.kernels import import_cupy
 from sp.kernels.device import require_device
 from sp.models import load_model
 from sp.models.file.file_type import file_type_id
-from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import find_shape, tensor_plan
-from sp.models.synthetic.synthetic import random_vector
+from sp.models.synthetic.synthetic import random_blocks, random_vector
 from sp.quant import F32, BlockFormat
 
 POOL = 16 << 20  # bytes of distinct blocks for each format and width

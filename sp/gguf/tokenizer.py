@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Bools, Bytes, Ints
 from sp.errors import GGUFError, PromptError
@@ -19,7 +21,7 @@ from sp.gguf.header import Value
 from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.sentencepiece import Pieces
-from sp.gguf.tokens.text import SpecialTokens, Written, end_ids
+from sp.gguf.tokens.text import Fragment, Written, end_ids
 from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 
 
@@ -87,6 +89,35 @@ class Encoding:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+class SpecialTokens:
+    """Finds the special tokens of a vocabulary in text; the longest where several begin."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        pairs = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        special = {token: index for index, (token, kind) in pairs if kind in ADDED and token}
+        # All text between two special tokens becomes one token that is none of them.
+        self._text = len(vocabulary.tokens)
+        self._finder = Backend(models.WordLevel({**special, "": self._text}, unk_token=""))
+        self._finder.add_tokens([AddedToken(token, normalized=False) for token in special])
+        self._any = bool(special)
+
+    def split(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> list[Fragment]:
+        """Fragments of a text, cut at the special tokens that lie wholly between plain parts (byte ranges)."""
+        fragments: list[Fragment] = []
+        begin = 0  # of the text since the last special token
+        gaps = zip([0, *(end for _, end in plain)], [*(start for start, _ in plain), len(raw)], strict=True)
+        for at, end in gaps if self._any else ():
+            text = raw[at:end].decode()
+            found = self._finder.encode(text, add_special_tokens=False)
+            for token, (first, last) in zip(found.ids, found.offsets, strict=True):
+                after = at + len(text[first:last].encode())
+                if token != self._text:
+                    fragments += [raw[begin:at].decode(), token]
+                    begin = after
+                at = after
+        return [part for part in (*fragments, raw[begin:].decode()) if part != ""]
 
 
 class Tokenizer:
@@ -179,21 +210,17 @@ class Tokenizer:
         lengths = self._lengths[index]
         ends = np.cumsum(lengths)
         ends, dropped = self._aligned(written, index, lengths, ends)
-        ends = written.text_ends(ends)
+        if written.begins is not None:
+            ends = written.text_ends(ends)
         if framed:
-            index, ends = self._frame(index, ends, len(raw))
+            bos, eos = self._around
+            if bos is not None and list(index[:1]) != [bos]:
+                index, ends = np.append(bos, index), np.append(0, ends)
+            if eos is not None and list(index[-1:]) != [eos]:
+                index, ends = np.append(index, eos), np.append(ends, len(raw))
         spans = np.zeros((len(ends), 2), np.int64)
         spans[:, 1], spans[1:, 0] = ends, ends[:-1]
         return Encoding(index, spans, dropped)
-
-    def _frame(self, index: Ints, ends: Ints, size: int) -> tuple[Ints, Ints]:
-        """Ids and ends with BOS and EOS, as the file wants them; neither is doubled."""
-        bos, eos = self._around
-        if bos is not None and list(index[:1]) != [bos]:
-            index, ends = np.append(bos, index), np.append(0, ends)
-        if eos is not None and list(index[-1:]) != [eos]:
-            index, ends = np.append(index, eos), np.append(ends, size)
-        return index, ends
 
     def _aligned(self, written: Written, index: Ints, lengths: Ints, ends: Ints) -> tuple[Ints, Ints]:
         """Where tokens end in the text as written, and the places in the text of bytes that no token spells. GGUFError:
@@ -209,7 +236,8 @@ class Tokenizer:
         if places is None:
             same = spelled[: len(wanted)] == wanted[:total]
             at = int(same.argmin()) if not same.all() else len(same)
-            at = max(0, int(written.text_ends(np.array([at + 1]))[0]) - 1)
+            if written.begins is not None:
+                at = max(0, int(written.text_ends(np.array([at + 1]))[0]) - 1)
             raise GGUFError(f"the vocabulary spells another text from byte {at} on; convert the model again")
         ends = np.append(0, places + 1)[ends]
         ends[-1:] = len(wanted)

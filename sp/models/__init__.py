@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from sp.models.cache.block_tables import KV_FORMATS
-from sp.models.cache.cache import Cache
-from sp.models.cache.delta_state import DeltaState
+from sp.models.cache.cache import KV_FORMATS, Cache, DeltaState
 from sp.models.cache.trail import Checkpoint, Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.device.load import load_model
 from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.families.base import ARCHITECTURES, Architecture, read_config, register_architecture
 from sp.models.file.rope_keys import AskedScaling, describe_window, needed_scaling, unscalable
+from sp.models.layer.steps import dense_attention
 from sp.models.network.arithmetic import Arithmetic, read_math
 from sp.models.network.cost import Cost, flops, prefill_cost
 from sp.models.network.model import Model
 from sp.models.run.chunked import Gaps, decode_step, prefill
 from sp.models.run.context_parallel import Cards, read_by_layer_on
 from sp.models.run.hooks import Hooks
-from sp.models.run.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.models.run.layer_attention import LayerAttention, SparseAttention
 from sp.models.run.layer_major import prefill_by_layer, prefill_sparse, read_by_layer, stream_by_layer
 from sp.models.run.replay import read_repeated
 from sp.models.shards.load_shards import load_shards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from sp.ops.rope import Rope
@@ -173,7 +174,7 @@ class ModelConfig:
     local_rope: Rope | None = None
     embedding_scale: float = 1.0
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Layers of the trunk."""
         return len(self.kinds)
@@ -183,17 +184,18 @@ class ModelConfig:
         """Query heads that share a kv head."""
         return self.heads // self.kv_heads
 
-    @property
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep keys and values."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "attention")
 
-    @property
+    @cached_property
     def delta_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
 
 
+@lru_cache(64)
 def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
-    """A model of only so many of the layers; all by default."""
+    """A model of only so many of the layers; all by default. Kept, as a break-even is looked for by it."""
     return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth], windows=config.windows[:depth])

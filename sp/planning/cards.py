@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Literal
 
 from sp.errors import unknown_name
-from sp.models.cache.block_tables import DEVICE_KV_FORMATS, KV_FORMATS
+from sp.models.cache.cache import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig, first_layers
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.memory import Stacks, held_weights, kv_bytes, least_cold, reading_bytes, scoring_bytes, state_bytes

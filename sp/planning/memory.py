@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.cache.block_tables import page_format
+from sp.models.cache.cache import page_format
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Tensor, layer_of
 from sp.models.layer.cold_experts import ring_bytes

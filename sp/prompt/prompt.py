@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -214,7 +215,7 @@ class Prompt:
         placed = in_bytes(text, [span for span in spans if span.end > span.start])
         return cls(text, tuple(placed), thinks, segments_of(found, turns))
 
-    @property
+    @cached_property
     def free(self) -> tuple[Segment, ...]:
         """What messages say that is not protected; of a text that is no chat, all of that."""
         taken = sorted((span.start, span.end) for span in self.spans if span.kind == "protected")
@@ -259,7 +260,7 @@ class TokenisedPrompt:
         for span in self.prompt.spans:
             if span.kind == kind:
                 hit[bisect_right(ends, span.start) : bisect_left(starts, span.end)] = True
-        if kind != "protected":
+        if kind != "protected" or self.prompt.text.isascii():
             return hit
         return with_characters(hit, character_starts(self.prompt.text.encode(), self.bytes))
 

@@ -98,21 +98,13 @@ def compress(
     mapping: Mapping,
     cut: Cut = Cut(),
 ) -> Compressed:
-    """The kept tokens and where they stand; see `Cut` for what else there is to say of them."""
+    """The kept tokens and where they stand; see `Cut` for what else there is to say of them. What is put in place of a
+    token, or in a gap, stands at the positions of what was left out there; a part that needs more of them than are free
+    stays the token it was.
+    """
     if mapping == "text_rejoin":
         ids = rejoin(prompt, kept, cut).tokenise(tokenizer).ids
         return Compressed(ids, np.arange(len(ids)), len(ids))
-    ids, index = pieced(prompt, kept, tokenizer, cut)
-    if positions == "original":
-        return Compressed(ids, index, len(prompt))
-    return Compressed(ids, np.arange(len(index)), len(index))
-
-
-def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut) -> tuple[Ints, Ints]:
-    """Ids and positions (m,) of the kept tokens, of marks in their gaps, and of parts of tokens encoded anew. What is
-    put in place of a token, or in a gap, stands at the positions of what was left out there; a part that needs more of
-    them than are free stays the token it was.
-    """
     index = kept.nonzero()[0]
     ids = prompt.ids[index]
     inserted = list(_parts(prompt, kept, tokenizer, cut.read)) if cut.read else []
@@ -121,15 +113,17 @@ def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut)
         for _, first, new in inserted:
             taken[first : first + len(new)] = True
         inserted += _marks(prompt, kept, taken, tokenizer, cut)
-    if not inserted:
-        return ids, index
-    gone = {token for token, *_ in inserted}
-    stay = np.array([token not in gone for token in index.tolist()], bool)
-    placed = [(first + number, one) for _, first, new in inserted for number, one in enumerate(new.tolist())]
-    places, new = np.array(placed, np.int64).T
-    index, ids = np.append(index[stay], places), np.append(ids[stay], new)
-    order = np.argsort(index, kind="stable")
-    return ids[order], index[order]
+    if inserted:
+        gone = {token for token, *_ in inserted}
+        stay = np.array([token not in gone for token in index.tolist()], bool)
+        placed = [(first + number, one) for _, first, new in inserted for number, one in enumerate(new.tolist())]
+        places, new = np.array(placed, np.int64).T
+        index, ids = np.append(index[stay], places), np.append(ids[stay], new)
+        order = np.argsort(index, kind="stable")
+        ids, index = ids[order], index[order]
+    if positions == "original":
+        return Compressed(ids, index, len(prompt))
+    return Compressed(ids, np.arange(len(index)), len(index))
 
 
 Insert = tuple[int, int, Ints]  # the token that goes (-1 for none), the first position, and the ids that come there

@@ -234,13 +234,13 @@ def may_be_over(
 
 
 def check_memory(
-    target: Loaded, tokens: int, options: RunOptions, budget: int | None, beside: int = 0, full: bool = False
+    target: Loaded, tokens: int, options: RunOptions, budget: int, beside: int = 0, full: bool = False
 ) -> None:
     """PromptError if a budget of device memory cannot hold what the target needs to read so many tokens and answer.
     What never leaves, a draft, takes `beside` bytes; with `full` the tokens are those of a full prefill.
     """
     new = options.max_new_tokens
-    if budget is None or (least := _held(target, tokens + new, options) + beside) <= budget:
+    if (least := _held(target, tokens + new, options) + beside) <= budget:
         return
     what = f"{tokens} tokens read by {target.path.name} and an answer of up to {new} take {least / 2**30:.2f} GiB"
     help_ = "leave the full prefill out (--no-full)" if full else "lower --keep-ratio"
@@ -250,9 +250,9 @@ def check_memory(
     )
 
 
-def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | None) -> None:
+def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int) -> None:
     """The same of who scores so many tokens, in its vocabulary: its weights, and their stream through its layers."""
-    if budget is None or scorer.oracle or isinstance(scorer, ModelFreeScorer):
+    if scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
     config, math = reader.model.config, reader.model.arithmetic.math
     rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
@@ -339,12 +339,7 @@ class Settled:
     decision: Decision
     fit: Fit
     fixed: Bools  # which of the tokens that no earlier turn decided are kept in any case
-
-    @property
-    def budget(self) -> int:
-        """New tokens that are kept at most."""
-        n = len(self.fixed)
-        return token_budget(self.options.keep_ratio, n, int(self.fixed.sum())) if self.decision.activated else n
+    budget: int  # new tokens that are kept at most
 
 
 def settle(
@@ -366,14 +361,15 @@ def settle(
         protected = fixed(prompt, len(present))
     if drafter is not None:
         scorer = scorer.chosen(drafter)  # once, not for every length that a break-even is looked for at
+    n, must = len(protected), int(protected.sum())
     # Times were measured with a target that reads densely.
     known = () if options.target_sparse else pipeline.break_evens
     measured = find_break_even(known, options.keep_ratio, scorer) if known else None
     decision = decide(
         target.model.config,
         drafter,
-        tokens=len(protected),
-        protected=int(protected.sum()),
+        tokens=n,
+        protected=must,
         keep_ratio=options.keep_ratio,
         compress=options.compress,
         fits=window.whole,
@@ -382,16 +378,17 @@ def settle(
         scorer=scorer,
         sparse=options.target_sparse,
     )
-    settled = Settled(options, decision, window, protected)
-    held = settled.budget + (0 if present is None else int(present.sum()))
+    most = token_budget(options.keep_ratio, n, must) if decision.activated else n
+    held = most + (0 if present is None else int(present.sum()))
     end = len(prompt) if options.positions == "original" else held
     if present is not None and end + options.max_new_tokens > target.model.config.context:
         raise over(target, end, options)
-    beside = pipeline.draft.nbytes if pipeline.draft else 0
-    check_memory(target, held, options, budget, beside)
-    if full and window.whole:
-        check_memory(target, len(prompt), options, budget, beside, full=True)
-    return settled
+    if budget is not None:
+        beside = pipeline.draft.nbytes if pipeline.draft else 0
+        check_memory(target, held, options, budget, beside)
+        if full and window.whole:
+            check_memory(target, len(prompt), options, budget, beside, full=True)
+    return Settled(options, decision, window, protected, most)
 
 
 def over(target: Loaded, end: int, options: RunOptions) -> PromptError:

@@ -10,7 +10,7 @@ from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Gaps, ModelConfig
-from sp.models.cache.block_tables import KVType, rotates
+from sp.models.cache.cache import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer

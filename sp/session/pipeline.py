@@ -291,7 +291,8 @@ class Pipeline(Pair):
         if settle(self, tokenised, options, full).decision.activated:
             reader = self.scoring_model(options)[1]
             drafted = request.tokenise_for_drafter(prompt, reader.tokenizer, self.target.tokenizer, Trace(), tokenised)
-            check_scoring(reader, len(drafted), options.scorer, self.residency.budget)
+            if (budget := self.residency.budget) is not None:
+                check_scoring(reader, len(drafted), options.scorer, budget)
 
     def score(
         self,

@@ -70,7 +70,8 @@ def answer(
         if memory is not None:
             waiting = memory.tokenise_for_drafter(pipeline, prompt, options)
         with trace.stage("tokenise") as stage:
-            tokenised = pipeline.tokenise(prompt) if memory is None else memory.tokens.target(prompt)
+            vocabulary = pipeline.target.tokenizer
+            tokenised = prompt.tokenise(vocabulary) if memory is None else memory.tokens.target(prompt)
             stage.tokens = len(tokenised)
         turn = None if memory is None else memory.turn(tokenised)
         settled = settle(pipeline, tokenised, options, full, None if turn is None else turn.present)
@@ -196,7 +197,8 @@ def score_tokens(
     cards = pipeline.cards if role == "drafter" and keys is None else None
     n, scorer = len(drafted), options.scorer
     new = n - (keys.trail.tokens if keys else 0)
-    check_scoring(reader, new, scorer, pipeline.residency.budget)
+    if (budget := pipeline.residency.budget) is not None:
+        check_scoring(reader, new, scorer, budget)
     if reader.trained is not None and n > reader.trained and not isinstance(scorer, ModelFreeScorer):
         reading = reader.for_prompt(n)
         trace.facts |= {"rope_needed": str(reading.needed)} if reading.needed else {}

@@ -13,7 +13,7 @@ from timed import keep
 from sp.bench.timing import spread
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import STORE
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.activations import swiglu
 from sp.ops.matmul import gemm_portable, gemm_sm90
 from sp.ops.matmul.packed import PackedWeight, pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Bytes, Floats
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.quant import BlockFormat, format_by_name
 
 ONLY_READ = ("Q3_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "MXFP4")

@@ -15,8 +15,7 @@ from file_rows import file_rows
 
 from sp.decode.base import greedy
 from sp.models import Model, load_model, prefill, prefill_by_layer
-from sp.models.layer.cold_experts import StackRing
-from sp.models.layer.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.layer.cold_experts import PinnedWeight, StackRing, allocate_pinned, pack_rows_pinned
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts import grouped

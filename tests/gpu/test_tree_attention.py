@@ -13,7 +13,7 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
-from sp.models.cache.block_tables import DeviceTables  # noqa: E402
+from sp.models.cache.cache import DeviceTables  # noqa: E402
 from sp.models.run.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
@@ -196,7 +196,7 @@ def test_counts_that_move_in_the_graph_itself(fmt, rotate):
     case = PagedCase.make(rng, most, 4, 256, fmt, rotate)
     q, words = rng.standard_normal((n, 24, 256)).astype(np.float16), seen_of(rng, "tree", n)
     device_q, seen, tables = cp.asarray(q), cp.asarray(words), DeviceTables(1, len(case.table))
-    at = case.device(tables.total(0))
+    at = case.device(tables.counts[0, 1:])
 
     def run():
         found = []

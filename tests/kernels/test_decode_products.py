@@ -15,7 +15,7 @@ from host_code import aligned, compiled, pointer
 
 from sp.kernels.specs.matmul import gemm_small_m, gemv
 from sp.kernels.specs.matmul.epilogue import STORE
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.matmul.fragment_order import pack_numpy, plane_offsets
 from sp.quant import BlockFormat, format_bits, format_by_name, kernel_formats
 

@@ -12,7 +12,7 @@ import pytest
 from host_code import aligned, compiled
 
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.byte_rows.rows import ByteKind, round_rows
 from sp.ops.matmul.packed import pack, unpack
 from sp.quant import BF16, BlockFormat, format_by_name

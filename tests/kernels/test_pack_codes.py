@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from host_code import aligned, compiled, pointer
 
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.matmul.fragment_order import pack_numpy
 from sp.quant import format_by_name
 

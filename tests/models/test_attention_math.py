@@ -28,7 +28,8 @@ dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
 from sp.models import Hooks, load_model, read_by_layer
-from sp.models.run.layer_attention import SparseAttention, dense_attention
+from sp.models.layer.steps import dense_attention
+from sp.models.run.layer_attention import SparseAttention
 from sp.ops.sparse.flashprefill import TopDensity
 found = []
 for path in ("sm_90a", "portable"):

@@ -9,7 +9,7 @@ import pytest
 
 from sp.errors import ConfigError, PromptError
 from sp.models import Cache, DeltaConfig, ModelConfig
-from sp.models.layer.steps import attended
+from sp.models.layer.steps import dense_attention
 from sp.ops import hadamard
 from sp.ops.attention.attention import attention
 from sp.ops.rope import Rope
@@ -158,9 +158,7 @@ def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
     cache.append(0, k, v)
     keys, _ = cache.gather(0)
     assert np.abs(keys - k).max() > 0.5, "keys are stored rotated"
-    np.testing.assert_allclose(
-        attended(cache.stored(0), q, None, cache.math).reshape(q.shape), attention(q, k, v), atol=3e-6
-    )
+    np.testing.assert_allclose(dense_attention(cache, 0, q, None).reshape(q.shape), attention(q, k, v), atol=3e-6)
     np.testing.assert_allclose(cache.keys(0), k, atol=3e-6)
     logits = np.einsum("nkgd,tkd->nkgt", q.reshape(50, HEADS, 2, d), k)
     turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.stored(0).key_block).reshape(50, HEADS, 2, d), keys)
@@ -180,7 +178,7 @@ def test_quantised_caches_are_rotated_whatever_the_head_size_and_others_are_not(
         cache = Cache(config, 200, "q4_0", rotate=rotate)
         cache.append(0, k, v)
         assert cache.stored(0).rotated is (rotate is not False)
-        errors[rotate] = np.abs(attended(cache.stored(0), q, None, cache.math).reshape(q.shape) - exact).mean()
+        errors[rotate] = np.abs(dense_attention(cache, 0, q, None).reshape(q.shape) - exact).mean()
     assert errors[None] == errors[True] < errors[False]
     assert not any(Cache(config, 200, kv).stored(0).rotated for kv in ("f16", "f32"))
 
@@ -197,7 +195,7 @@ def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
         cache = Cache(DENSE, 400, "q4_0", rotate=rotate)
         cache.append(0, k, v)
         keys, _ = cache.gather(0)
-        found = attended(cache.stored(0), q, None, cache.math).reshape(q.shape)
+        found = dense_attention(cache, 0, q, None).reshape(q.shape)
         # Keys alone, so that the error of 4-bit values does not hide the difference.
         turned = hadamard(q, cache.stored(0).key_block) if rotate else q
         logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((turned, keys), (q, k))]

@@ -32,7 +32,7 @@ from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.device.parts import Parts, arrays_of
 from sp.models.layer import feed_forward as experts
 from sp.models.run.tree import TreeReader
-from sp.models.layer.pinned_weight import PinnedWeight
+from sp.models.layer.cold_experts import PinnedWeight
 
 def stacks(block):
     return (*block.ffn.into, block.ffn.down_stack)

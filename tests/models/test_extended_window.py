@@ -114,7 +114,7 @@ def test_models_of_the_same_weights_differ_in_rope_alone() -> None:
 def test_weights_that_move_do_so_for_all_models_of_them() -> None:
     model = load_model(embedded("drafter"))
     other = model.with_rope(replace(model.config.rope, scaling=LinearScaling(2.0)))
-    found = model.of_trunk(lambda trunk: [trunk])
+    found = model.trunk.found(lambda trunk: [trunk])
     model.trunk = replace(model.trunk)
     assert other.trunk is model.trunk is not found[0]
     other.trunk = found[0]

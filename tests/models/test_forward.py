@@ -237,6 +237,6 @@ def test_bad_options_and_steps(model) -> None:
     with pytest.raises(PromptError, match="9 tokens do not fit"):
         decode_step(model, 1, 8, cache)
     with pytest.raises(PromptError, match="vocabulary"):
-        model.embed(np.array([VOCAB]))
+        decode_step(model, VOCAB, 8, model.new_cache(1))
     with pytest.raises(PromptError, match="positions"):
         model.layer(0, model.embed(ids), ids[:-1], model.new_cache(8))

@@ -13,7 +13,7 @@ from dry_walk import walked
 from outside_format import outside_format, write_outside
 
 from sp.models import load_model, prefill
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.planning.inspect import inspect_file
 from sp.quant import BlockFormat, registry
 

@@ -22,7 +22,7 @@ dry_device.install()
 import cupy
 import numpy as np
 from sp.models.layer.cold_experts import _Place, ring_bytes, StackRing
-from sp.models.layer.pinned_weight import allocate_pinned
+from sp.models.layer.cold_experts import allocate_pinned
 from sp.quant import Q8_0
 
 class Ordered(dry_device.Stream):

@@ -15,9 +15,8 @@ from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.template import chat_template, render_chat
 from sp.models import load_model, prefill, read_config
 from sp.models.file.file_type import FILE_TYPES
-from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
-from sp.models.synthetic.synthetic import write_synthetic
+from sp.models.synthetic.synthetic import random_blocks, write_synthetic
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import FORMATS, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 

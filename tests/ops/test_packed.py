@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sp.errors import ModelError
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.matmul.fragment_order import pack_numpy, plane_offsets, unpack_numpy
 from sp.ops.matmul.packed import pack, pack_rows, unpack
 from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name, kernel_formats

@@ -10,7 +10,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.kernels.packings import packings_header
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.quant import (
     BF16,
     F16,

@@ -10,7 +10,7 @@ import pytest
 from quant_samples import writes
 
 from sp.errors import ConfigError
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.quant import BF16, F16, F32, FORMATS, IQ3_S, Q4_K, Q8_0, BlockFormat, Weight, format_by_name
 
 every = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)

@@ -18,7 +18,7 @@ from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS, Selection, SelectionRequest, Selector
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, embedded
-from sp.session.compress import PART, Cut, Shown, pieced
+from sp.session.compress import PART, Cut, Shown, compress
 from sp.session.memory import Slots, message_ends, message_starts
 from sp.session.recall import Planner, runs_of, whole_sentences
 
@@ -114,7 +114,7 @@ def test_a_first_turn_reads_what_a_run_reads(pair: Pipeline, selector: Selector 
     _, selection = pair.select(pair.score(found.prompt, talk.options), found.prompt, talk.options)
     assert selection.read
     tokenizer = pair.target.tokenizer
-    ids, _ = pieced(found.prompt, selection.kept, tokenizer, Cut(selection.read))
+    ids = compress(found.prompt, selection.kept, tokenizer, "original", "byte_span", Cut(selection.read)).ids
     assert read(talk, talk.slots.first(found.usage.held)) == tokenizer.decode(ids[ids != tokenizer.bos_id])
 
 

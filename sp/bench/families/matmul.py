@@ -12,7 +12,7 @@ import numpy as np
 from sp.bench.cases import Case, bf16, family, normal, paths
 from sp.kernels import current_path, import_cupy
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
-from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.byte_rows.loud import loud_channels
 from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_weights
 from sp.ops.matmul import gemm_bytes_narrow_sm90, gemm_bytes_portable, gemm_bytes_sm90

@@ -90,7 +90,7 @@ def bench_decode(
     from sp.bench.ttft import without_ends
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
-    from sp.models.cache.block_tables import cache_name
+    from sp.models.cache.cache import cache_name
 
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
         check_folder(folder, option)

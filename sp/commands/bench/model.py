@@ -17,7 +17,7 @@ from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
-from sp.models.cache.block_tables import KVType
+from sp.models.cache.cache import KVType
 from sp.scoring.base import Sparse
 from sp.session.options import MathName
 
@@ -62,7 +62,7 @@ def bench_model(
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
-    from sp.models.cache.block_tables import cache_name
+    from sp.models.cache.cache import cache_name
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):

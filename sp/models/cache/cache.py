@@ -2,27 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError, PromptError
-from sp.kernels import device_errors
-from sp.models.cache.block_tables import BlockTables, PagePool, page_format, ring_pages, rotates
-from sp.models.cache.delta_state import DeltaState
-from sp.models.config import ModelConfig
+from sp.errors import ConfigError, PromptError, unknown_name
+from sp.kernels import device_errors, import_cupy
+from sp.kernels.specs.sequence import ADVANCE_COUNTS
+from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
-from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.gate_output import rotated_block
+from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, kv_commit
 from sp.ops.attention.paged_kv import PagedKV
-from sp.quant import Math
+from sp.quant import BlockFormat, Math, format_by_name
+
+KVType = Literal["f32", "f16", "q4_0"]
+KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
+QUANTISED_KV = tuple(name for name, fmt in KV_FORMATS.items() if fmt.block_size > 1)
+DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
+
+
+def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cuda"]) -> BlockFormat:
+    """How a cache of that name packs heads of a size; ConfigError if it cannot, or cannot rotate them.
+
+    >>> page_format("q4_0", 128, True, "cuda").name
+    'Q4_0'
+    """
+    if kv not in KV_FORMATS:
+        raise unknown_name("KV format", kv, KV_FORMATS)
+    if device == "cuda" and kv not in DEVICE_KV_FORMATS:
+        raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
+    fmt = KV_FORMATS[kv]
+    if head_dim % fmt.block_size:
+        raise ConfigError(
+            f"KV format {kv} packs {fmt.block_size} values a block, which does not divide the head size "
+            f"{head_dim}; use f16 or f32"
+        )
+    if rotate and rotated_block(head_dim) == 1:
+        raise ConfigError(f"heads of {head_dim} values cannot be rotated, for their size is odd; leave --rotate out")
+    return fmt
+
+
+def rotates(kv: str, rotate: bool | None) -> bool:
+    """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
+    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated."""
+    return kv in QUANTISED_KV if rotate is None else rotate
+
+
+def cache_name(kv: str, rotate: bool | None) -> str:
+    """A cache as records name it.
+
+    >>> cache_name("q4_0", None), cache_name("f16", None)
+    ('q4_0 rotated', 'f16')
+    """
+    return f"{kv} rotated" if rotates(kv, rotate) else kv
+
+
+@dataclass
+class DeltaState:
+    """Memory of one Gated DeltaNet layer: float32 whatever the format of the pages.
+
+    Attributes
+    ----------
+    conv : float32 (conv_kernel - 1, conv_dim)
+        The last inputs of the convolution, oldest first.
+    recurrent : float32 (value_heads, head_dim, head_dim)
+        The state S, key axis before value axis.
+    tokens : int
+        Tokens read so far.
+    real : int32 (1,), optional
+        How many of the tokens that pass it takes, see `padded`; all of them by default.
+    """
+
+    conv: Floats
+    recurrent: Floats
+    tokens: int = 0
+    real: Ints | None = None
+
+    @classmethod
+    def new(cls, sizes: DeltaConfig, device: Literal["cpu", "cuda"]) -> DeltaState:
+        """The state before the first token."""
+        zeros = np.zeros if device == "cpu" else import_cupy().zeros
+        return cls(
+            zeros((sizes.conv_kernel - 1, sizes.conv_dim), np.float32),
+            zeros((sizes.value_heads, sizes.head_dim, sizes.head_dim), np.float32),
+        )
+
+    def clear(self) -> None:
+        """Forget every token, in the same arrays."""
+        self.conv.fill(0)
+        self.recurrent.fill(0)
+        self.tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return int(self.conv.nbytes + self.recurrent.nbytes)
+
+
+@contextmanager
+def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
+    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds. `real`,
+    int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs."""
+    for state in states:
+        state.real = real
+    try:
+        yield
+    finally:
+        for state in states:
+            state.real = None
+
+
+class DeviceTables:
+    """Mirrors, on the device, of what `Cache` counts on the host. `layers`: attention layers; a row each. `blocks`:
+    most pages of a layer. `tables`: cupy int32 (layers, blocks). `counts`, cupy int32 (layers, 2): tokens before the
+    last append, and with it. Only kernels change them, so a CUDA graph can."""
+
+    def __init__(self, layers: int, blocks: int) -> None:
+        cupy = import_cupy()
+        self.tables = cupy.zeros((layers, blocks), np.int32)
+        self.counts = cupy.zeros((layers, 2), np.int32)
+
+    def grow(self, row: int, first: int, pages: list[int]) -> None:
+        """Write the pages of a layer from block `first` on; not while a graph is captured."""
+        if pages:
+            part = self.tables[row, first : first + len(pages)]
+            part.set(np.array(pages, np.int32), import_cupy().cuda.get_current_stream())
+
+    def advance(self, tokens: int, row: int | None = None, more: Any = None) -> None:
+        """Count `tokens` more, and what int32 (1,) `more` holds on the device, in one layer or in all."""
+        counts = self.counts if row is None else self.counts[row : row + 1]
+        ADVANCE_COUNTS.launch((-(-len(counts) // 64),), counts, len(counts), tokens, more)
+
+
+AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
+
+
+def ring_pages(window: int | None) -> int:
+    """Pages that a layer cannot do without whose tokens see `window` back and come at most AT_ONCE at a time.
+
+    >>> ring_pages(2048) * PAGE_TOKENS, ring_pages(None) > 1 << 30
+    (10368, True)
+    """
+    return 1 << 31 if window is None else -(-(window + AT_ONCE) // PAGE_TOKENS) + 1
+
+
+@dataclass
+class _Layer:
+    """Pages and fill of one attention layer."""
+
+    table: list[int] = field(default_factory=list)
+    tokens: int = 0
+    released: bool = False
 
 
 class Cache:
     """Keys, values and recurrent states of one sequence, for all layers of a model.
 
-    Keys and values lie in pages of 128 tokens taken from one pool; each attention layer has a block table that
-    names its pages in order. Pages of a released layer serve the next one.
+    Keys and values lie in pages of 128 tokens taken from one pool, (128, kv_heads, head_dim) each; every attention
+    layer has a block table that names its pages in order. Pages of a released layer serve the next one.
 
     Parameters
     ----------
@@ -42,6 +184,11 @@ class Cache:
         written again, and `gather` is not for such layers.
     math : Math
         What attention of long runs is made in; see `takes_bytes`.
+
+    Attributes
+    ----------
+    peak_pages : int
+        Most pages ever held at once.
 
     Raises
     ------
@@ -73,25 +220,36 @@ class Cache:
     ) -> None:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
-        rotate = rotates(kv, rotate)
-        fmt = page_format(kv, config.head_dim, rotate, device)
-        self.config, self.capacity, self.kv, self.math = config, int(tokens), kv, math
+        self._rotated = rotates(kv, rotate)
+        self._fmt = page_format(kv, config.head_dim, self._rotated, device)
+        self.config, self.capacity, self.kv, self.math, self.device = config, int(tokens), kv, math, device
         attention = config.attention_layers
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:
             raise ConfigError(f"layers is {layers}; ask for at least 1")
-        blocks, self.device = -(-self.capacity // PAGE_TOKENS), device
+        blocks = -(-self.capacity // PAGE_TOKENS)
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
-        rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
-        pages = sum(wanted) if wanted else resident * blocks
+        self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
+        shape = sum(wanted) or resident * blocks, PAGE_TOKENS, config.kv_heads, self._fmt.row_bytes(config.head_dim)
+        xp = np if device == "cpu" else import_cupy()
         with device_errors():
-            self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, rotate, device)
-            self._tables = BlockTables(attention, self.capacity, self._pool, rings, device)
+            # On the CPU the system commits a page's memory only when it is first written.
+            self._k, self._v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
+            self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
+        self._free = list(range(shape[0]))[::-1]
+        self._layers = {layer: _Layer() for layer in attention}
+        self._held: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
+        self._rows = {layer: row for row, layer in enumerate(attention)}
+        self._together, self.peak_pages = False, 0
 
     def reset(self) -> None:
         """Free all pages, zero all states."""
-        self._tables.clear()
+        self._free = list(range(len(self._k)))[::-1]
+        for layer in self._layers.values():
+            layer.table, layer.tokens, layer.released = [], 0, False
+        if self._mirror is not None:
+            self._mirror.counts.fill(0)
         for state in self._states.values():
             state.clear()
 
@@ -102,41 +260,73 @@ class Cache:
         self.add(layer, len(k)).append(k, v)
 
     def add(self, layer: int, tokens: int) -> PagedKV:
-        """Where the next tokens of a layer go, which are counted; PromptError as `append`."""
-        return self._tables.add(layer, tokens)
+        """Where the next tokens of a layer go, behind those that it holds; they are counted; errors as `append`."""
+        state = self._layers[layer]
+        assert layer not in self._rings or tokens <= AT_ONCE, f"{tokens} tokens at once, {AT_ONCE} at most"
+        if state.released:
+            raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
+        self._grow(layer, state.tokens + tokens)
+        if self._mirror is not None and not self._together:
+            self._mirror.advance(tokens, self._rows[layer])
+        at = self.stored(layer)
+        state.tokens += tokens
+        return at
 
-    def together(self, tokens: int) -> AbstractContextManager[None]:
+    def stored(self, layer: int) -> PagedKV:
+        """Where keys and values of a layer lie, for ops that read pages."""
+        state, mirror = self._layers[layer], self._mirror
+        if mirror is None:
+            return PagedKV(self._k, self._v, np.array(state.table, np.int64), state.tokens, self._fmt, self._rotated)
+        row = self._rows[layer]
+        where, ends = mirror.tables[row], (mirror.counts[row, :1], mirror.counts[row, 1:])
+        return PagedKV(self._k, self._v, where, state.tokens, self._fmt, self._rotated, *ends)
+
+    @contextmanager
+    def together(self, tokens: int) -> Iterator[None]:
         """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
-        return self._tables.together(tokens)
+        if self._mirror is not None:
+            self._mirror.advance(tokens)
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
 
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
-        self._tables.reserve(self.tokens + tokens)
+        total = self.tokens + tokens
+        for layer in self._layers:
+            self._grow(layer, total)
 
     def count(self, tokens: int, layers: Container[int] | None = None) -> None:
         """Count `tokens` more (if negative, fewer) in every layer or in `layers`, on the host alone. A CUDA graph has
         read them, and counted for itself; or they were read for a try and are not kept."""
-        self._tables.count(tokens, layers)
-        for layer, state in self._states.items():
-            state.tokens += tokens if layers is None or layer in layers else 0
+        for layer, held in self._held.items():
+            held.tokens += tokens if layers is None or layer in layers else 0
 
     def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
         """Count `tokens` more (if negative, fewer) in every layer or in one, on the device alone; nothing on the CPU.
         `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there."""
-        if layer is None or layer in self._tables:
-            self._tables.advance(tokens, more, layer)
+        if self._mirror is not None and (layer is None or layer in self._rows):
+            self._mirror.advance(tokens, None if layer is None else self._rows[layer], more)
 
     def crop(self, tokens: int) -> None:
-        """Hold the first `tokens` tokens alone, host and device, even of layers half read; states stay as they are."""
-        self._tables.crop(tokens)
-        for state in self._states.values():
-            state.tokens = tokens
+        """Hold the first `tokens` tokens alone, host and device, even of layers half read; pages behind them are
+        written over, and states stay as they are."""
+        for held in self._held.values():
+            held.tokens = tokens
+        if self._mirror is not None:
+            self._mirror.counts.fill(tokens)
 
     def move(self, nodes: int, path: Ints, kept: Ints) -> None:
         """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay. `path`,
         int64 (kept or more,), on the device int32: increasing, below `nodes`. `kept`: int64 (1,), on the device
         int32."""
-        self._pool.move(*self._tables.whole(), nodes, path, int(kept[0]) if self.device == "cpu" else kept)
+        if self._mirror is not None:
+            return kv_commit(self._k, self._v, self._mirror.tables, self._mirror.counts[0, 1:], nodes, path, kept)
+        layers = list(self._layers.values())
+        tables, total = np.array([layer.table for layer in layers], np.int64), layers[0].tokens if layers else 0
+        return kv_commit(self._k, self._v, tables, total, nodes, path, int(kept[0]))
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
@@ -147,44 +337,41 @@ class Cache:
         at = self.stored(layer)
         return hadamard(at.keys(), at.key_block) if at.rotated else at.keys()
 
-    def stored(self, layer: int) -> PagedKV:
-        """Where keys and values of a layer lie, for ops that read pages."""
-        return self._tables.view(layer)
-
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
         return self._states[layer]
 
     def release(self, layer: int) -> None:
         """Give the pages of a layer back to the pool; it takes no more tokens until `reset`. No effect elsewhere."""
-        if layer in self._tables:
-            self._tables.release(layer)
+        if layer not in self._layers:
+            return
+        state = self._layers[layer]
+        self._free += reversed(dict.fromkeys(state.table))
+        assert len(self._free) <= len(self._k), "a page was returned twice"
+        state.table, state.tokens, state.released = [], 0, True
+        if self._mirror is not None:
+            self._mirror.counts[self._rows[layer]].fill(0)
 
     def length(self, layer: int) -> int:
         """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
-        return self._tables.tokens(layer) if layer in self._tables else self._states[layer].tokens
+        return self._held[layer].tokens
 
     def block_table(self, layer: int) -> tuple[int, ...]:
         """Pages of an attention layer, in token order."""
-        return self._tables.table(layer)
+        return tuple(self._layers[layer].table)
 
     @property
     def tokens(self) -> int:
         """Tokens all layers have read; PromptError when they differ, as they do after a release."""
-        lengths = self._tables.lengths() | {state.tokens for state in self._states.values()}
-        if len(lengths) > 1 or self._tables.released:
+        lengths = {held.tokens for held in self._held.values()}
+        if len(lengths) > 1 or any(layer.released for layer in self._layers.values()):
             raise PromptError("layers of this cache hold different tokens (released or half read); reset() it first")
         return lengths.pop()
 
     @property
     def pages_in_use(self) -> int:
         """Pages that layers hold now."""
-        return self._pool.in_use
-
-    @property
-    def peak_pages(self) -> int:
-        """Most pages ever held at once."""
-        return self._pool.peak
+        return len(self._k) - len(self._free)
 
     @property
     def state_nbytes(self) -> int:
@@ -194,9 +381,32 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes reserved: the whole page pool and all states."""
-        return self._pool.nbytes + self.state_nbytes
+        return int(self._k.nbytes + self._v.nbytes) + self.state_nbytes
 
     @property
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages held at the peak and all states."""
-        return self._pool.peak * self._pool.page_nbytes + self.state_nbytes
+        return self.peak_pages * (int(self._k.nbytes + self._v.nbytes) // len(self._k)) + self.state_nbytes
+
+    def _grow(self, layer: int, total: int) -> None:
+        """Take the pages a layer needs for `total` tokens, those returned last first."""
+        if total > self.capacity:
+            raise PromptError(
+                f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
+            )
+        table, wanted = self._layers[layer].table, -(-total // PAGE_TOKENS)
+        held = len(table)
+        if wanted <= held:
+            return
+        count = max(0, min(wanted, self._rings.get(layer, wanted)) - held)
+        if count > len(self._free):
+            raise PromptError(
+                f"the KV cache needs {count} more pages and has {len(self._free)} of {len(self._k)} free; "
+                "make it larger, or release layers as they finish"
+            )
+        table += [self._free.pop() for _ in range(count)]
+        self.peak_pages = max(self.peak_pages, len(self._k) - len(self._free))
+        while len(table) < wanted:
+            table.append(table[-self._rings[layer]])
+        if self._mirror is not None:
+            self._mirror.grow(self._rows[layer], held, table[held:])

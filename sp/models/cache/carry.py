@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,22 +79,6 @@ def copy_in(to: Any, source: Any) -> None:
         return
     runtime, stream = import_cupy().cuda.runtime, import_cupy().cuda.get_current_stream()
     runtime.memcpyAsync(to.data.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, stream.ptr)
-
-
-def looked_at(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays of one place, on the host, to be looked at and not kept: pinned memory is scarce. Those of the device are
-    as they are by then, and all are waited for at once."""
-    if not arrays or not is_device(arrays[0]):
-        return list(arrays)
-    arrays = [one if one.flags.c_contiguous else import_cupy().ascontiguousarray(one) for one in arrays]
-    ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays])
-    pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(int(ends[-1])), np.uint8, int(ends[-1]))
-    found = []
-    for one, start in zip(arrays, (0, *ends), strict=False):
-        found.append(pinned[start : start + one.nbytes].view(one.dtype).reshape(one.shape))
-        copy_out(one, found[-1])
-    wait()
-    return found
 
 
 def wait() -> None:

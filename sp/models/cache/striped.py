@@ -149,7 +149,7 @@ class StripedCache(Cache):
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
-        return self._pool.view(self._all[self._place(layer)], self._seen)
+        return PagedKV(self._k, self._v, self._all[self._place(layer)], self._seen, self._fmt, self._rotated)
 
     def all_pages(self, layer: int) -> Ints:
         """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
@@ -179,7 +179,7 @@ class StripedCache(Cache):
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1
-        at = self._pool.view(self.own_pages(layer, second), filled)
+        at = PagedKV(self._k, self._v, self.own_pages(layer, second), filled, self._fmt, self._rotated)
         self.appended(layer, tokens)
         return at
 

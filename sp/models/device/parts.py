@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.models.device.kept import let_go
-from sp.models.layer.pinned_weight import PinnedWeight
+from sp.models.layer.cold_experts import PinnedWeight
 from sp.models.network.model import Model
 from sp.models.network.trunk import mapped
 from sp.ops.matmul.packed import PackedWeight

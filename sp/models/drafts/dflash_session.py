@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,11 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy
-from sp.models.cache.block_tables import AT_ONCE
-from sp.models.cache.cache import Cache
+from sp.models.cache.cache import AT_ONCE, Cache
 from sp.models.drafts.dflash import Draft
 from sp.models.layer.attention import Attention
 from sp.models.layer.block import Block
-from sp.models.layer.steps import Flow, Nodes, run
+from sp.models.layer.steps import Flow, Nodes
 from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, PinnedStaging
 from sp.ops.attention.attention_heads import context_heads
@@ -106,8 +106,8 @@ class DraftSession:
                 x *= np.float32(draft.config.embedding_scale)
             for block, seen in zip(draft.blocks, self._seen, strict=True):
                 flow = Flow(x, positions, self._cache, size, nodes=Nodes(ids, positions, seen))
-                for half in block.steps():
-                    run(half, flow)
+                for step in chain(*block.steps()):
+                    step(flow)
                 x = flow.x
         self._cache.count(-size)
         self._cache.advance(-size)

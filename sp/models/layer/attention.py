@@ -1,20 +1,15 @@
-"""Attention: the mixer of every layer that keeps keys and values."""
+"""Attention: weights of the mixer of every layer that keeps keys and values; `Qkv` and `Attend` compute with them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sp.arrays import Floats, Ints
-from sp.models.cache.cache import Cache
+from sp.arrays import Floats
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Store, split_rows
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, LayerSpec
-from sp.ops.add_bias import add_bias
-from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
-from sp.ops.matmul.project import project
-from sp.ops.norms import Norm, Ready
+from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.quant import Weight
 
 
@@ -79,41 +74,3 @@ class Attention:
             biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
             out=share.columns(self.out),
         )
-
-    def qkv(
-        self,
-        x: Floats,
-        norm: Norm | Ready,
-        positions: Ints,
-        cache: Cache,
-        rows: int,
-        out: Floats | None = None,
-    ) -> tuple[Floats, Floats | None]:
-        """All that comes before attention: keys and values of the n tokens are stored. Returns `q`, float32 (rows,
-        heads, head_dim), on the device float16: queries of the last `rows`; in `out` if that is given and all rows are
-        asked for. `gate`, float32 (rows, heads, 2 head_dim), on the device bf16: query and gate rows as the wide query
-        matrix gives them."""
-        c, n = self.config, len(x)
-        rotary = self.spec.rope or cache.config.rope  # not that of the weights: a reading may scale it
-        # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
-        wide, k, v = self._projected(x, norm, rows)
-        wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
-        k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
-        gate, at = wide if c.gated else None, cache.add(self.index, n)
-        if rows == n:
-            return attention_heads(wide, k, v, self.norms, positions, rotary, at, out), gate
-        at.append(head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, rotary), v)
-        return head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], rotary), gate
-
-    def _projected(self, x: Floats, norm: Norm | Ready, rows: int) -> tuple[Floats, ...]:
-        """q of the last `rows` tokens, k and v of all; on the device bf16. A bias is added before that rounding."""
-        f32 = None if self.biases is None else (True, True, True)
-        if rows == len(x):
-            found = project(x, (self.q, self.k, self.v), norm, f32)
-        else:
-            last = x[len(x) - rows :]
-            found = (
-                *project(last, (self.q,), norm, f32 and f32[:1]),
-                *project(x, (self.k, self.v), norm, f32 and f32[1:]),
-            )
-        return found if self.biases is None else add_bias(found, self.biases)

@@ -9,7 +9,7 @@ field, or as the product before has begun it (`Flow.norm`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,15 +21,17 @@ from sp.kernels.device import current_device
 from sp.kernels.kept import cache as kept
 from sp.models.cache.cache import Cache
 from sp.models.layer.attention import Attention
+from sp.ops.add_bias import add_bias
 from sp.ops.array_module import array_module
+from sp.ops.attention.attention_heads import attention_heads
 from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
+from sp.ops.attention.head_norm_rope import head_norm_rope
 from sp.ops.attention.paged_attention import attention_output
-from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.tree_attention import MOST_QUERIES, seen_words, tree_attention
 from sp.ops.delta.delta_tree import DeltaTrace
-from sp.ops.matmul.project import project_add, project_add_before
+from sp.ops.matmul.project import project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready, rms_norm
-from sp.quant import Math, Weight
+from sp.quant import Weight
 
 OnAttention = Callable[[int, Floats, Cache], None]  # see `sp.models.run.hooks.Hooks`
 
@@ -61,17 +63,6 @@ class Flow:
     h: Any = None  # what the last step made
     q: Any = None
     gate: Any = None
-
-    def begin(self, norm: Norm) -> Norm | Ready:
-        """A step begins with this norm: as the product before has begun it, if it has."""
-        if self.norm is None:
-            self.norm = norm
-        return self.norm
-
-    def cut(self) -> None:
-        """Only the tokens that are wanted go on."""
-        if self.rows != len(self.x):  # to cut an array takes the host a good part of a launch
-            self.x = self.x[len(self.x) - self.rows :]
 
 
 class Mixer(Protocol):
@@ -114,16 +105,39 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Qkv:
-    """Norm, projections, norms of heads and RoPE: keys and values of all tokens are stored."""
+    """Norm, projections, norms of heads and RoPE: keys and values of all n tokens are stored.
+
+    What it leaves, on the device q in float16 and the gate in bf16: `Flow.q`, float32 (rows, heads, head_dim), queries
+    of the last `rows`; `Flow.gate`, float32 (rows, heads, 2 head_dim), query and gate rows as the wide query matrix
+    gives them.
+    """
 
     mixer: Attention
     norm: Norm
 
     def __call__(self, flow: Flow, out: Floats | None = None) -> None:
-        """With `out`, queries are written there."""
-        norm = flow.begin(self.norm)
-        flow.q, flow.gate = self.mixer.qkv(flow.x, norm, flow.positions, flow.cache, flow.rows, out)
-        flow.cut()
+        """With `out`, queries are written there if all are asked for."""
+        m, c, x, n, rows = self.mixer, self.mixer.config, flow.x, len(flow.x), flow.rows
+        flow.norm = norm = flow.norm or self.norm
+        f32 = None if m.biases is None else (True, True, True)  # a bias is added before products are rounded to bf16
+        if rows == n:
+            found = project(x, (m.q, m.k, m.v), norm, f32)
+        else:
+            last = project(x[n - rows :], (m.q,), norm, f32 and f32[:1])
+            found = (*last, *project(x, (m.k, m.v), norm, f32 and f32[1:]))
+        if m.biases is not None:
+            found = add_bias(found, m.biases)
+        wide, k, v = found
+        # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
+        wide = wide.reshape(rows, c.heads, m.q.shape[0] // c.heads)
+        k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
+        rotary = m.spec.rope or flow.cache.config.rope  # not that of the weights: a reading may scale it
+        flow.gate, at = wide if c.gated else None, flow.cache.add(m.index, n)
+        if rows == n:
+            flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
+            return
+        at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
+        flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, flow.positions[n - rows :], rotary)
 
     def reads(self) -> list[Any]:
         """See `Step`."""
@@ -142,13 +156,11 @@ class Attend:
         index, window = self.mixer.index, self.mixer.spec.window
         if flow.on_attention is not None:
             flow.on_attention(index, flow.q, flow.cache)
-        at, nodes = flow.cache.stored(index), flow.nodes
-        if nodes is None:
-            flow.h = attended(at, flow.q, flow.gate, flow.cache.math, window)
+        if flow.nodes is None:
+            flow.h = dense_attention(flow.cache, index, flow.q, flow.gate, window)
         else:
-            flow.h = tree_attention(
-                flow.q, at, seen=nodes.seen, window=window, wide=flow.gate, reader=self.reader
-            )  # fmt: skip
+            how: dict[str, Any] = {"window": window, "wide": flow.gate, "reader": self.reader}
+            flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **how)
         flow.q = flow.gate = None  # as large as the prompt: gone before the feed-forward needs room
 
     def reads(self) -> list[Any]:
@@ -164,8 +176,8 @@ class Mix:
     norm: Norm
 
     def __call__(self, flow: Flow) -> None:
-        flow.h = self.mixer(flow.begin(self.norm), flow)
-        flow.cut()
+        flow.norm = flow.norm or self.norm
+        flow.h = self.mixer(flow.norm, flow)
 
     def reads(self) -> None:
         """See `Step`."""
@@ -180,7 +192,8 @@ class Mlp:
     reader: Weight | None = None
 
     def __call__(self, flow: Flow) -> None:
-        flow.h = self.ffn(flow.x, flow.begin(self.norm), self.reader)
+        flow.norm = flow.norm or self.norm
+        flow.h = self.ffn(flow.x, flow.norm, self.reader)
 
     def reads(self) -> list[Any] | None:
         """See `Step`; of a feed-forward that says so itself."""
@@ -198,13 +211,15 @@ class Join:
 
     def __call__(self, flow: Flow) -> None:
         x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
-        if self.behind is not None:
-            nothing = array_module(x).zeros(x.shape, np.float32)
-            flow.x = added(x, rms_norm(onto(nothing, h, self.weight), *self.behind, f32=True))
-        elif self.then is not None and self.weight is not None:
+        if self.behind is None and self.then is not None and self.weight is not None:
             flow.x, flow.norm = project_add_before(x, h, self.weight, self.then, before)
+            return
+        to = x if self.behind is None else array_module(x).zeros(x.shape, np.float32)
+        if self.weight is not None:
+            to = project_add(to, h, self.weight)
         else:
-            flow.x = onto(x, h, self.weight)
+            to = h.onto(to) if hasattr(h, "onto") else added(to, h)
+        flow.x = to if self.behind is None else added(x, rms_norm(to, *self.behind, f32=True))
 
     def reads(self) -> list[Any]:
         """See `Step`."""
@@ -216,13 +231,6 @@ def _there(found: list[Any]) -> list[Any]:
     return [one for one in found if one is not None]
 
 
-def onto(x: Floats, h: Any, weight: Weight | None) -> Floats:
-    """``x + W h``: a new array, on the device x itself."""
-    if weight is not None:
-        return project_add(x, h, weight)
-    return h.onto(x) if hasattr(h, "onto") else added(x, h)
-
-
 def added(x: Floats, y: Floats) -> Floats:
     """``x + y``: a new array, on the device x itself."""
     if is_device(x):
@@ -231,13 +239,15 @@ def added(x: Floats, y: Floats) -> Floats:
     return x + y
 
 
-def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: int | None = None) -> Floats:
-    """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim). `q`, float32 (n, heads,
-    head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim): query and gate rows as the
-    wide query matrix gives them. `math`: what attention of long runs is made in; see `takes_bytes`. `window`: see
-    `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees."""
+def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, window: int | None = None) -> Floats:
+    """Causal attention of the last tokens of what a layer holds, gated: (n, heads * head_dim).
+
+    `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
+    query and gate rows as the wide query matrix gives them. `window`: see `LayerSpec`. Queries go in runs of 64 then,
+    by the kernel for trees."""
+    at = cache.stored(layer)
     if window is None:
-        output = byte_output if takes_bytes(math, len(q)) else attention_output
+        output = byte_output if takes_bytes(cache.math, len(q)) else attention_output
         return output(q, at, gate)
     n, parts = len(q), list[Floats]()
     words = _causal_on(current_device()) if is_device(q) else CAUSAL
@@ -263,11 +273,3 @@ def _causal_on(device: int) -> Any:
 
 
 Half = tuple[Step, ...]  # steps of half a layer; the last one joins it to the stream
-
-
-def run(half: Sequence[Step], flow: Flow) -> None:
-    """All steps of a half; only the first one, which fills the memory, where no token is wanted."""
-    for step in half:
-        step(flow)
-        if not flow.rows:
-            return

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ModelError, PromptError
+from sp.errors import ConfigError, ModelError, PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.layer.block import Halves, chained
+from sp.models.layer.block import Halves
 from sp.models.layer.cold_experts import ColdExperts
-from sp.models.layer.steps import Flow, OnAttention, run
+from sp.models.layer.steps import Flow, Half, OnAttention
 from sp.models.network.arithmetic import Arithmetic
 from sp.models.network.trunk import Trunk
 from sp.ops.embedding import embedding
@@ -27,15 +28,13 @@ from sp.ops.rope import Rope
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
-Found = TypeVar("Found")
 
 
 @dataclass(eq=False)
 class Placement:
-    """Where a model's weights lie now, and what was found in them; one for all models of the same weights."""
+    """Where a model's weights lie now; one for all models of the same weights."""
 
     trunk: Trunk
-    facts: dict[Any, Any] = field(default_factory=dict)  # by the function that found them
 
 
 class Model:
@@ -67,12 +66,18 @@ class Model:
         Cards that have a share of it.
     in_parts : callable or None
         See `ShardModel.in_parts`; None of a model that nobody else has a share of.
+    queueing : callable
+        Around a pass of many tokens; where cards share the model, they queue it side by side.
+    turn : callable
+        Around what is queued at once, and nothing waits for; where cards share the model, one after the other.
     """
 
     captures = True
     sharers = 1
     agreed: Callable[[bool], bool] | None = None
     in_parts: Callable[[Floats, Ints, Cache, Ints], Floats] | None = None
+    queueing: Callable[[], AbstractContextManager[None]] = nullcontext
+    turn: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(
         self,
@@ -103,15 +108,7 @@ class Model:
 
     @trunk.setter
     def trunk(self, trunk: Trunk) -> None:
-        self.placement.trunk, self.placement.facts = trunk, {}
-
-    def of_trunk(self, find: Callable[[Trunk], Found]) -> Found:
-        """What is found in the weights, looked for once as long as they lie where they lie."""
-        facts = self.placement.facts
-        if find not in facts:
-            facts[find] = find(self.trunk)
-        found: Found = facts[find]
-        return found
+        self.placement.trunk = trunk
 
     @property
     def depth(self) -> int:
@@ -119,11 +116,14 @@ class Model:
         return len(self.trunk.blocks)
 
     def check_loaded(self, depth: int | None = None) -> None:
-        """ModelError unless so many layers are loaded; by default all of them and the head."""
-        headless = depth is None and self.trunk.output is None
-        if headless or self.depth < (self.config.layers if depth is None else depth):
-            wanted = f"all {self.config.layers} and the head are" if depth is None else f"{depth} are"
-            raise ModelError(f"only the first {self.depth} layers of the model are loaded, and {wanted} needed")
+        """ModelError unless so many layers are loaded, ConfigError if the model has fewer; by default all of them and
+        the head."""
+        layers, loaded = self.config.layers, len(self.trunk.blocks)
+        if depth is not None and not 1 <= depth <= layers:
+            raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+        if loaded < (layers if depth is None else depth) or (depth is None and self.trunk.output is None):
+            wanted = f"all {layers} and the head are" if depth is None else f"{depth} are"
+            raise ModelError(f"only the first {loaded} layers of the model are loaded, and {wanted} needed")
 
     def with_rope(self, rotary: Rope) -> Model:
         """The same weights, wherever they lie, with another rotary embedding: that of its caches and of its scorers."""
@@ -141,10 +141,7 @@ class Model:
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
 
     def embed(self, ids: Ints) -> Floats:
-        """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0. PromptError for an id outside the
-        vocabulary; ids that are on the device already are not looked at."""
-        if not is_device(ids):
-            self.check_ids(ids)
+        """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0."""
         x = embedding(self.place(ids, np.int32), self.trunk.embed)
         if self.config.embedding_scale != 1:
             x *= np.float32(self.config.embedding_scale)
@@ -156,14 +153,6 @@ class Model:
             return values
         placed: Ints = import_cupy().asarray(values, kind)
         return placed
-
-    def check_ids(self, ids: Ints) -> None:
-        """PromptError for an id outside the vocabulary."""
-        outside = ids[(ids < 0) | (ids >= self.config.vocab)]
-        if outside.size:
-            raise PromptError(
-                f"token id {outside[0]} is outside the vocabulary of {self.config.vocab}; was another tokenizer used?"
-            )
 
     def layer(
         self,
@@ -188,34 +177,27 @@ class Model:
             raise PromptError(f"{len(positions)} positions for {n} tokens; give one position a token")
         rows = n if rows is None else rows
         assert 0 <= rows <= n, f"rows {rows} of {n}"
-        return self.pass_layer(self.layers[index], Flow(x, self.place(positions), cache, rows, on_attention))
-
-    @property
-    def layers(self) -> list[Halves]:
-        """The steps of every layer."""
-        return self.of_trunk(_steps)
+        return self.pass_layer(self.trunk.layers[index], Flow(x, self.place(positions), cache, rows, on_attention))
 
     @property
     def chained_layers(self) -> list[Halves]:
-        """The same for tokens that pass all of them at once: products begin the norm that comes next."""
-        return self.of_trunk(_chained_steps)
+        """The steps of every layer for tokens that pass all of them at once; see `Trunk`."""
+        return self.trunk.chained_layers
 
-    def pass_layer(self, layer: Halves, flow: Flow) -> Floats:
-        """What flows, through the steps of a layer: the stream behind it."""
-        for half in layer:
-            with self.turn():
-                run(half, flow)
+    def pass_layer(self, layer: Sequence[Half], flow: Flow) -> Floats:
+        """What flows, through the steps of a layer: the stream behind it. The first step, which fills the memory, takes
+        all tokens, and only those that are wanted go on."""
+        for step in chain.from_iterable(layer):
+            step(flow)
+            if flow.rows != len(flow.x):  # to cut an array takes the host a good part of a launch
+                flow.x = flow.x[len(flow.x) - flow.rows :]
             if not flow.rows:
                 break
-            self.join(flow.x)
         return flow.x
 
     def parts_at(self, tokens: int) -> int:
         """Where the second of two parts begins in which `in_parts` takes so many tokens; 0 where they go in one."""
         return 0
-
-    def join(self, x: Floats) -> None:
-        """Behind each half of a layer, where cards share it: make x (n, hidden) of the parts that all of them have."""
 
     def whole(self, x: Floats) -> Floats:
         """The residual stream as features take it, of one as layers hand it on: the same, but where cards share it."""
@@ -224,14 +206,6 @@ class Model:
     def arrived(self, event: Any) -> None:
         """Wait until an event of the device has happened."""
         event.synchronize()
-
-    def queueing(self) -> AbstractContextManager[None]:
-        """Around a pass of many tokens; where cards share the model, they queue it side by side."""
-        return nullcontext()
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """Around what is queued at once, and nothing waits for; where cards share the model, one after the other."""
-        return nullcontext()
 
     def done_before(self, known: bool) -> None:
         """Say whether what is queued next was done before, as after a graph that was replayed; see `Card`."""
@@ -246,11 +220,3 @@ class Model:
         assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
         return logits
-
-
-def _steps(trunk: Trunk) -> list[Halves]:
-    return [block.steps() for block in trunk.blocks]
-
-
-def _chained_steps(trunk: Trunk) -> list[Halves]:
-    return chained(_steps(trunk), (trunk.output_norm, trunk.blocks[-1].eps))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from sp.arrays import Floats
 from sp.models.config import ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.file.weights import RecordingStore, Store, Tensor
-from sp.models.layer.block import Block
+from sp.models.layer.block import Block, Halves, chained
 from sp.models.layer.spec import LayerSpec
 from sp.quant import Weight
 
 Part = TypeVar("Part")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,27 @@ class Trunk:
     blocks: tuple[Block, ...]
     output_norm: Floats
     output: Weight | None
+
+    @cached_property
+    def layers(self) -> list[Halves]:
+        """The steps of every layer."""
+        return [block.steps() for block in self.blocks]
+
+    @cached_property
+    def chained_layers(self) -> list[Halves]:
+        """The same for tokens that pass all of them at once: products begin the norm that comes next."""
+        return chained(self.layers, (self.output_norm, self.blocks[-1].eps))
+
+    @cached_property
+    def _facts(self) -> dict[Any, Any]:
+        return {}
+
+    def found(self, find: Callable[[Trunk], Found]) -> Found:
+        """What a function finds in these weights, looked for once as long as they lie where they lie."""
+        if find not in self._facts:
+            self._facts[find] = find(self)
+        found: Found = self._facts[find]
+        return found
 
     @classmethod
     def take(cls, store: Store, depth: int | None = None) -> Trunk:

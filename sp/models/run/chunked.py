@@ -20,8 +20,7 @@ from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.graph import PrefillGraphs
-from sp.models.run.hooks import NO_HOOKS, Hooks, Pace
-from sp.models.run.through import through
+from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, through
 from sp.ops.array_module import array_module
 from sp.quant import Math
 
@@ -116,28 +115,23 @@ def prefill(
     if chunk is None:
         chunk = chunk_tokens(model.device, model.arithmetic.math)
         chunk = chunk if graphs is None else graphs.chunk(chunk)
-    ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
     crossed = {} if gaps == "compact" else gap_lengths(positions)
     pace, x = Pace(model, hooks.progress), np.empty((0, model.config.hidden), np.float32)
     for part, wanted in slices(len(ids), chunk, rows, crossed):
         if part.start in crossed:
             cross_gap(model, cache, crossed[part.start], gaps)
         with model.queueing() if part.stop - part.start > 1 else nullcontext():
-            x = _read(model, ids[part], positions[part], cache, wanted, graphs, hooks)
+            begun = None if graphs is None else graphs.begin(ids[part], positions[part])
+            if begun is None:
+                places = model.place(positions[part])
+                x = through(model, model.embed(ids[part]), places, cache, rows=wanted, hooks=hooks)
+            else:
+                x = through(model, begun.x, begun.positions, cache, first=model.config.layers - 1, rows=wanted)
         pace.done(part.stop - part.start)
-    pace.finish()
+    pace.done(0, ahead=0)
     logits: Floats = model.head(x[-1:])[0]
     return logits
-
-
-def _read(
-    model: Model, ids: Ints, positions: Ints, cache: Cache, rows: int, graphs: PrefillGraphs | None, hooks: Hooks
-) -> Floats:
-    """Tokens of a chunk through all layers: the stream (rows, hidden) of the last of them."""
-    begun = None if graphs is None else graphs.begin(ids, positions)
-    if begun is not None:
-        return through(model, begun.x, begun.positions, cache, first=model.config.layers - 1, rows=rows)
-    return through(model, model.embed(ids), model.place(positions), cache, rows=rows, hooks=hooks)
 
 
 def decode_step(model: Model, token: int, position: int, cache: Cache, *, hooks: Hooks = NO_HOOKS) -> Floats:
@@ -152,19 +146,10 @@ def slices(n: int, chunk: int, rows: int, cuts: Iterable[int] = ()) -> list[tupl
     return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in parts]
 
 
-def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, rows: int) -> tuple[Ints, Ints]:
-    """`checked_prompt`, and PromptError unless the cache has room for it."""
-    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
-    if cache.tokens + ids.size > cache.capacity:
-        raise PromptError(
-            f"{cache.tokens + ids.size} tokens do not fit a cache of {cache.capacity}; "
-            "make the cache larger or the prompt shorter"
-        )
-    return ids, positions
-
-
-def checked_prompt(model: Model, ids: Ints, positions: Ints, chunk: int, rows: int) -> tuple[Ints, Ints]:
-    """Ids and positions as int64 arrays, once they make sense together."""
+def checked_prompt(
+    model: Model, ids: Ints, positions: Ints, chunk: int, rows: int, cache: Cache | None = None
+) -> tuple[Ints, Ints]:
+    """Ids and positions as int64 arrays, once they make sense together and have room in the cache."""
     ids, positions = np.asarray(ids), np.asarray(positions)
     if chunk < 1 or rows < 1:
         raise ConfigError(f"chunk is {chunk} and rows is {rows}; both must be at least 1")
@@ -175,7 +160,16 @@ def checked_prompt(model: Model, ids: Ints, positions: Ints, chunk: int, rows: i
     if positions.shape != ids.shape:
         raise PromptError(f"{positions.size} positions for {ids.size} tokens; give one position a token")
     check_context(model, positions)
-    model.check_ids(ids)
+    outside = ids[(ids < 0) | (ids >= model.config.vocab)]
+    if outside.size:
+        raise PromptError(
+            f"token id {outside[0]} is outside the vocabulary of {model.config.vocab}; was another tokenizer used?"
+        )
+    if cache is not None and cache.tokens + ids.size > cache.capacity:
+        raise PromptError(
+            f"{cache.tokens + ids.size} tokens do not fit a cache of {cache.capacity}; "
+            "make the cache larger or the prompt shorter"
+        )
     return ids.astype(np.int64), positions.astype(np.int64)
 
 

@@ -11,15 +11,15 @@ from weakref import ref
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.models.cache.carry import looked_at
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
+from sp.models.layer.steps import dense_attention
 from sp.models.network.cost import prefill_cost
 from sp.models.network.model import Model
 from sp.models.run.chunked import checked_prompt
-from sp.models.run.hooks import Hooks, Pace, Progress
-from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention
-from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk, checked_depth, read_by_layer
+from sp.models.run.hooks import Hooks, Pace, Progress, looked_at
+from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
+from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk, read_by_layer
 from sp.models.run.replay import Asked, LayerParts, RepeatedLayers, Room, parts_of, room_for
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
@@ -155,7 +155,9 @@ def read_by_layer_on(
     [(0, 600), (1, 600)]
     """
     model = _checked(group, models)
-    depth, alone = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    depth = model.config.layers if depth is None else depth
+    model.check_loaded(depth)
+    alone = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
     ids, positions = checked_prompt(model, ids, positions, alone, rows)
     tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
     if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
@@ -220,7 +222,7 @@ class _Reading:
             cache.release(layer)
             pace.done(sum(len(half.x) for half in halves))
         card.wait()
-        pace.finish()
+        pace.done(0, ahead=0)
         return _counted([half.walk.attend for half in halves])
 
     def _begun(self, rank: int, parts: list[LayerParts], room: Room | None) -> tuple[StripedCache, list[_Half]]:
@@ -229,7 +231,9 @@ class _Reading:
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
         for which, stripe in enumerate(self.stripes.of(rank)):
-            places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
+            places, attend, behind = slice(*stripe), self.attend, self.stripes.tokens - stripe.stop
+            if isinstance(attend, SparseAttention):  # with nothing counted yet
+                attend = attend.before_end(-(-behind // BLOCK))
             chunk, positions = alike(stripe.stop - stripe.start, self.chunk), model.place(self.positions[places])
             walk = Walk(model, positions, cache, attend, chunk, Pace(model, None), self.hooks)
             x = model.embed(self.ids[places])
@@ -250,12 +254,12 @@ class _Reading:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
         half.gathered()
         half.cache.look(half.stripe)
-        watched, queues = half.which == 1 and card.rank == 0, self.hooks.queues is not None
-        if watched and not queues:
-            half.walk.show(layer, half.asked[0])
+        show, waits = self.hooks.on_attention if half.which == 1 and card.rank == 0 else None, self.hooks.queues is None
+        if show is not None and waits:
+            show(layer, half.asked[0], half.cache)
         with card.turn():
-            if watched and queues:  # it waits for nothing
-                half.walk.show(layer, half.asked[0])
+            if show is not None and not waits:
+                show(layer, half.asked[0], half.cache)
             if layer == self.depth - 1:
                 return
             attended = half.repeated.attend(layer, half.asked)
@@ -302,11 +306,6 @@ def _in_turn(progress: Progress | None) -> Progress | None:
             progress(amount)
 
     return tell
-
-
-def _before_end(attend: LayerAttention, tokens: int) -> LayerAttention:
-    """What attends for queries with so many tokens of the prompt behind them; a sparse one with nothing counted."""
-    return attend.before_end(-(-tokens // BLOCK)) if isinstance(attend, SparseAttention) else attend
 
 
 def _counted(attends: Sequence[LayerAttention]) -> dict[int, list[Read]]:

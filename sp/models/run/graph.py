@@ -20,13 +20,12 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.kernels.scratch import Scratch
-from sp.models.cache.cache import Cache
-from sp.models.cache.delta_state import padded
+from sp.models.cache.cache import Cache, padded
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging, why
-from sp.models.run.through import through
+from sp.models.run.hooks import through
 from sp.ops.attention.paged_attention import FEW_QUERIES
 from sp.quant import Math
 

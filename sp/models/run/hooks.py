@@ -1,14 +1,18 @@
-"""Hooks: who looks on while an executor drives tokens through layers, and is told how far it is."""
+"""through, the loop of every executor that takes all tokens at once, and who looks on at any: Hooks, Pace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp.arrays import Floats
-from sp.kernels import import_cupy
-from sp.models.layer.steps import OnAttention
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.models.cache.cache import Cache
+from sp.models.cache.carry import copy_out, wait
+from sp.models.layer.steps import Flow, OnAttention
 from sp.models.network.model import Model
 
 AfterLayer = Callable[[int, Floats], None]
@@ -61,24 +65,71 @@ class Pace:
         self._arrived, self._progress = model.arrived, progress
         self._queued: list[tuple[Any, int]] = []
 
-    def done(self, amount: int) -> None:
-        """One more piece is computed, or on the device queued."""
-        if self._progress is None or not amount:
+    def done(self, amount: int, ahead: int = 1) -> None:
+        """One more piece is computed, or on the device queued; all are told of but so many of the last."""
+        if self._progress is None:
             return
         if self._stream is None:
-            self._progress(amount)
+            if amount:
+                self._progress(amount)
             return
-        self._queued.append((self._stream.record(), amount))
-        if len(self._queued) > 1:
-            self._wait()
+        if amount:
+            self._queued.append((self._stream.record(), amount))
+        while len(self._queued) > ahead:
+            event, amount = self._queued.pop(0)
+            self._arrived(event)
+            self._progress(amount)
 
-    def finish(self) -> None:
-        """Tell of all that is left."""
-        while self._queued:
-            self._wait()
 
-    def _wait(self) -> None:
-        event, amount = self._queued.pop(0)
-        self._arrived(event)
-        assert self._progress is not None
-        self._progress(amount)
+def through(
+    model: Model,
+    x: Floats,
+    positions: Ints,
+    cache: Cache,
+    *,
+    first: int = 0,
+    stop: int | None = None,
+    rows: int | None = None,
+    hooks: Hooks = NO_HOOKS,
+) -> Floats:
+    """Tokens through the layers `first` to `stop`, by default all that follow; a CUDA graph can capture it.
+
+    Parameters
+    ----------
+    x : float32 (n, hidden)
+        The stream of the next tokens of a sequence.
+    positions : int64 (n,)
+        Where the model is.
+    rows : int, optional
+        Compute the last layer of the model for so many of the last tokens alone.
+
+    Returns
+    -------
+    float32 (n or rows, hidden)
+    """
+    layers, last = model.trunk.layers, model.config.layers - 1
+    flow = Flow(x, positions, cache, len(x), hooks.on_attention)
+    with cache.together(len(x)):
+        for index in range(first, last + 1 if stop is None else stop):
+            if index == last and rows is not None:
+                flow.rows = rows
+            x = model.pass_layer(layers[index], flow)
+            if hooks.after_layer is not None:
+                hooks.after_layer(index, model.whole(x))
+    return x
+
+
+def looked_at(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays of one place, on the host, to be looked at and not kept: pinned memory is scarce. Those of the device are
+    as they are by then, and all are waited for at once."""
+    if not arrays or not is_device(arrays[0]):
+        return list(arrays)
+    arrays = [one if one.flags.c_contiguous else import_cupy().ascontiguousarray(one) for one in arrays]
+    ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays])
+    pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(int(ends[-1])), np.uint8, int(ends[-1]))
+    found = []
+    for one, start in zip(arrays, (0, *ends), strict=False):
+        found.append(pinned[start : start + one.nbytes].view(one.dtype).reshape(one.shape))
+        copy_out(one, found[-1])
+    wait()
+    return found

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
-from sp.models.cache.carry import looked_at
-from sp.models.layer.steps import attended
+from sp.models.layer.steps import dense_attention
+from sp.models.run.hooks import looked_at
 from sp.ops.attention.byte_attention.attend import attend, takes_bytes
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BLOCK
@@ -24,16 +24,11 @@ ByEnergy = FlashPrefill | TopDensity | BlockBudget  # selectors that go by energ
 
 
 class LayerAttention(Protocol):
-    """Attention of a whole prompt in one layer, gated: see `sp.models.layer.steps.attended`."""
+    """Attention of a whole prompt in one layer, gated: see `sp.models.layer.steps.dense_attention`."""
 
     def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
         """Queries (n, heads, head_dim) of the layer's last tokens -> (n, heads * head_dim)."""
         ...
-
-
-def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
-    """Every query sees every token before it."""
-    return attended(cache.stored(layer), q, gate, cache.math)
 
 
 class Read(NamedTuple):
@@ -70,7 +65,7 @@ class SparseAttention:
         at = cache.stored(layer)
         n, heads, d = q.shape
         if n < min(BLOCK, at.tokens):
-            return attended(at, q, gate, cache.math)
+            return dense_attention(cache, layer, q, gate)
         selector = self.selector
         if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.layer.steps import Attend, Flow, Half, Qkv, attended
+from sp.models.layer.steps import Attend, Flow, Qkv, dense_attention
 from sp.models.network.model import Model
-from sp.models.run.chunked import CHUNK, checked, slices
+from sp.models.run.chunked import CHUNK, checked_prompt, slices
 from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, Progress
-from sp.models.run.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.models.run.layer_attention import LayerAttention, SparseAttention
 from sp.ops.sparse.block_selector import BlockSelector
 
 CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
@@ -39,61 +39,58 @@ class Walk:
     def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
         """The stream (n, hidden) through a layer, in place; only its last `rows` come out. Without `finish` an
         attention layer stops once its keys, its values and the last queries are known and seen."""
+        steps = self.model.trunk.layers[index]
         rows = min(rows, len(x))
         first = len(x) - rows
-        if isinstance(self.model.layers[index][0][0], Qkv):
+        if isinstance(steps[0][0], Qkv):
             q, gate = self.enter(index, x, rows, tell=not finish)
-            self.show(index, q)
+            if self.hooks.on_attention is not None:
+                self.hooks.on_attention(index, q, self.cache)
             if finish:
                 mixed = [self.attention(index, q, gate)]
                 del q, gate  # as large as the prompt: gone before the feed-forward needs room
                 self.leave(index, x[first:], mixed)
                 self.pace.done(first)
         elif finish:
-            for part, wanted in slices(len(x), self.chunk, rows):
-                done = self.model.layer(index, x[part], self.positions[part], self.cache, rows=wanted)
+            for part, flow in self.flows(x, rows):
+                done = self.model.pass_layer(steps, flow)
                 if not is_device(done):  # on the device it is there already
-                    x[part.stop - wanted : part.stop] = done
+                    x[part.stop - len(done) : part.stop] = done
                 self.pace.done(part.stop - part.start)
         else:
             self.pace.done(len(x))
         return x[first:]
 
-    def show(self, index: int, q: Floats) -> None:
-        """Let a hook see an attention layer."""
-        if self.hooks.on_attention is not None:
-            self.hooks.on_attention(index, q, self.cache)
-
     def attention(self, index: int, q: Floats, gate: Floats | None) -> Floats:
         """What queries of the last tokens make of a layer, gated."""
-        _, attend, _ = self.attending(index)
-        window = attend.mixer.spec.window
+        step = self.model.trunk.layers[index][0][1]
+        assert isinstance(step, Attend), f"layer {index} does not attend"
+        window = step.mixer.spec.window
         if window is None:
             return self.attend(self.cache, index, q, gate)
-        return attended(self.cache.stored(index), q, gate, self.cache.math, window)
+        return dense_attention(self.cache, index, q, gate, window)
 
     def enter(
         self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None
     ) -> tuple[Floats, Floats | None]:
         """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
-        qkv, _, _ = self.attending(index)
-        c = self.model.config
-        on_device = is_device(x)
+        qkv, c, on_device = self.model.trunk.layers[index][0][0], self.model.config, is_device(x)
+        assert isinstance(qkv, Qkv), f"layer {index} does not attend"
         xp = import_cupy() if on_device else np
         kind = np.float16 if on_device else np.float32
         q: Floats = xp.empty((rows, c.heads, c.head_dim), kind) if into is None else into
         shape = rows, c.heads, 2 * c.head_dim
         gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
         at = 0
-        for part, wanted in slices(len(x), self.chunk, rows):
-            to = _cut(q, slice(at, at + wanted))
-            flow = Flow(_cut(x, part), _cut(self.positions, part), self.cache, wanted)
+        for part, flow in self.flows(x, rows):
+            end = at + flow.rows
+            to = q if flow.rows == rows else q[at:end]
             qkv(flow, to)
-            if flow.q is not to and wanted:
+            if flow.q is not to and flow.rows:
                 to[...] = flow.q
-            if gates is not None and wanted:
-                gates[at : at + wanted] = flow.gate
-            at += wanted
+            if gates is not None and flow.rows:
+                gates[at:end] = flow.gate
+            at = end
             if tell:
                 self.pace.done(part.stop - part.start)
         return q, gates
@@ -101,34 +98,22 @@ class Walk:
     def leave(self, index: int, x: Floats, mixed: list[Any]) -> None:
         """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place. What attention
         made is taken out of `mixed`, so that nobody holds it for longer."""
-        _, _, halves = self.attending(index)
+        (_, _, *rest), feed = self.model.trunk.layers[index]
         whole = mixed.pop()
-        for part, _ in slices(len(x), self.chunk, len(x)):
-            flow = Flow(_cut(x, part), _cut(self.positions, part), self.cache, part.stop - part.start)
-            flow.h = _cut(whole, part)
-            done = self.model.pass_layer(halves, flow)
+        for part, flow in self.flows(x, len(x)):
+            flow.h = whole if flow.rows == len(whole) else whole[part]
+            done = self.model.pass_layer((tuple(rest), feed), flow)
             if not is_device(done):
                 x[part] = done
             self.pace.done(part.stop - part.start)
 
-    def attending(self, index: int) -> tuple[Qkv, Attend, tuple[Half, Half]]:
-        """The steps of a layer with attention: up to it, it, and those behind it."""
-        mix, feed = self.model.layers[index]
-        qkv, attend, *rest = mix
-        assert isinstance(qkv, Qkv)
-        assert isinstance(attend, Attend)
-        return qkv, attend, (tuple(rest), feed)
-
-    def through(self, x: Floats, depth: int, rows: int, *, finish: bool = True, keep_kv: bool = False) -> Floats:
-        """The stream through so many layers, of the last one for the last `rows` alone, which is finished or not."""
-        for index in range(depth):
-            last = index == depth - 1
-            x = self.layer(index, x, rows if last else len(x), finish=finish or not last)
-            if not keep_kv:
-                self.cache.release(index)
-        self.pace.done(len(self.positions) * (self.model.config.layers - depth))
-        self.pace.finish()
-        return x
+    def flows(self, x: Floats, rows: int) -> Iterator[tuple[slice, Flow]]:
+        """The stream (n, hidden) chunk by chunk, to go through steps of which the last `rows` tokens are wanted."""
+        for part, wanted in slices(len(x), self.chunk, rows):
+            if part.stop - part.start == len(self.positions):  # to cut an array takes the host a good part of a launch
+                yield part, Flow(x, self.positions, self.cache, wanted)
+            else:
+                yield part, Flow(x[part], self.positions[part], self.cache, wanted)
 
 
 def prefill_by_layer(
@@ -164,8 +149,8 @@ def prefill_by_layer(
         Logits of the last token.
     """
     model.check_loaded()
-    x, walk = _start(model, ids, positions, cache, chunk, rows, attend, hooks)
-    x = walk.through(x, model.config.layers, rows, keep_kv=keep_kv)
+    how = attend, rows, None, chunk, hooks
+    x = _read(model, ids, positions, cache, *how, keep_kv=keep_kv)
     logits: Floats = model.head(x[-1:])[0]
     return logits
 
@@ -189,9 +174,7 @@ def read_by_layer(
     tokens are computed. With `keep_kv` the cache, which is then one of those layers, goes on holding all of it, and
     more tokens can be read. Everything else is as in `prefill_by_layer`.
     """
-    depth = checked_depth(model, depth)
-    x, walk = _start(model, ids, positions, cache, chunk, rows, attend, hooks)
-    walk.through(x, depth, rows, finish=False, keep_kv=keep_kv)
+    _read(model, ids, positions, cache, attend, rows, depth, chunk, hooks, finish=False, keep_kv=keep_kv)
 
 
 def stream_by_layer(
@@ -214,40 +197,37 @@ def stream_by_layer(
     float32 (n, hidden)
         Where the model is; what `Model.head` takes, if all layers were run.
     """
-    depth = checked_depth(model, depth)
-    x, walk = _start(model, ids, positions, cache, chunk, 1, attend, hooks)
-    return walk.through(x, depth, len(x))
+    return _read(model, ids, positions, cache, attend, max(1, len(ids)), depth, chunk, hooks)
 
 
-def checked_depth(model: Model, depth: int | None) -> int:
-    """Layers to run, all by default; ConfigError if the model has fewer."""
-    layers = model.config.layers
-    depth = layers if depth is None else depth
-    if not 1 <= depth <= layers:
-        raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
-    model.check_loaded(depth)
-    return depth
-
-
-def _start(
+def _read(
     model: Model,
     ids: Ints,
     positions: Ints,
     cache: Cache,
-    chunk: int | None,
-    rows: int,
     attend: LayerAttention,
+    rows: int,
+    depth: int | None,
+    chunk: int | None,
     hooks: Hooks,
-) -> tuple[Floats, Walk]:
+    *,
+    finish: bool = True,
+    keep_kv: bool = False,
+) -> Floats:
+    """The stream through so many layers, of the last one for the last `rows` alone, which is finished or not."""
+    depth = model.config.layers if depth is None else depth
+    model.check_loaded(depth)
     chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
-    ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
     pace = Pace(model, hooks.progress)
-    return model.embed(ids), Walk(model, model.place(positions), cache, attend, chunk, pace, hooks)
-
-
-def _cut(values: Any, part: slice) -> Any:
-    """``values[part]``; all of them as they are, for to cut an array takes the host a good part of a launch."""
-    return values if part == slice(0, len(values)) else values[part]
+    x, walk = model.embed(ids), Walk(model, model.place(positions), cache, attend, chunk, pace, hooks)
+    for index in range(depth):
+        last = index == depth - 1
+        x = walk.layer(index, x, rows if last else len(x), finish=finish or not last)
+        if not keep_kv:
+            cache.release(index)
+    pace.done(len(ids) * (model.config.layers - depth), ahead=0)
+    return x
 
 
 def prefill_sparse(
@@ -292,7 +272,7 @@ def prefill_sparse(
     """
     chunk = SPARSE_CHUNK[model.device] if chunk is None else chunk
     inside = min(chunk, CHUNK[model.device])
-    ids, positions = checked(model, ids, positions, cache, chunk, 1)
+    ids, positions = checked_prompt(model, ids, positions, chunk, 1, cache)
     attend, told = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
     logits = None
     for part, _ in slices(len(ids), chunk, 1):

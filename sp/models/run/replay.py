@@ -13,13 +13,13 @@ from sp.kernels.repeats import Recording, Repeat, watched
 from sp.kernels.scratch import Scratch
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.config import ModelConfig
-from sp.models.layer.steps import Attend, Qkv, Step
+from sp.models.layer.steps import Attend, Qkv, Step, dense_attention
 from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace
-from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention
-from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk, checked_depth
+from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
+from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 
@@ -42,17 +42,16 @@ def parts_of(model: Model) -> list[LayerParts]:
     """All layers of a model; none where nothing can be repeated."""
     if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
         return []
-    return model.of_trunk(_parts_of)
+    return model.trunk.found(_parts_of)
 
 
 def refusal(model: Model) -> str | None:
     """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be."""
-    return "experts of some layers wait in host memory" if model.cold is not None else model.of_trunk(_refusal_of)
+    return "experts of some layers wait in host memory" if model.cold is not None else model.trunk.found(_refusal_of)
 
 
 def _refusal_of(trunk: Trunk) -> str | None:
-    for index, block in enumerate(trunk.blocks):
-        mix, feed = block.steps()
+    for index, (mix, feed) in enumerate(trunk.layers):
         for step in (*mix, *feed):
             reads = step.reads()
             if reads is None:
@@ -71,51 +70,29 @@ def _parts_of(trunk: Trunk) -> list[LayerParts]:
     if any(block.spec.window is not None for block in trunk.blocks):
         return []  # attention is recorded in one layer for all
     found = []
-    for block in trunk.blocks:
-        (first, *rest), feed = block.steps()
+    for block, ((first, *rest), feed) in zip(trunk.blocks, trunk.layers, strict=True):
         kind, attends = (block.spec.rope, block.spec.activation), isinstance(first, Qkv)
-        enter, leave = (_read_by([first]), _read_by([*rest[1:], *feed])) if attends else (None, None)
-        found.append(LayerParts(_part(enter, ("enter", *kind)), _part(leave, ("leave", *kind))))
+        enter, leave = ([first], [*rest[1:], *feed]) if attends else ([], [])
+        found.append(LayerParts(_part(enter, "enter", *kind), _part(leave, "leave", *kind)))
     return found
 
 
-def _read_by(steps: Sequence[Step]) -> list[Any] | None:
-    """All that steps read, and nothing else: weights first; None where that is not known."""
-    every = list[Any]()
-    for step in steps:
-        reads = step.reads()
-        if reads is None:
-            return None
-        every += reads
-    every.sort(key=lambda one: not hasattr(one, "format"))
-    return every if all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format")) else None
-
-
-def _part(weights: list[Any] | None, side: tuple[Any, ...]) -> Part:
-    """A part that reads these, on that side of attention of such a layer."""
-    kind = _kind(weights)
-    return Part(kind and (*side, *kind), _arrays(weights))
-
-
-def _kind(weights: list[Any] | None) -> Any:
-    """What parts have in common that can be repeated with each other's arrays."""
-    if weights is None:
-        return None
-    found: list[Any] = []
-    for one in weights:
-        kept = getattr(one, "kept", None)
-        made = (one.format.name, one.math) if isinstance(one, PackedWeight) else ()
-        found.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
-    return tuple(found)
-
-
-def _arrays(weights: list[Any] | None) -> list[Any]:
-    """Where weights lie, and once each what several are kept in together."""
-    if weights is None:
-        return []
-    found = [one.data if isinstance(one, PackedWeight) else one for one in weights]
-    kept = {id(one.kept.rows): one.kept.rows for one in weights if isinstance(one, PackedWeight) and one.kept}
-    return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
+def _part(steps: Sequence[Step], *side: Any) -> Part:
+    """The part of some steps, on that side of attention of such a layer; where it is not known what they read, or
+    there are none, it cannot be repeated."""
+    reads = [step.reads() for step in steps]
+    every = sorted((one for some in reads for one in some or ()), key=lambda one: not hasattr(one, "format"))
+    packed = all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format"))
+    if not packed or not every or any(some is None for some in reads):
+        return Part(None, [])
+    kinds, arrays, together = list(side), list[Any](), dict[int, Any]()
+    for one in every:
+        made, kept = (one.format.name, one.math) if isinstance(one, PackedWeight) else (), getattr(one, "kept", None)
+        kinds.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
+        arrays.append(one.data if isinstance(one, PackedWeight) else one)
+        if kept:
+            together[id(kept.rows)] = kept.rows
+    return Part(tuple(kinds), arrays + [each for rows in together.values() for each in (rows.codes, rows.scales)])
 
 
 Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is next to attend
@@ -288,19 +265,16 @@ def _apart(array: Any) -> Any:
 
 
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
-    """Whether it pays to repeat launches for so many tokens, and all that is done is known to be launches."""
-    return pays(config, tokens, most) and _is_known(attend)
+    """Whether it pays to repeat launches for so many tokens, and `attend` is known to launch kernels of `sp` and to do
+    nothing else on the device, and the same in every layer."""
+    known = type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy)
+    return pays(config, tokens, most) and (known or attend is dense_attention)
 
 
 def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
     """Whether all layers attend alike, without gates, and the stream of so many tokens has at most `most` values."""
     alike = len(config.attention_layers) == config.layers and not config.gated and not any(config.windows)
     return alike and tokens * config.hidden <= most
-
-
-def _is_known(attend: Any) -> bool:
-    """Whether it launches kernels of `sp` and does nothing else on the device, and the same in every layer."""
-    return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy))
 
 
 MOST_ALONE = {Math.BF16: 8192 * 1024, Math.FP8: 8192 * 1024, Math.INT8: 16384 * 1024}
@@ -346,7 +320,9 @@ def read_repeated(
     """
     if model.device != "cuda":
         return False
-    n, depth = len(ids), checked_depth(model, depth)
+    n, layers = len(ids), model.config.layers
+    depth = layers if depth is None else depth
+    model.check_loaded(depth)
     most = MOST_ALONE[model.arithmetic.math]
     if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
         return False
@@ -355,27 +331,19 @@ def read_repeated(
     ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
     made = {"device": model.device, "math": model.arithmetic.attention}
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
-    how = model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device]
+    how = model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None)
     with room_for(parts) as room:
-        x = model.embed(ids)
-        repeated = RepeatedLayers(Walk(*how, Pace(model, None)), x, 0, parts, room)
-        RepeatedWalk(*how, Pace(model, hooks.progress), hooks, repeated).through(x, depth, rows, finish=False)
-        del repeated  # nothing is left in the room
+        x, walk, pace = model.embed(ids), Walk(*how), Pace(model, hooks.progress)
+        repeated = RepeatedLayers(walk, x, 0, parts, room)
+        for layer in range(depth):
+            last = layer == depth - 1  # of it only what a hook is to see
+            asked = walk.enter(layer, x, min(rows, n), tell=False) if last else repeated.enter(layer)
+            if hooks.on_attention is not None:
+                hooks.on_attention(layer, asked[0], cache)
+            if not last:
+                repeated.leave(layer, repeated.attend(layer, asked))
+            cache.release(layer)
+            pace.done(n)
+        pace.done(n * (layers - depth), ahead=0)
+        del repeated, asked  # nothing is left in the room
     return True
-
-
-@dataclass(frozen=True)
-class RepeatedWalk(Walk):
-    """Layers one after the other as `repeated` takes them; of the last one only what a hook is to see."""
-
-    repeated: RepeatedLayers | None = None
-
-    def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
-        """See `Walk`."""
-        assert self.repeated is not None
-        asked = self.repeated.enter(index) if finish else self.enter(index, x, min(rows, len(x)), tell=False)
-        self.show(index, asked[0])
-        if finish:
-            self.repeated.leave(index, self.repeated.attend(index, asked))
-        self.pace.done(len(x))
-        return x[len(x) - rows :]

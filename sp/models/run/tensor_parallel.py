@@ -26,12 +26,11 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels.device import leaving_free
 from sp.kernels.setting import setting
-from sp.models.cache.cache import Cache
-from sp.models.cache.delta_state import padded
+from sp.models.cache.cache import Cache, padded
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves
 from sp.models.layer.share import Share
-from sp.models.layer.steps import Flow, run
+from sp.models.layer.steps import Flow, Half
 from sp.models.network.arithmetic import Arithmetic
 from sp.models.network.model import Device, Model
 from sp.models.network.trunk import Trunk
@@ -114,10 +113,17 @@ class ShardModel(Model):
     @property
     def chained_layers(self) -> list[Halves]:
         """See `Model`: norms begun of one card's part are of no use."""
-        return self.layers
+        return self.trunk.layers
 
-    def join(self, x: Floats) -> None:
-        this_card().all_reduce(x)
+    def pass_layer(self, layer: Sequence[Half], flow: Flow) -> Floats:
+        """See `Model`; behind each half x (n, hidden) is made of the parts that all cards have."""
+        for half in layer:
+            with this_card().turn():
+                super().pass_layer((half,), flow)
+            if not flow.rows:
+                break
+            this_card().all_reduce(flow.x)
+        return flow.x
 
     def parts_at(self, tokens: int) -> int:
         return middle(tokens)
@@ -127,12 +133,12 @@ class ShardModel(Model):
         n at least two parts. `positions`, int64 (n,): on the device. `cache`: counts every layer for itself, those on
         the device as well; the last is counted here. `rest`, int32 (1,): on the device: tokens of the second part that
         count; what is behind them is padding."""
-        cut, layers = middle(len(x)), self.layers[:-1]
+        cut, layers = middle(len(x)), self.trunk.layers[:-1]
         assert cut, f"{len(x)} tokens in parts of {PART}"
         first, second = slice(0, cut), slice(cut, len(x))
         passes = [
-            _part(layers, Flow(x[first], positions[first], cache, cut)),
-            _part(layers, Flow(x[second], positions[second], cache, len(x) - cut), rest),
+            self._part(layers, Flow(x[first], positions[first], cache, cut)),
+            self._part(layers, Flow(x[second], positions[second], cache, len(x) - cut), rest),
         ]
         with leaving_free(self.group.busy):  # multiprocessors for what adds up
             while passes:
@@ -173,14 +179,13 @@ class ShardModel(Model):
         card.wait()
         return rows
 
-
-def _part(layers: Sequence[Halves], flow: Flow, real: Ints | None = None) -> Iterator[None]:
-    """One part's way through layers; it stops whenever a sum has begun. Only `real` of its tokens count, if given."""
-    for index, layer in enumerate(layers):
-        states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
-        for half in layer:
-            with nullcontext() if real is None else padded(states, real), this_card().turn():
-                run(half, flow)
-            joined = this_card().begin_reduce(flow.x)
-            yield
-            joined()
+    def _part(self, layers: Sequence[Halves], flow: Flow, real: Ints | None = None) -> Iterator[None]:
+        """One part's way through layers; it stops whenever a sum has begun. Only `real` of its tokens count."""
+        for index, layer in enumerate(layers):
+            states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
+            for half in layer:
+                with nullcontext() if real is None else padded(states, real), this_card().turn():
+                    super().pass_layer((half,), flow)
+                joined = this_card().begin_reduce(flow.x)
+                yield
+                joined()

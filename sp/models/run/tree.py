@@ -18,7 +18,7 @@ from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
 from sp.models.layer.steps import Flow, Nodes
 from sp.models.network.model import Model
-from sp.models.run.chunked import checked
+from sp.models.run.chunked import checked_prompt
 from sp.ops.array_module import array_module
 from sp.ops.delta.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_commit
 from sp.ops.feature_rows import store_features
@@ -97,7 +97,7 @@ class TreeReader:
         tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on the
         host. PromptError: as `prefill`."""
         model = self.model
-        ids, positions = checked(model, ids, positions, self.cache, 1, 1)
+        ids, positions = checked_prompt(model, ids, positions, 1, 1, self.cache)
         assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
         self._nodes = len(ids)
         return self.read(

@@ -24,9 +24,8 @@ from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
-from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
-from sp.models.synthetic.synthetic import random_vector
+from sp.models.synthetic.synthetic import random_blocks, random_vector
 from sp.parallel.group import Group
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked

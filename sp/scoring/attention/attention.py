@@ -23,7 +23,7 @@ from sp.models import (
     read_by_layer_on,
     read_repeated,
 )
-from sp.models.cache.carry import looked_at
+from sp.models.run.hooks import looked_at
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
 from sp.ops.attention.kv_pages import unpacked_pages
