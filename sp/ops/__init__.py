@@ -11,7 +11,7 @@ from sp.ops.delta.causal_conv1d import causal_conv1d
 from sp.ops.delta.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
 from sp.ops.embedding import embedding
 from sp.ops.hadamard import hadamard
-from sp.ops.matmul.linear import linear
+from sp.ops.matmul.project import linear
 from sp.ops.norms import l2norm, rms_norm
 from sp.ops.rope import rope
 

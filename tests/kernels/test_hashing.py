@@ -117,7 +117,7 @@ def test_every_kernel_has_its_declaration_and_who_launches_it():
 
 def test_host_code_of_neighbours():
     names = {path.name for path in host_code.host_modules("attention_sm90.cu")}
-    assert {"attention_sm90.py", "paged_attention.py", "launch.py"} <= names
+    assert {"attention_sm90.py", "attention.py", "launch.py"} <= names
     assert not {"dispatch.py", "delta_mixer.py", "sample.py"} & names
     assert host_code.host_modules("nothing.cu") == ()
 

@@ -13,9 +13,7 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
 from sp.kernels.specs.sequence import ADVANCE_COUNTS
-from sp.ops.attention.gate_output import rotated_block
-from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, kv_commit
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
 from sp.quant import BlockFormat, format_by_name
 
 KVType = Literal["f32", "f16", "q4_0"]

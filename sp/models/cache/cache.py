@@ -13,8 +13,7 @@ from sp.models.cache.block_tables import BlockTables, PagePool, page_format, rin
 from sp.models.cache.delta_state import DeltaState
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
-from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.quant import Math
 
 

@@ -11,8 +11,7 @@ from sp.models.file.weights import Store, split_rows
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, LayerSpec
 from sp.ops.add_bias import add_bias
-from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
 from sp.quant import Weight

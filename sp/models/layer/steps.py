@@ -22,9 +22,9 @@ from sp.kernels.kept import cache as kept
 from sp.models.cache.cache import Cache
 from sp.models.layer.attention import Attention
 from sp.ops.array_module import array_module
-from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
-from sp.ops.attention.paged_attention import attention_output
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.attention import attention_output, takes_bytes
+from sp.ops.attention.byte_attention.attend import byte_output
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.attention.tree_attention import MOST_QUERIES, seen_words, tree_attention
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.matmul.project import project_add, project_add_before

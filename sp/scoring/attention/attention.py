@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,11 +25,9 @@ from sp.models import (
 )
 from sp.models.cache.carry import looked_at
 from sp.ops.array_module import array_module
-from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
-from sp.ops.attention.kv_pages import unpacked_pages
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import STEPS, Edges, Pooling, Reduction, average_pool
-from sp.ops.attention.unrotate import unrotate
+from sp.ops.attention.attention_heads import unrotate
+from sp.ops.attention.importance import STEPS, Edges, Folded, Pooling, Reduction, average_pool, fold_weights, importance
+from sp.ops.attention.kv_pages import PagedKV, unpacked_pages
 from sp.quant import F16, F32
 from sp.scoring.base import (
     HEATMAP_CHUNK,
@@ -45,7 +43,6 @@ Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
 MOST_QUESTION_TOKENS = 64  # of a longer question only the last tokens are queries, for the memory of their weights
 
-reduction_by = cache(Reduction)  # which are all alike, and checked when they are made
 
 Take = Callable[[int, Floats, PagedKV], None]
 """Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
@@ -93,10 +90,10 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
         _ = self.reduction  # which checks its steps
 
-    @property
+    @cached_property
     def reduction(self) -> Reduction:
         """The reduction these options describe."""
-        return reduction_by(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
+        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Attention layers that count, ascending. ConfigError for a layer that is not run or has no attention, or when
@@ -161,13 +158,6 @@ class AttentionScorer(ReadingScorer):
     def keys(self, at: PagedKV, positions: Ints, model: Model) -> PagedKV:
         """Keys of the first ``len(positions)`` tokens as they are scored."""
         return replace(at, tokens=len(positions)) if self.rotary == "post" else unrotated_keys(at, positions, model)
-
-
-def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
-    """What a scorer returns; waits for the device."""
-    by_head = np.stack(looked_at(fold.heads)) if fold.heads else None
-    found = fold.result(), fold.heatmap(), generated, by_head, densities(attend)
-    return Importance(*found, weighing=fold.seconds())
 
 
 def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
@@ -249,13 +239,6 @@ class Fold:
         else:
             self._events.append((begun, stream.record()))
 
-    def seconds(self) -> float:
-        """What `add_layer` took of all layers; waits for the device, which nobody does before."""
-        for _, ended in self._events:
-            ended.synchronize()
-        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
-        return float(self._host + sum(times) / 1e3)
-
     def _take(self, found: Folded, heads: int) -> None:
         self.running = found.running
         self.layers.append(found.by_layer)
@@ -268,9 +251,14 @@ class Fold:
         assert self.running is not None, "no layer was folded in"
         return self.reduction.finish(looked_at([self.running])[0], self.count)
 
-    def heatmap(self) -> Floats:
-        """Importance by layer, (layers, chunks)."""
-        return np.stack(looked_at(self.layers))
+    def importance(self, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
+        """What a scorer returns of the layers that were folded in; waits for the device, which nobody does before."""
+        by_head = np.stack(looked_at(self.heads)) if self.heads else None
+        found = self.result(), np.stack(looked_at(self.layers)), generated, by_head, densities(attend)
+        for _, ended in self._events:
+            ended.synchronize()
+        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
+        return Importance(*found, weighing=float(self._host + sum(times) / 1e3))
 
 
 @dataclass
@@ -323,8 +311,8 @@ class TailScorer(AttentionScorer):
         """Run the drafter once over the prompt and reduce the tail's attention."""
         fold = Fold(self.reduction, request.by_head)
         asking = request if self.queries == "question" else without_markup(request)
-        like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
-        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
+        like = (fold.reduction, fold.by_head) if fold.reduction.in_kernel else None
+        found = fold.importance(self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
         return found if asking is request else padded(found, len(request.ids))
 
 

@@ -12,8 +12,8 @@ from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_rows import attention_rows
-from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer, importance_of
+from sp.ops.attention.importance import attention_rows
+from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
@@ -69,7 +69,7 @@ class LookaheadScorer(AttentionScorer):
         for layer, queries in ahead.queries.items():
             keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
             fold.add_layer(queries, keys, causal=False)
-        return importance_of(fold, ahead.attend, ahead.generated)
+        return fold.importance(ahead.attend, ahead.generated)
 
     def look_ahead(self, request: ScoreRequest) -> LookAhead:
         """Read the prompt and generate, keeping the queries that count; where the context ends, so do they."""
@@ -143,7 +143,7 @@ class AnswerAttentionScorer(LookaheadScorer):
             weights = attention_rows(queries[:rows], keys, causal=False)
             weights *= array_module(weights).asarray(~request.kept, np.float32)
             fold.add(weights)
-        return importance_of(fold, ahead.attend, ahead.generated)
+        return fold.importance(ahead.attend, ahead.generated)
 
 
 def spoken(generated: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:

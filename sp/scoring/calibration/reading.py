@@ -17,8 +17,8 @@ from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model, Trail
 from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.spans import same_start
 from sp.scoring.attention.attention import TailScorer

@@ -10,8 +10,8 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.models import LayerAttention, ModelConfig
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt.spans import cut_long
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, TailScorer
 from sp.scoring.base import ScoreRequest

@@ -6,27 +6,13 @@ from typing import Any
 
 from sp.arrays import Floats
 from sp.kernels import is_device
+from sp.ops.attention.attention import gate_output
 from sp.ops.attention.byte_attention.pages import byte_pages
 from sp.ops.attention.byte_attention.prefill import prefill
 from sp.ops.attention.byte_attention.twin import byte_attention
-from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.hadamard import hadamard
-from sp.quant import Math
-
-BYTE_QUERIES = 2049
-"""Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
-device, are of fewer."""
-
-
-def takes_bytes(math: Math, queries: int) -> bool:
-    """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
-
-    >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
-    (True, False, False)
-    """
-    return math is not Math.BF16 and queries >= BYTE_QUERIES
 
 
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None) -> Floats:

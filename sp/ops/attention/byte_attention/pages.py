@@ -10,8 +10,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEY_CENTRE, KV_BYTES, TILE, VALUE_PEAKS
 from sp.ops.attention.byte_attention.codes import sampled_blocks
-from sp.ops.attention.kv_pages import is_packed, page_head_dim
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV, is_packed, page_head_dim
 
 
 @dataclass(frozen=True)
