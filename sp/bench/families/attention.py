@@ -14,8 +14,7 @@ from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.ops.attention.attention import paged_attention, prefill_attention
 from sp.ops.attention.attention_sm90 import prefill as in_float16
-from sp.ops.attention.byte_attention.pages import byte_pages
-from sp.ops.attention.byte_attention.prefill import prefill
+from sp.ops.attention.byte_attention.attend import byte_pages, prefill
 from sp.ops.attention.importance import Reduction, importance
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV

@@ -139,25 +139,18 @@ class AttentionScorer(ReadingScorer):
         scored, attend = self.scored_layers(model.config), self.attend(request)
 
         def show(layer: int, q: Floats, cache: Cache) -> None:
-            if layer in scored:
-                rows = self.rows(q[-queries:], request.positions[-queries:], model)
-                take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
+            if layer not in scored:
+                return
+            rows, at = q[-queries:], cache.stored(layer)
+            if self.rotary == "none":
+                rows = unrotated_rows(rows, request.positions[-queries:], model)
+                at = unrotated_keys(at, request.positions, model)
+            take(layer, rows, replace(at, tokens=len(request.ids)))
 
         like = None if like is None or self.rotary != "post" else (scored, like)
         hooks = Hooks(on_attention=show, queues=like)
         read_on(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
-
-    def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
-        """Queries as they are scored; the ones given stay as they are."""
-        if self.rotary == "post":
-            return q
-        turned: Floats = q.copy() if is_device(q) else q
-        return unrotate(turned, model.place(positions), model.config.rope)
-
-    def keys(self, at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-        """Keys of the first ``len(positions)`` tokens as they are scored."""
-        return replace(at, tokens=len(positions)) if self.rotary == "post" else unrotated_keys(at, positions, model)
 
 
 def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
@@ -187,6 +180,11 @@ def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows
         at = stop
         if not last:
             trail.mark()
+
+
+def unrotated_rows(q: Floats, positions: Ints, model: Model) -> Floats:
+    """Queries without rotary embedding; the ones given stay as they are."""
+    return unrotate(q.copy() if is_device(q) else q, model.place(positions), model.config.rope)
 
 
 def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
