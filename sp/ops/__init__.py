@@ -1,4 +1,5 @@
-"""Operations on arrays, one file an op: shapes and formula in the docstring, and the NumPy code that defines it.
+"""Operations on arrays, a file for those of one idea: shapes and formula in the docstring, and the NumPy code that
+defines it.
 
 Activations are float32 unless a caller asks for more: given float64 an op computes in float64.
 """

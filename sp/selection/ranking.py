@@ -42,7 +42,9 @@ def forced_tokens(
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
-    order = together(end_order(n, sink, tail), characters)
+    order = end_order(n, sink, tail)
+    if characters is not None:
+        order = together(order, characters)
     order[protected] = np.inf
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
@@ -239,7 +241,8 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
     infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
     as in `SelectionRequest`; the forced tokens hold whole ones."""
-    first = together(first, characters)
+    if characters is not None:
+        first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
     room = budget - int(forced.sum())
     if len(wanted) <= room:
@@ -249,10 +252,8 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     return kept
 
 
-def together(steps: Doubles, characters: Ints | None) -> Doubles:
+def together(steps: Doubles, characters: Ints) -> Doubles:
     """The least step of the tokens that hold parts of the same characters, (n,)."""
-    if characters is None:
-        return steps
     least = np.full(len(steps), np.inf)
     np.minimum.at(least, characters, steps)
     return np.asarray(least[characters], np.float64)

@@ -202,15 +202,26 @@ def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
     return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)
 
 
-__all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
+__all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
 
 
 @dataclass
 class Fold:
-    """Running reduction over the layers of a drafter, in NumPy or on the device."""
+    """Running reduction over the layers of a drafter, in NumPy or on the device.
+
+    `over_layers`: how layers are reduced, after the heads of each by themselves; without it heads of all layers are
+    reduced together, which is the same where heads are reduced likewise, since all layers have as many.
+
+    >>> fold = Fold(Reduction(pool=1), over_layers="mean")
+    >>> for top in (0.5, 1.0):
+    ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
+    >>> fold.result().tolist()
+    [0.75, 0.25]
+    """
 
     reduction: Reduction
     by_head: bool = False
+    over_layers: Literal["mean", "max"] | None = None
     running: Any = None
     count: int = 0
     layers: list[Any] = field(default_factory=list)
@@ -218,18 +229,16 @@ class Fold:
     _host: float = 0.0  # seconds that `add_layer` took, or
     _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
 
-    joined: ClassVar[bool] = True  # whether the heads of a layer are folded into those of the layers before
-
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
-        into = self.running if self.joined else None
+        into = None if self.over_layers else self.running
         self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
         stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
         start, begun = time.perf_counter(), stream and stream.record()
-        into = self.running if self.joined else None
+        into = None if self.over_layers else self.running
         found = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
         self._take(found, q.shape[1])
         if stream is None:
@@ -238,7 +247,12 @@ class Fold:
             self._events.append((begun, stream.record()))
 
     def _take(self, found: Folded, heads: int) -> None:
-        self.running = found.running
+        before, self.running = self.running, found.running
+        if self.over_layers:
+            layer = found.running / np.float32(heads) if self.reduction.heads == "mean" else found.running
+            if before is not None:
+                layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
+            self.running, heads = layer, 0
         self.layers.append(found.by_layer)
         if found.by_head is not None:
             self.heads.append(found.by_head)
@@ -247,7 +261,10 @@ class Fold:
     def result(self) -> Floats:
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
-        return self.reduction.finish(looked_at([self.running])[0], self.count)
+        running = looked_at([self.running])[0]
+        if self.over_layers is None:
+            return self.reduction.finish(running, self.count)
+        return self.reduction.finish(running / np.float32(len(self.layers) if self.over_layers == "mean" else 1), 1)
 
     def importance(self, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
         """What a scorer returns of the layers that were folded in; waits for the device, which nobody does before."""
@@ -257,38 +274,6 @@ class Fold:
             ended.synchronize()
         times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
         return Importance(*found, weighing=float(self._host + sum(times) / 1e3))
-
-
-@dataclass
-class FoldByLayer(Fold):
-    """A `Fold` that reduces the heads of each layer by themselves, and then the layers.
-
-    `over_layers`: with heads reduced likewise it is what `Fold` does, since all layers have as many.
-
-    >>> fold = FoldByLayer(Reduction(pool=1))
-    >>> for top in (0.5, 1.0):
-    ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
-    >>> fold.result().tolist()
-    [0.75, 0.25]
-    """
-
-    over_layers: Literal["mean", "max"] = "mean"
-
-    joined: ClassVar[bool] = False
-
-    def _take(self, found: Folded, heads: int) -> None:
-        before, layer = self.running, found.running
-        if self.reduction.heads == "mean":
-            layer = layer / np.float32(heads)
-        if before is not None:
-            layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
-        super()._take(found._replace(running=layer), 0)
-
-    def result(self) -> Floats:
-        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
-        assert self.running is not None, "no layer was folded in"
-        layers = len(self.layers) if self.over_layers == "mean" else 1
-        return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)
 
 
 @register_scorer("tail")

@@ -14,7 +14,7 @@ from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, pr
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
-from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer, unrotated_keys, unrotated_rows
+from sp.scoring.attention.attention import AttentionScorer, Fold, unrotated_keys, unrotated_rows
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
@@ -128,7 +128,7 @@ class AnswerAttentionScorer(LookaheadScorer):
     last : bool
         Let the last prompt token count as the first of them: it predicts where the answer begins.
     over_layers : {"mean", "max"}
-        Of what each layer's heads leave, see `FoldByLayer`.
+        Of what each layer's heads leave, see `Fold`.
 
     Notes
     -----
@@ -147,7 +147,7 @@ class AnswerAttentionScorer(LookaheadScorer):
     def score(self, request: ScoreRequest) -> Importance:
         """Let the target answer, then reduce the attention of its answer layer by layer."""
         ahead = self.look_ahead(request)
-        fold = FoldByLayer(self.reduction, request.by_head, over_layers=self.over_layers)
+        fold = Fold(self.reduction, request.by_head, over_layers=self.over_layers)
         rows = self.last + len(spoken(ahead.generated, request.eos_ids))
         for layer, queries in ahead.queries.items():
             keys = self.keys(ahead, layer, request)
