@@ -10,13 +10,9 @@ from __future__ import annotations
 from sp.config import import_modules
 from sp.quant.base import BlockFormat
 from sp.quant.formats.fp4 import MXFP4
-from sp.quant.formats.iquants.iq3_s import IQ3_S
-from sp.quant.formats.iquants.iq4_nl import IQ4_NL
-from sp.quant.formats.iquants.iq4_xs import IQ4_XS
-from sp.quant.formats.kquants.q3_k import Q3_K
-from sp.quant.formats.kquants.q4_k import Q4_K
-from sp.quant.formats.kquants.q5_k import Q5_K
-from sp.quant.formats.kquants.q6_k import Q6_K
+from sp.quant.formats.iquants.iq3 import IQ3_S
+from sp.quant.formats.iquants.iq4 import IQ4_NL, IQ4_XS
+from sp.quant.formats.kquants import Q3_K, Q4_K, Q5_K, Q6_K
 from sp.quant.formats.legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from sp.quant.formats.plain import BF16, F16, F32
 from sp.quant.packing import Packing, Plane, Scales
