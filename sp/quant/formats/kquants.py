@@ -205,12 +205,13 @@ def spread_affine(out: Bytes, std: float, top: int) -> None:
     put_scale(out[:, 2:4], pick, d * top / 2)
 
 
-_Q2_K_SHIFT = np.array([0, 2, 4, 6], np.uint8)[:, None]
+_PAIR = np.array([0, 2, 4, 6], np.uint8)[:, None]  # _PAIR and _BIT: where two bits and one lie in a byte
+_BIT = np.arange(8, dtype=np.uint8)[:, None]
 
 
 def _decode_q2_k(blocks: Bytes, out: Floats) -> None:
     n = len(blocks)
-    codes = blocks[:, 16:80].reshape(n, 2, 1, 32) >> _Q2_K_SHIFT
+    codes = blocks[:, 16:80].reshape(n, 2, 1, 32) >> _PAIR
     codes &= 3
     step = blocks[:, 80:82].view("<f2").astype(np.float32) * (blocks[:, :16] & 15)
     offset = blocks[:, 82:].view("<f2").astype(np.float32) * (blocks[:, :16] >> 4)
@@ -243,15 +244,11 @@ of ``q[32 h + l]``. A byte of ``scales`` serves 16 values, its low nibble as sca
 ``x = d * scale * code - dmin * minimum``."""
 
 
-_Q3_K_PAIR = np.array([0, 2, 4, 6], np.uint8)[:, None]
-_Q3_K_BIT = np.arange(8, dtype=np.uint8)[:, None]
-
-
 def _steps_q3_k(blocks: Bytes) -> Int8s:
     """Scales less 32, int8 (blocks, 16)."""
     scales = np.empty((len(blocks), 16), np.uint8)
     split_nibbles(blocks[:, 96:104], scales)
-    top = blocks[:, None, 104:108] >> _Q3_K_PAIR
+    top = blocks[:, None, 104:108] >> _PAIR
     top &= 3
     top <<= 4
     scales |= top.reshape(scales.shape)
@@ -261,9 +258,9 @@ def _steps_q3_k(blocks: Bytes) -> Int8s:
 
 def _decode_q3_k(blocks: Bytes, out: Floats) -> None:
     n = len(blocks)
-    codes = blocks[:, 32:96].reshape(n, 2, 1, 32) >> _Q3_K_PAIR
+    codes = blocks[:, 32:96].reshape(n, 2, 1, 32) >> _PAIR
     codes &= 3
-    high = blocks[:, None, :32] >> _Q3_K_BIT
+    high = blocks[:, None, :32] >> _BIT
     high &= 1
     high <<= 2
     codes |= high.reshape(codes.shape)
@@ -337,12 +334,9 @@ Layout (144 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 q[128]``. Each group of 3
 in its low and ``2c + 1`` in its high nibbles, and ``x = d * scale_j * code - dmin * minimum_j``."""
 
 
-_Q5_K_BIT = np.arange(8, dtype=np.uint8)[:, None]
-
-
 def _encode_q5_k(values: Floats, out: Bytes) -> None:
     codes = encode_affine("Q5_K", values, 31, -0.5, 15, out)
-    out[:, 16:48] = np.bitwise_or.reduce(codes.reshape(-1, 8, 32) >> 4 << _Q5_K_BIT, axis=1)
+    out[:, 16:48] = np.bitwise_or.reduce(codes.reshape(-1, 8, 32) >> 4 << _BIT, axis=1)
     low = codes.reshape(-1, 4, 2, 32) & 15
     out[:, 48:] = (low[:, :, 0] | (low[:, :, 1] << 4)).reshape(-1, 128)
 
@@ -352,7 +346,7 @@ def _decode_q5_k(blocks: Bytes, out: Floats) -> None:
     codes = np.empty((len(blocks), 4, 2, 32), np.uint8)
     np.bitwise_and(packed, 15, out=codes[:, :, 0])
     np.right_shift(packed, 4, out=codes[:, :, 1])
-    high = blocks[:, None, 16:48] >> _Q5_K_BIT
+    high = blocks[:, None, 16:48] >> _BIT
     high &= 1
     high <<= 4
     codes |= high.reshape(codes.shape)
@@ -378,9 +372,6 @@ Layout (176 bytes): ``f2 d; f2 dmin; u1 scales[12]; u1 high[32]; u1 q[128]``. As
 of sub-block ``j`` in bit ``j`` of ``high[l]``."""
 
 
-_Q6_K_SHIFT = np.array([0, 2, 4, 6], np.uint8)[:, None]
-
-
 def _encode_q6_k(values: Floats, out: Bytes) -> None:
     columns = values.reshape(-1, 16)
     found = search_symmetric(np.ascontiguousarray(columns.T), 32)
@@ -402,7 +393,7 @@ def _encode_q6_k(values: Floats, out: Bytes) -> None:
     codes = (np.clip(np.rint(ratio), -32, 31) + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes & 15
     out[:, :128] = (low[:, :, :2] | (low[:, :, 2:] << 4)).reshape(-1, 128)
-    out[:, 128:192] = np.bitwise_or.reduce(codes >> 4 << _Q6_K_SHIFT, axis=2).reshape(-1, 64)
+    out[:, 128:192] = np.bitwise_or.reduce(codes >> 4 << _PAIR, axis=2).reshape(-1, 64)
     out[:, 192:208] = scales.view(np.uint8)
     out[:, 208:] = d.view(np.uint8)
     out[zero] = 0
@@ -414,7 +405,7 @@ def _decode_q6_k(blocks: Bytes, out: Floats) -> None:
     codes = np.empty((n, 2, 2, 64), np.uint8)
     np.bitwise_and(low, 15, out=codes[:, :, 0])
     np.right_shift(low, 4, out=codes[:, :, 1])
-    high = blocks[:, 128:192].reshape(n, 2, 1, 32) >> _Q6_K_SHIFT
+    high = blocks[:, 128:192].reshape(n, 2, 1, 32) >> _PAIR
     high &= 3
     high <<= 4
     codes |= high.reshape(codes.shape)
