@@ -181,13 +181,12 @@ def slab_encoder(name: str, block_size: int, block_bytes: int, kernel: BlockEnco
         rows = array.reshape(-1, block_size) if array.size else np.empty((0, block_size), np.float32)
         blocks = out.reshape(-1, block_bytes) if out.size else np.empty((0, block_bytes), np.uint8)
         for start in range(0, len(rows), step):
-            if not np.isfinite(
-                rows[start : start + step]
-            ).all():  # no code says so, and one would spoil its whole scale
+            some = rows[start : start + step]
+            if not np.isfinite(some).all():  # a block has no code for them, and one would spoil its whole scale
                 raise ConfigError(
                     f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first"
                 )
-            kernel(rows[start : start + step], blocks[start : start + step])
+            kernel(some, blocks[start : start + step])
         return out
 
     return encode

@@ -194,7 +194,7 @@ def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     array([[0.5, 0.5]], dtype=float32)
     """
     if is_device(out):
-        return _on_device(out, wide, unrotate)
+        return _gate_on_device(out, wide, unrotate)
     if unrotate:
         out = hadamard(out, rotated_block(out.shape[2], VALUE_BLOCK))
     if wide is not None:
@@ -202,7 +202,7 @@ def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     return out.reshape(len(out), out.shape[1] * out.shape[2])
 
 
-def _on_device(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
+def _gate_on_device(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     tokens, heads, head_dim = out.shape
     if wide is None and not unrotate:
         return out.reshape(tokens, heads * head_dim)

@@ -203,10 +203,10 @@ def unrotate(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     """
     if not is_device(x):
         return rope(x, -positions, rotary.undone())
-    return _on_device(x, positions, rotary)
+    return _unrotate_on_device(x, positions, rotary)
 
 
-def _on_device(x: Any, positions: Any, rotary: Rope) -> Floats:
+def _unrotate_on_device(x: Any, positions: Any, rotary: Rope) -> Floats:
     tokens, heads, d = x.shape
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     grid = (-(-tokens * heads // HEAD_WARPS),)
