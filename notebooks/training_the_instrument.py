@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from sp.evals import TASKS
 from sp.evals.heads import measure_heads
 from sp.evals.matches import score_answer
-from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.importance import attention_rows
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
 from sp.studies.figures import tidy

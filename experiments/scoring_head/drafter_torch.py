@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from gguf import GGUFReader, dequantize
 
-from sp.ops.rope import Rope
-from sp.ops.rope_scaling import YarnScaling
+from sp.ops.rope import Rope, YarnScaling
 
 
 class Drafter:
@@ -41,7 +40,7 @@ class Drafter:
         scaling = YarnScaling(float(factor), self.window) if factor > 1 else None
         rope = Rope(self.base, self.head_dim, scaling=scaling)
         size = scaling.attention_factor if scaling else 1.0
-        angle = positions.double()[..., None] * torch.from_numpy(np.asarray(rope.inverse_frequencies())).to(self.device)
+        angle = positions.double()[..., None] * torch.from_numpy(np.asarray(rope.inverse_frequencies)).to(self.device)
         return (angle.cos() * size).float(), (angle.sin() * size).float()
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:

@@ -22,8 +22,7 @@ from sp.kernels.specs.matmul.epilogue import STORE
 from sp.kernels.tools.build import build_all
 from sp.kernels.tools.check import plan
 from sp.models.synthetic.synthetic import random_blocks
-from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.ops.matmul.dispatch import ROWS, SHAPES
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels

@@ -17,11 +17,17 @@ from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model, decode_step
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream
 from sp.ops.array_module import array_module, on_host
-from sp.ops.sampling.allowed_logits import Words, allowed_logits
-from sp.ops.sampling.draw_tokens import token_shares
-from sp.ops.sampling.likely_logits import likely_logits
-from sp.ops.sampling.sample import Sampling, argmax, sample
-from sp.ops.sampling.top_logprobs import MOST, top_logprobs
+from sp.ops.sampling.sample import (
+    MOST_TOP,
+    Sampling,
+    Words,
+    allowed_logits,
+    argmax,
+    likely_logits,
+    sample,
+    token_shares,
+    top_logprobs,
+)
 
 
 class Constraint(Protocol):
@@ -125,7 +131,7 @@ class Chooser:
             share = float(np.log(token_shares(logits, 1.0, np.array([token], np.int64))[0]))
         if not self._top:
             return Choice(token, share, np.empty(0, np.int64), np.empty(0, np.float32))
-        rows = logits if self._top <= MOST else on_host(logits)
+        rows = logits if self._top <= MOST_TOP else on_host(logits)
         best = [on_host(each)[0] for each in top_logprobs(rows, min(self._top, rows.shape[1]))]
         return Choice(token, share, *best)
 

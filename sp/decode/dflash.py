@@ -34,9 +34,7 @@ from sp.decode.speculate import Speculative, Tree
 from sp.errors import ConfigError
 from sp.models.run.tree import MOST_NODES, TreePass
 from sp.ops.array_module import on_host
-from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
-from sp.ops.sampling.sample import argmax
-from sp.ops.sampling.top_logprobs import MOST, top_logprobs
+from sp.ops.sampling.sample import MOST_TOP, argmax, draw_tokens, token_shares, top_logprobs
 
 
 @DECODERS.register("ddtree")
@@ -72,8 +70,8 @@ class DDTree(Speculative):
             raise ConfigError(
                 f"decoder ddtree: budget is {self.budget} and top_k {self.top_k}; both must be at least 1"
             )
-        if self.top_k > MOST:
-            raise ConfigError(f"decoder ddtree: top_k is {self.top_k}; a depth chooses among 1 to {MOST} guesses")
+        if self.top_k > MOST_TOP:
+            raise ConfigError(f"decoder ddtree: top_k is {self.top_k}; a depth chooses among 1 to {MOST_TOP} guesses")
         if self.budget >= MOST_NODES:
             raise ConfigError(
                 f"decoder ddtree: budget is {self.budget}, but a pass takes the known token and {MOST_NODES - 1} "

@@ -19,7 +19,7 @@ from sp.evals.matches import score_answer
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model
 from sp.ops.array_module import on_host
-from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.importance import attention_rows
 from sp.prompt import TokenisedPrompt
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.heads import HeadMap, model_key

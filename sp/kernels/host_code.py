@@ -21,19 +21,19 @@ FACTS = ("date", "gpu", "kernel_hash")  # of a table of measurements: says where
 
 class Module(NamedTuple):
     """One file. `imports`: of `ROOMS` and `RUNTIME`, at any depth of the file; `strings`: names and texts that stand in
-    it; `digest`: of what it does when run, and of the tables it reads."""
+    it; `digests`: of what each of its statements does when run, and of the tables it reads."""
 
     imports: frozenset[Path]
     strings: frozenset[str]
-    digest: bytes
+    digests: frozenset[bytes]
 
 
 def host_digest(source: str, package: Path = PACKAGE) -> bytes:
     """Digest of `host_modules` and of the tables they read. Docstrings, comments, annotations, imports, assertions and
-    messages of errors do not count, nor in which file code stands; nor do the date, card and hash that a table of
-    measurements carries beside its numbers."""
+    messages of errors do not count, nor in which of these files a statement stands, nor behind which other; nor do the
+    date, card and hash that a table of measurements carries beside its numbers."""
     found = _modules(package)
-    parts = [found[path].digest for path in host_modules(source, package)]
+    parts = {digest for path in host_modules(source, package) for digest in found[path].digests}
     return hashlib.sha256(b"".join(sorted(parts))).digest()
 
 
@@ -102,15 +102,15 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imports |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    words = tuple(_words(tree))
-    strings = {text for kind, text in words if kind == "str"}
-    text = "\0".join(text for _, text in words)
-    for table in sorted(path.parent.glob("*.json")):
+    statements = [tuple(_words(node)) for node in tree.body if not isinstance(node, SILENT) and not _is_prose(node)]
+    strings = {text for words in statements for kind, text in words if kind == "str"}
+    texts = ["\0".join(text for _, text in words) for words in statements]
+    for table in path.parent.glob("*.json"):
         if table.name in strings:
             values = {k: v for k, v in json.loads(table.read_text(encoding="utf-8")).items() if k not in FACTS}
-            text += "\0" + json.dumps(values, sort_keys=True)
+            texts.append(json.dumps(values, sort_keys=True))
     own = frozenset(names[name] for name in imports if name in names and names[name] != path)
-    return Module(own, frozenset(strings), hashlib.sha256(text.encode()).digest())
+    return Module(own, frozenset(strings), frozenset(hashlib.sha256(text.encode()).digest() for text in texts))
 
 
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""Operations on arrays, one file an op: shapes and formula in the docstring, and the NumPy code that defines it.
+"""Operations on arrays, a file for those of one idea: shapes and formula in the docstring, and the NumPy code that
+defines it.
 
 Activations are float32 unless a caller asks for more: given float64 an op computes in float64.
 """
@@ -11,7 +12,7 @@ from sp.ops.delta.causal_conv1d import causal_conv1d
 from sp.ops.delta.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
 from sp.ops.embedding import embedding
 from sp.ops.hadamard import hadamard
-from sp.ops.matmul.linear import linear
+from sp.ops.matmul.project import linear
 from sp.ops.norms import l2norm, rms_norm
 from sp.ops.rope import rope
 

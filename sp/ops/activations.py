@@ -1,4 +1,4 @@
-"""sigmoid, silu, softplus and swiglu, safe at any magnitude."""
+"""sigmoid, silu, softplus, and the gated activations swiglu and geglu, safe at any magnitude."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.elementwise import SWIGLU
+from sp.kernels.specs.geglu import GEGLU
 from sp.ops.threads import run_parallel, token_slices
 
 SOFTPLUS_LINEAR = 20.0  # above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9
@@ -26,8 +27,8 @@ def sigmoid(x: Floats) -> Floats:
     return np.reciprocal(y, out=y)
 
 
-def silu(x: Floats) -> Floats:
-    """``x * sigmoid(x)``, elementwise, same shape.
+def silu(x: Floats, out: Floats | None = None) -> Floats:
+    """``x * sigmoid(x)``, elementwise, same shape; written to `out` if it is given.
 
     Examples
     --------
@@ -35,7 +36,7 @@ def silu(x: Floats) -> Floats:
     array([  0., 100.], dtype=float32)
     """
     with np.errstate(over="ignore"):
-        y = np.exp(-x)
+        y = np.exp(-x, out=out)
     y += 1
     return np.divide(x, y, out=y)
 
@@ -78,10 +79,33 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
         out: Floats = import_cupy().empty_like(gate)
         SWIGLU.launch((-(-gate.size // 2048),), gate, up, out, gate.size // 8)
         return out
+    y, parts = np.empty_like(gate), token_slices(len(gate))
+    gates, ups, outs = ([each[part] for part in parts] for each in (gate, up, y))
+    run_parallel(silu, gates, outs)
+    run_parallel(np.multiply, outs, ups, outs)
+    return y
+
+
+def geglu(gate: Floats, up: Floats) -> Floats:
+    """``gelu(gate) * up``, gelu by its tanh approximation; arrays as of `swiglu`.
+    ``gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``, written as ``x * sigmoid(2 ...)``. Source:
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+
+    >>> geglu(np.array([[100.0, -100.0]], np.float32), np.array([[2.0, 2.0]], np.float32))
+    array([[200.,  -0.]], dtype=float32)
+    """
+    if is_device(gate):
+        assert gate.shape == up.shape, f"gate {gate.shape}, up {up.shape}"
+        assert gate.size % 8 == 0, f"{gate.size} values"
+        out: Floats = import_cupy().empty_like(gate)
+        GEGLU.launch((-(-gate.size // 2048),), gate, up, out, gate.size // 8)
+        return out
     y = np.empty_like(gate)
 
     def activate(tokens: slice) -> None:
-        np.multiply(silu(gate[tokens]), up[tokens], out=y[tokens])
+        x = gate[tokens]
+        turned = sigmoid(np.float32(2 * np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))
+        np.multiply(turned * x, up[tokens], out=y[tokens])
 
     run_parallel(activate, token_slices(len(gate)))
     return y

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import GATHER_ROWS
 from sp.quant import Weight
@@ -22,19 +23,19 @@ def embedding(ids: Ints, w: Weight) -> Floats:
 
     Parameters
     ----------
-    ids : int64 (tokens,)
+    ids : int64 (tokens,), or of any shape
         On the device int32, and not looked at by the host: a row outside the table comes out as NaN there.
     w : Weight of shape (vocab, hidden)
         With the rows of the file, on the device too.
 
     Returns
     -------
-    float32 (tokens, hidden)
+    float32 (tokens, hidden); of other ids ``ids.shape + (hidden,)``
 
     Raises
     ------
     ConfigError
-        For an id outside the table.
+        For an id outside the table, or a weight of one axis.
 
     Examples
     --------
@@ -46,7 +47,11 @@ def embedding(ids: Ints, w: Weight) -> Floats:
     """
     if is_device(ids):
         return _gathered(ids, w)
-    return w.rows(ids)
+    if len(w.shape) < 2:
+        raise ConfigError(f"{w.name}: a weight of one axis has no rows to pick")
+    if ids.size and (ids.min() < 0 or ids.max() >= w.shape[0]):
+        raise ConfigError(f"{w.name}: row {ids.min()}..{ids.max()} asked of {w.shape[0]} rows")
+    return w.format.decode(w.data[ids])
 
 
 def _gathered(ids: Any, w: Weight) -> Floats:

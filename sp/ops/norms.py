@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,10 @@ class Ready:
 
     norm: Norm
     tiles: InputTiles  # the stream times the norm's weight, with squares
+
+    def __iter__(self) -> Iterator[Any]:
+        """Weight and eps, as a norm that is not begun gives them."""
+        return iter(self.norm)
 
     @classmethod
     def empty(cls, x: Any, norm: Norm, held: int) -> Ready:

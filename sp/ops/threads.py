@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
-
-T = TypeVar("T")
 
 
 @cache
@@ -43,9 +41,9 @@ def _plain() -> bool:
     return all(each["num_threads"] == 1 for each in _blas().info())
 
 
-def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
-    """Call `work` on every piece; the pieces must write to different places and call no `run_parallel`. The result does
-    not depend on the number of cores.
+def run_parallel(work: Callable[..., object], *pieces: Sequence[Any]) -> None:
+    """Call `work` on every piece, or with one of each of several sequences, as `map` does; the calls must write to
+    different places and call no `run_parallel`. The result does not depend on the number of cores.
 
     >>> import numpy as np
     >>> squares = np.zeros(4)
@@ -56,11 +54,11 @@ def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
     [0.0, 1.0, 4.0, 9.0]
     """
     with nullcontext() if _plain() else _blas().limit(limits=1):
-        if len(pieces) == 1 or cores() == 1:
-            for piece in pieces:
-                work(piece)
+        if cores() == 1 or len(pieces[0]) == 1:
+            for piece in zip(*pieces, strict=True):
+                work(*piece)
         else:
-            for _ in _pool().map(work, pieces):
+            for _ in _pool().map(work, *pieces):
                 pass
 
 

@@ -1,4 +1,4 @@
-"""Block formats: how the values of a weight are packed, in NumPy, one file a format.
+"""Block formats: how the values of a weight are packed, in NumPy, one file a family of formats.
 
 These decoders are the ground truth of every kernel that reads packed weights; they agree bit for bit with the
 `gguf` package. The formats are those of ggml (https://github.com/ggml-org/ggml). Every file of `sp.quant.formats`
@@ -9,22 +9,12 @@ from __future__ import annotations
 
 from sp.config import import_modules
 from sp.quant.base import BlockFormat
-from sp.quant.formats.fp4.mxfp4 import MXFP4
-from sp.quant.formats.iquants.iq3_s import IQ3_S
-from sp.quant.formats.iquants.iq4_nl import IQ4_NL
-from sp.quant.formats.iquants.iq4_xs import IQ4_XS
-from sp.quant.formats.kquants.q3_k import Q3_K
-from sp.quant.formats.kquants.q4_k import Q4_K
-from sp.quant.formats.kquants.q5_k import Q5_K
-from sp.quant.formats.kquants.q6_k import Q6_K
-from sp.quant.formats.legacy.q4_0 import Q4_0
-from sp.quant.formats.legacy.q4_1 import Q4_1
-from sp.quant.formats.legacy.q5_0 import Q5_0
-from sp.quant.formats.legacy.q5_1 import Q5_1
-from sp.quant.formats.legacy.q8_0 import Q8_0
-from sp.quant.formats.plain.bf16 import BF16
-from sp.quant.formats.plain.f16 import F16
-from sp.quant.formats.plain.f32 import F32
+from sp.quant.formats.fp4 import MXFP4
+from sp.quant.formats.iquants.iq3 import IQ3_S
+from sp.quant.formats.iquants.iq4 import IQ4_NL, IQ4_XS
+from sp.quant.formats.kquants import Q3_K, Q4_K, Q5_K, Q6_K
+from sp.quant.formats.legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+from sp.quant.formats.plain import BF16, F16, F32
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import (
     FORMATS,

@@ -130,12 +130,6 @@ def checked_values(name: str, block_size: int, values: npt.ArrayLike) -> Floats:
     return array
 
 
-def require_finite(name: str, values: Floats) -> None:
-    """ConfigError on NaN or Inf: a packed block has no code for them, and one would spoil its whole scale."""
-    if not np.isfinite(values).all():
-        raise ConfigError(f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first")
-
-
 def fp16_scales(name: str, scales: Floats) -> npt.NDArray[np.float16]:
     """Round block scales to the fp16 they are stored in; ConfigError when one would become Inf."""
     # 65520, midway to the next binade, rounds to Inf; written so that NaN fails too
@@ -187,8 +181,12 @@ def slab_encoder(name: str, block_size: int, block_bytes: int, kernel: BlockEnco
         rows = array.reshape(-1, block_size) if array.size else np.empty((0, block_size), np.float32)
         blocks = out.reshape(-1, block_bytes) if out.size else np.empty((0, block_bytes), np.uint8)
         for start in range(0, len(rows), step):
-            require_finite(name, rows[start : start + step])
-            kernel(rows[start : start + step], blocks[start : start + step])
+            some = rows[start : start + step]
+            if not np.isfinite(some).all():  # a block has no code for them, and one would spoil its whole scale
+                raise ConfigError(
+                    f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first"
+                )
+            kernel(some, blocks[start : start + step])
         return out
 
     return encode

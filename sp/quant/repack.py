@@ -15,9 +15,8 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.quant.base import BlockFormat
-from sp.quant.formats.legacy.q8_0 import Q8_0
-from sp.quant.formats.plain.bf16 import BF16
-from sp.quant.formats.plain.f32 import F32
+from sp.quant.formats.legacy import Q8_0
+from sp.quant.formats.plain import BF16, F32
 from sp.quant.packing import TILE
 from sp.quant.registry import FORMATS
 

@@ -7,10 +7,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats, Ints
+from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat
-from sp.quant.formats.plain.f32 import F32
+from sp.quant.formats.plain import F32
 
 
 class Math(StrEnum):
@@ -51,8 +51,8 @@ class Weight:
     --------
     >>> from sp.quant import Q8_0, Weight
     >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
-    >>> w.data.shape, w.dense().shape, w.rows(np.array([3, 0])).shape
-    ((4, 68), (4, 64), (2, 64))
+    >>> w.data.shape, w.dense().shape
+    ((4, 68), (4, 64))
     """
 
     name: str
@@ -79,16 +79,6 @@ class Weight:
     def dense(self) -> Floats:
         """All values as float32 of shape `shape`; a view of the bytes when the format is F32."""
         return self.format.decode(self.data)
-
-    def rows(self, index: Ints) -> Floats:
-        """Values of the rows `index` names (any shape) along the first axis, e.g. of an embedding table. Returns
-        float32 of shape ``index.shape + shape[1:]``. ConfigError for a row that does not exist."""
-        index = np.asarray(index)
-        if len(self.shape) < 2:
-            raise ConfigError(f"{self.name}: a weight of one axis has no rows to pick")
-        if index.size and (index.min() < 0 or index.max() >= self.shape[0]):
-            raise ConfigError(f"{self.name}: row {index.min()}..{index.max()} asked of {self.shape[0]} rows")
-        return self.format.decode(self.data[index])
 
     def decoded(self) -> Weight:
         """The same weight in F32, for models small enough to decode once."""

@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 from sp.arrays import Bools, Floats, Ints
@@ -15,7 +15,7 @@ from sp.errors import ConfigError, SpWarning
 from sp.models import Cards, LayerAttention, Model, ModelConfig, SparseAttention, Trail, dense_attention, flops
 from sp.models.config import first_layers
 from sp.ops.attention.importance import HEAT_CHUNK
-from sp.ops.attention.reduction import chunk_means as chunk_means
+from sp.ops.attention.importance import chunk_means as chunk_means
 from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -151,16 +151,17 @@ class Scorer(ABC):
         as an upper reference of what other scorers could reach.
     retrieves : bool
         Asks for the calibration of the drafter's file, `ModelConfig.retrieval`.
+    drafts : bool
+        The drafter reads the prompt for it; not where the target does.
     """
 
-    reads_target = False
+    reads_target: ClassVar[bool] = False
     oracle: ClassVar[bool] = False
     retrieves: ClassVar[bool] = False
+    drafts: ClassVar[bool] = True
 
-    @property
-    def drafts(self) -> bool:
-        """Whether the drafter reads the prompt for it."""
-        return not self.reads_target
+    def __init_subclass__(cls) -> None:
+        cls.drafts = cls.drafts and not cls.reads_target
 
     @abstractmethod
     def score(self, request: ScoreRequest) -> Importance:
@@ -196,11 +197,8 @@ class ModelFreeScorer(Scorer):
         Where among the controls, which stand by place and then by name.
     """
 
+    drafts: ClassVar[bool] = False
     place: ClassVar[int] = 6
-
-    @property
-    def drafts(self) -> bool:
-        return False
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """None worth counting."""
@@ -244,8 +242,6 @@ def rule_of(text: str, option: str) -> Rule:
 class Sparse(str):
     """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`."""
 
-    __slots__ = ()
-
     @classmethod
     def parse(cls, text: str, option: str) -> Sparse:
         """Read it; ConfigError, naming the option, for anything else."""
@@ -253,7 +249,7 @@ class Sparse(str):
             rule_of(text, option)
         return cls(text.replace("constant:", "blocks:", 1))
 
-    @property
+    @cached_property
     def rule(self) -> Rule | None:
         """What selects blocks; None for all, and where `auto` is not decided."""
         return None if self in ("off", "auto") else rule_of(self, "sparse")

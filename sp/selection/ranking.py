@@ -42,7 +42,9 @@ def forced_tokens(
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
-    order = together(end_order(n, sink, tail), characters)
+    order = end_order(n, sink, tail)
+    if characters is not None:
+        order = together(order, characters)
     order[protected] = np.inf
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
@@ -111,12 +113,45 @@ class Constrained(Selector):
         free[max(0, n - self.tail) :] = False
         return free
 
-    def radius(self, units: int, n: int) -> int:
-        """Neighbours in units, for a prompt of n tokens that is divided into so many."""
-        if self.neighbours != "by_length":
-            return self.neighbours
-        tokens = next((reach for below, reach in RADII if n < below), WIDEST)
-        return max(1, round(tokens * units / n))
+    def steps(self, chosen: Ints, units: int, n: int) -> tuple[Doubles, Doubles]:
+        """Step at which each unit is taken, infinite for units that never are; and that at which each choice is, for
+        its own sake. `chosen`: units a rule chose, best first, of so many that a prompt of n tokens is divided into.
+        Neighbours are taken right after a chosen unit: +1, -1, +2, -2 ...; `backbone` follows `spread_order`.
+
+        >>> Constrained.steps(TopTokens(neighbours=1), np.array([2, 0]), 4, 4)
+        (array([3., 2., 0., 1.]), array([0., 3.]))
+        """
+        if self.neighbours == "by_length":
+            tokens = next((reach for below, reach in RADII if n < below), WIDEST)
+            radius = max(1, round(tokens * units / n))
+        else:
+            radius = self.neighbours
+        radius = min(radius, units - 1)
+        turns = np.arange(int(len(chosen) / (1 - self.backbone)) + 2)  # as many as suffice
+        spread = np.floor((turns + 1) * self.backbone) > np.floor(turns * self.backbone)  # those of the backbone
+        when = turns[~spread][: len(chosen)]
+        # A turn is as many steps long as there are neighbours: the earliest choice in reach decides, and how far it
+        # lies. The least of so many consecutive turns: of windows twice as long each time, then of two that overlap.
+        width, span = 2 * radius + 1, 1
+        never = int(when[-1]) + 1 if len(when) else 0
+        earliest = np.full(units + 2 * radius, never)
+        earliest[radius + chosen] = when
+        while 2 * span <= width:
+            earliest = np.minimum(earliest[:-span], earliest[span:])
+            span *= 2
+        earliest = np.minimum(earliest[:units], earliest[width - span :])
+        unit_of = np.zeros(never + 1, np.int64)
+        unit_of[when] = chosen
+        away = np.arange(units) - unit_of[earliest]
+        # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
+        steps: Doubles = (earliest * width + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+        steps[earliest == never] = np.inf
+        if self.backbone and len(chosen):
+            even = spread_order(units)
+            early = turns[spread & (turns < when[-1])][: len(even)]
+            even = even[: len(early)]
+            steps[even] = np.minimum(steps[even], early * width)
+        return steps, np.asarray(when * width, np.float64)
 
     def take(
         self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
@@ -142,7 +177,7 @@ class Constrained(Selector):
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
         units = len(bounds) - 1
-        steps = unit_steps(chosen, units, self.radius(units, int(bounds[-1])), self.backbone)
+        steps, _ = self.steps(chosen, units, int(bounds[-1]))
         kept = fill(forced, token_steps(steps, bounds, self.min_run), budget - torn, starts)
         return Selection(kept, forced, scores, bounds)
 
@@ -171,66 +206,6 @@ def spread_order(units: int) -> Ints:
     for bit in range(bits):
         order |= ((numbers >> bit) & 1) << (bits - 1 - bit)
     return order[order < units]
-
-
-def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Doubles:
-    """Step at which each unit is taken; infinite for units that never are. `chosen`: units a rule chose, best first;
-    `radius`: neighbours taken right after a chosen unit: +1, -1, +2, -2 ...; `backbone`: share of the choices that
-    follow `spread_order` instead of the rule, in [0, 1).
-
-    >>> unit_steps(np.array([2, 0]), 4, 1, 0.0).tolist()
-    [3.0, 2.0, 0.0, 1.0]
-    """
-    turns, spread = _turns(len(chosen), backbone)
-    when = turns[~spread][: len(chosen)]
-    radius = min(radius, units - 1)
-    # A turn is as many steps long as there are neighbours: the earliest choice in reach decides, and how far it lies.
-    never = int(when[-1]) + 1 if len(when) else 0
-    turn = np.full(units + 2 * radius, never)
-    turn[radius + chosen] = when
-    earliest = sliding_least(turn, 2 * radius + 1)
-    unit_of = np.zeros(never + 1, np.int64)
-    unit_of[when] = chosen
-    away = np.arange(units) - unit_of[earliest]
-    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
-    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
-    steps[earliest == never] = np.inf
-    if backbone and len(chosen):
-        even = spread_order(units)
-        early = turns[spread & (turns < when[-1])][: len(even)]
-        even = even[: len(early)]
-        steps[even] = np.minimum(steps[even], early * (2 * radius + 1))
-    return steps
-
-
-def own_steps(count: int, units: int, radius: int, backbone: float) -> Doubles:
-    """Step at which each of `count` chosen units is taken for its own sake; arguments as for `unit_steps`.
-
-    >>> own_steps(3, 9, 1, 0.5).tolist()
-    [0.0, 6.0, 12.0]
-    """
-    turns, spread = _turns(count, backbone)
-    return np.asarray(turns[~spread][:count] * (2 * min(radius, units - 1) + 1), np.float64)
-
-
-def _turns(count: int, backbone: float) -> tuple[Ints, Bools]:
-    """Turns that suffice for so many choices, and which of them belong to the backbone."""
-    turns = np.arange(int(count / (1 - backbone)) + 2)
-    return turns, np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
-
-
-def sliding_least(values: Ints, width: int) -> Ints:
-    """Least of every `width` consecutive values; shape (n - width + 1,). Windows are made of two halves that overlap.
-
-    >>> sliding_least(np.array([3, 1, 4, 1, 5, 9]), 3).tolist()
-    [1, 1, 1, 1]
-    """
-    span = 1
-    while 2 * span <= width:
-        values = np.minimum(values[:-span], values[span:])
-        span *= 2
-    rest = width - span
-    return np.minimum(values[: len(values) - rest], values[rest:])
 
 
 def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
@@ -266,7 +241,8 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
     infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
     as in `SelectionRequest`; the forced tokens hold whole ones."""
-    first = together(first, characters)
+    if characters is not None:
+        first = together(first, characters)
     wanted = first[~forced & np.isfinite(first)]
     room = budget - int(forced.sum())
     if len(wanted) <= room:
@@ -276,10 +252,8 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     return kept
 
 
-def together(steps: Doubles, characters: Ints | None) -> Doubles:
+def together(steps: Doubles, characters: Ints) -> Doubles:
     """The least step of the tokens that hold parts of the same characters, (n,)."""
-    if characters is None:
-        return steps
     least = np.full(len(steps), np.inf)
     np.minimum.at(least, characters, steps)
     return np.asarray(least[characters], np.float64)
@@ -333,13 +307,9 @@ class TopChunks(Constrained):
         if self.chunk_size is not None:
             check_least(self, 1, "chunk_size")
 
-    def chunks(self, request: SelectionRequest) -> Ints:
-        """Bounds of the chunks of a prompt, (chunks + 1,)."""
-        return chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
-
     def select(self, request: SelectionRequest) -> Selection:
         """Chunks by rank; see `Constrained` for what else is kept."""
-        bounds = self.chunks(request)
+        bounds = chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores))
 
@@ -365,11 +335,11 @@ class TokenBudget(TopChunks):
         super().__post_init__()
         check_least(self, 1, "tokens")
 
-    def select(self, request: SelectionRequest) -> Selection:
-        """Chunks by rank, at most `tokens` tokens and what is protected."""
-        bounds = self.chunks(request)
-        scores = unit_means(request.scores, bounds)
-        return self.take(request, bounds, scores, best_first(scores), most=self.tokens)
+    def take(
+        self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
+    ) -> Selection:
+        """At most `tokens` tokens and what is protected."""
+        return super().take(request, bounds, scores, chosen, self.tokens)
 
 
 @register_selector("top_tokens")

@@ -22,7 +22,7 @@ from sp.chat import Segment
 from sp.errors import ConfigError
 from sp.selection.base import SELECTORS, Reading, Selection, SelectionRequest, register_selector
 from sp.selection.pieces import MARKUP, TOP, Outline, Parsing, View, put_lines, views
-from sp.selection.ranking import Constrained, best_first, check_least, end_order, fill, own_steps, unit_steps
+from sp.selection.ranking import Constrained, best_first, check_least, end_order, fill
 
 Part = tuple[int, int, int, bool]  # of a token: the node, the bytes [start, end), and whether these have ink
 
@@ -296,10 +296,8 @@ class Structured(Constrained):
         units = len(heavy)
         if not units:
             return np.zeros(0)
-        radius = self.radius(units, n)
-        steps = unit_steps(order, units, radius, self.backbone)
         alone = np.full(units, np.inf)
-        alone[order] = own_steps(len(order), units, radius, self.backbone)
+        steps, alone[order] = self.steps(order, units, n)
         return np.where(heavy, alone, steps)
 
     def _ends(self, request: SelectionRequest, forest: Forest, heavy: Bools) -> list[int]:

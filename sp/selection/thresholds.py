@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats, Ints
 from sp.errors import ConfigError
+from sp.prompt.spans import chunk_bounds
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.ranking import TopChunks, best_first, check_share, unit_means
 
@@ -22,7 +23,7 @@ class ChunkThreshold(TopChunks):
 
     def compare(self, request: SelectionRequest) -> tuple[Ints, Floats, Ints, Doubles]:
         """Bounds, scores of all chunks (NaN if a chunk is kept anyway), and chunks and scores from best to worst."""
-        bounds = self.chunks(request)
+        bounds = chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
         scores = unit_means(request.scores, bounds, self.choosable(request))
         order = best_first(scores)
         return bounds, scores, order, scores[order].astype(np.float64)

@@ -17,7 +17,7 @@ from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.base import COLDEST
 from sp.errors import DeviceError, SpError, plain
 from sp.gguf import Tokenizer
-from sp.ops.sampling.allowed_logits import Words
+from sp.ops.sampling.sample import Words
 
 LONGEST_MESSAGE = 300
 IN_A_REQUEST = {

@@ -13,9 +13,9 @@ from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import CHUNK_BY_LAYER
 from sp.models.run.replay import MOST_ALONE, refusal
-from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
+from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, YarnScaling
 from sp.prompt import TokenisedPrompt
 from sp.quant import Math
 from sp.scoring import SCORERS, Scorer

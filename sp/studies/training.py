@@ -19,7 +19,7 @@ from sp.errors import ConfigError, short, unknown_name
 from sp.evals import TASKS, Example, Task
 from sp.evals.run import counter, label
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
-from sp.ops.attention.reduction import chunk_means
+from sp.ops.attention.importance import chunk_means
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.scoring import SCORERS, Scorer, ScoreRequest
 from sp.scoring.attention.attention import without_markup

@@ -48,7 +48,7 @@ def inputs(n: int, tokens: int, d: int) -> tuple[Any, ...]:
 
 def paged_inputs(n: int, tokens: int, d: int) -> tuple[Any, Any]:
     """The same as queries and a `PagedKV`."""
-    from sp.ops.attention.paged_kv import PagedKV
+    from sp.ops.attention.kv_pages import PagedKV
     from sp.quant import F16
 
     q, k, v, table = inputs(n, tokens, d)

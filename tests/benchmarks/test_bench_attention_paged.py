@@ -82,8 +82,8 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     """As a graph with the length on the device; outputs rotated back (Q4_0) and gated, as the target's layers are."""
     import cupy
 
-    from sp.ops.attention.paged_attention import attention_output
-    from sp.ops.attention.paged_kv import PagedKV
+    from sp.ops.attention.attention import attention_output
+    from sp.ops.attention.kv_pages import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(max(tokens, 8192), d, fmt)
@@ -107,7 +107,7 @@ def test_few_queries(benchmark, d, kv, n, tokens):
 @pytest.mark.parametrize(("n", "tokens"), PREFILL)
 def test_portable_prefill(benchmark, d, kv, n, tokens):
     from sp.ops.attention.attention_portable import prefill
-    from sp.ops.attention.paged_kv import PagedKV
+    from sp.ops.attention.kv_pages import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(tokens, d, fmt)

@@ -58,7 +58,7 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     """Time the stages and the whole with events, and keep the record."""
     import cupy
 
-    from sp.ops.attention.paged_attention import prefill_attention
+    from sp.ops.attention.attention import prefill_attention
     from sp.ops.sparse.block_lists import density
     from sp.ops.sparse.block_means import block_means
     from sp.ops.sparse.flashprefill import select_on_device

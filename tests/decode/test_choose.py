@@ -13,8 +13,7 @@ from sp.decode import Chooser, Sample
 from sp.decode.base import generate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
-from sp.ops.sampling.allowed_logits import allowed_logits
-from sp.ops.sampling.sample import Sampling
+from sp.ops.sampling.sample import Sampling, allowed_logits
 
 FILTERS = [
     {},

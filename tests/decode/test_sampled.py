@@ -12,7 +12,7 @@ from sp.decode.speculate import Tree, speculate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.run.tree import TreePass
-from sp.ops.sampling.draw_tokens import draw_tokens, softmax, token_shares
+from sp.ops.sampling.sample import draw_tokens, softmax, token_shares
 
 RUNS = 3_000
 WORDS = 4

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from sp.decode.dflash import DDTree, DFlash, best_first, follow
 from sp.decode.speculate import Tree
 from sp.errors import ConfigError
-from sp.ops.sampling.top_logprobs import top_logprobs
+from sp.ops.sampling.sample import top_logprobs
 
 NOBODY = np.random.default_rng(0)
 

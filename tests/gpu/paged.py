@@ -9,8 +9,7 @@ import numpy as np
 
 from sp.ops import hadamard, kv_gather
 from sp.ops.attention.attention import attention
-from sp.ops.attention.kv_pages import kv_append
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV, kv_append
 from sp.quant import BlockFormat
 
 SHAPES = [(2, 1, 64), (14, 2, 64), (10, 2, 128), (4, 2, 128), (12, 2, 128), (2, 2, 256), (12, 2, 256)]

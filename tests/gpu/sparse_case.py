@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from compare import to_bf16
 
-from sp.ops.attention.kv_pages import kv_append, kv_gather
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV, kv_append, kv_gather
 from sp.ops.sparse.block_lists import causal, mask_of
 from sp.ops.sparse.block_means import means_of
 from sp.quant import F16, BlockFormat

@@ -10,10 +10,10 @@ from paged import SHAPES, PagedCase
 
 cp = pytest.importorskip("cupy")
 
+from sp.ops.attention.attention import attention_output, paged_attention  # noqa: E402
 from sp.ops.attention.attention_decode import decode, zeros  # noqa: E402
 from sp.ops.attention.attention_split import split  # noqa: E402
-from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
-from sp.ops.attention.paged_kv import PagedKV  # noqa: E402
+from sp.ops.attention.kv_pages import PagedKV  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16

@@ -13,9 +13,9 @@ cp = pytest.importorskip("cupy")
 
 from sp.kernels import forced_path  # noqa: E402
 from sp.ops import kv_gather  # noqa: E402
+from sp.ops.attention.attention import attention_output, paged_attention  # noqa: E402
 from sp.ops.attention.attention_portable import prefill  # noqa: E402
 from sp.ops.attention.key_blocks import BlockLists  # noqa: E402
-from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
@@ -107,7 +107,7 @@ def test_lists_of_key_blocks(fmt, d, n, prefix, guarded):
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(24, 4, 256), (4, 2, 128), (2, 1, 64)])
 @pytest.mark.parametrize(("n", "prefix", "workspace"), [(65, 0, 1 << 30), (130, 1000, 1 << 30), (130, 1000, 0)])
 def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, prefix, workspace, monkeypatch):
-    monkeypatch.setattr("sp.ops.attention.paged_attention.WORKSPACE_BYTES", workspace)
+    monkeypatch.setattr("sp.ops.attention.attention.WORKSPACE_BYTES", workspace)
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
     q, wide = queries(rng, n, heads, d), to_bf16(rng.standard_normal((n, heads, 2 * d)))

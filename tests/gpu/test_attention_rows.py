@@ -11,11 +11,9 @@ cp = pytest.importorskip("cupy")
 from sp.errors import ConfigError  # noqa: E402
 from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
 from sp.ops.attention import attention_heads as heads_module  # noqa: E402
-from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
-from sp.ops.attention.gate_output import gate_output  # noqa: E402
-from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope  # noqa: E402
-from sp.ops.attention.kv_pages import unpacked_pages  # noqa: E402
-from sp.ops.attention.paged_kv import PagedKV  # noqa: E402
+from sp.ops.attention.attention import gate_output  # noqa: E402
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope  # noqa: E402
+from sp.ops.attention.kv_pages import PagedKV, unpacked_pages  # noqa: E402
 from sp.ops.rope import Rope  # noqa: E402
 from sp.quant import F16, F32, Q4_0  # noqa: E402
 

@@ -13,7 +13,7 @@ from sp.errors import DeviceError
 from sp.kernels.path import native_path
 from sp.ops.attention.attention_sm90 import prefill
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.quant import F16
 
 try:

@@ -15,11 +15,9 @@ from sp.kernels import device_errors
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import STORE
 from sp.ops.activations import swiglu
-from sp.ops.attention.gate_output import gate_output
-from sp.ops.attention.head_norm_rope import head_norm_rope
-from sp.ops.attention.kv_pages import kv_append, kv_gather
-from sp.ops.attention.paged_attention import paged_attention
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.attention import gate_output, paged_attention
+from sp.ops.attention.attention_heads import head_norm_rope
+from sp.ops.attention.kv_pages import PagedKV, kv_append, kv_gather
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.embedding import embedding
 from sp.ops.matmul.gemm_portable import gated, gemm

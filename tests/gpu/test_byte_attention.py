@@ -9,9 +9,7 @@ from paged import PagedCase
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.attention.byte_attention.attend import byte_output
-from sp.ops.attention.byte_attention.pages import byte_pages, sampled_centre
-from sp.ops.attention.byte_attention.prefill import prefill
+from sp.ops.attention.byte_attention.attend import byte_output, byte_pages, prefill, sampled_centre
 from sp.ops.attention.byte_attention.twin import byte_attention
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.sparse.block_lists import lists_of

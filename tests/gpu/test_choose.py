@@ -10,8 +10,7 @@ from sampling_reference import LEAST, agree, shares
 from sp.decode import Chooser, Sample
 from sp.decode.base import GraphDecoder, generate
 from sp.models import prefill
-from sp.ops.sampling.allowed_logits import allowed_logits
-from sp.ops.sampling.sample import Sampling
+from sp.ops.sampling.sample import Sampling, allowed_logits
 
 START, NEW = 120, 40  # crosses a page border
 FILTERS = [

@@ -27,9 +27,8 @@ from sp.models.synthetic.dflash_synthetic import find_draft_shape, synthetic_dra
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_random
-from sp.ops.attention.attention_heads import attention_heads, context_heads
-from sp.ops.attention.head_norm_rope import HeadNorms
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads, context_heads
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.feature_rows import pick_features, store_features
 from sp.ops.matmul.packed import unpack
 from sp.ops.rope import Rope

@@ -12,11 +12,9 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.errors import ConfigError  # noqa: E402
-from sp.ops.attention.attention_probs import attention_probs  # noqa: E402
-from sp.ops.attention.importance import fold_weights, importance  # noqa: E402
+from sp.ops.attention.attention_heads import unrotate  # noqa: E402
+from sp.ops.attention.importance import STEPS, Reduction, attention_probs, fold_weights, importance  # noqa: E402
 from sp.ops.attention.kv_pages import kv_gather  # noqa: E402
-from sp.ops.attention.reduction import STEPS, Reduction  # noqa: E402
-from sp.ops.attention.unrotate import unrotate  # noqa: E402
 from sp.ops.rope import Rope, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 

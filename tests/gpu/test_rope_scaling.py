@@ -14,12 +14,9 @@ cp = pytest.importorskip("cupy")
 from sp.models import AskedScaling, load_model, prefill, prefill_by_layer  # noqa: E402
 from sp.models.run.tree import TreeReader  # noqa: E402
 from sp.ops import kv_append  # noqa: E402
-from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
-from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope  # noqa: E402
-from sp.ops.attention.paged_kv import PagedKV  # noqa: E402
-from sp.ops.attention.unrotate import unrotate  # noqa: E402
-from sp.ops.rope import Rope, rope  # noqa: E402
-from sp.ops.rope_scaling import LinearScaling, YarnScaling  # noqa: E402
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope, unrotate  # noqa: E402
+from sp.ops.attention.kv_pages import PagedKV  # noqa: E402
+from sp.ops.rope import LinearScaling, Rope, YarnScaling, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 from sp.scoring import SCORERS, ScoreRequest  # noqa: E402
 

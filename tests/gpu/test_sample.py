@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from captured import capture
 
-from sp.ops.sampling.sample import Sampling, argmax, arrivals, sample
-from sp.ops.sampling.top_logprobs import top_logprobs
+from sp.ops.sampling.sample import Sampling, argmax, arrivals, sample, top_logprobs
 
 VOCAB = 248320
 

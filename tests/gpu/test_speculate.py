@@ -27,7 +27,7 @@ from sp.models.run.captured_graph import PinnedStaging
 from sp.models.run.tree import LayerFeatures, TreeReader
 from sp.models.synthetic.dflash_synthetic import DraftShape
 from sp.models.synthetic.synthetic import write_random
-from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
+from sp.ops.sampling.sample import draw_tokens, token_shares
 
 captures = pytest.mark.no_sanitizer  # for they allocate
 START, LIMIT, BLOCK = 120, 44, 16  # crosses a page border

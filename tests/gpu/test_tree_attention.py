@@ -16,9 +16,9 @@ from sp.kernels import current_path  # noqa: E402
 from sp.models.cache.cache import DeviceTables  # noqa: E402
 from sp.models.run.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops.attention.attention import attention_output  # noqa: E402
 from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
-from sp.ops.attention.paged_attention import attention_output  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
 from sp.quant import F16, Q4_0, Q4_K  # noqa: E402

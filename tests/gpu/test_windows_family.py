@@ -13,7 +13,7 @@ from compare import nmse
 from sp.models import decode_step, load_model, prefill, prefill_by_layer
 from sp.models.run.graph import PrefillGraphs
 from sp.models.run.tree import TreeReader
-from sp.ops.geglu import geglu
+from sp.ops.activations import geglu
 from sp.quant import BF16, Q8_0
 
 BOUND = 1e-3

@@ -10,9 +10,8 @@ import pytest
 from host_code import aligned, compiled, pointer
 
 from sp.kernels.specs.attention.attention_rows import HEADS_A_WARP, ROWS_A_BLOCK
-from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.head_norm_rope import HeadNorms
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.rope import Rope
 from sp.quant import F16
 

@@ -11,8 +11,7 @@ from host_code import aligned, hosted, pointer
 
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.attention.attention_bytes import smem
-from sp.ops.attention.byte_attention.codes import key_centre, key_codes, sampled_blocks, value_codes
-from sp.ops.attention.byte_attention.twin import byte_attention
+from sp.ops.attention.byte_attention.twin import byte_attention, key_centre, key_codes, sampled_blocks, value_codes
 from sp.ops.attention.kv_pages import kv_append
 from sp.ops.sparse.block_lists import lists_of
 from sp.quant import F16, Q4_0, BlockFormat

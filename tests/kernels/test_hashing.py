@@ -105,6 +105,14 @@ def test_code_may_move_to_another_file(tmp_path):
     (package / "ops" / "c.py").write_text("from sp.kernels.specs.b import KERNEL\ndef run():\n    KERNEL.launch(1)\n")
     host_code.forget_host_code()
     assert host_code.host_digest("a.cu", package) == before
+    (package / "ops" / "c.py").write_text("from sp.kernels.specs.b import KERNEL\nfrom sp.ops.d import M\nKERNEL = M\n")
+    (package / "ops" / "d.py").write_text("M = 1\nN = 2\n")
+    host_code.forget_host_code()
+    apart = host_code.host_digest("a.cu", package)
+    (package / "ops" / "c.py").write_text("from sp.kernels.specs.b import KERNEL\nN = 2\nM = 1\nKERNEL = M\n")
+    (package / "ops" / "d.py").unlink()
+    host_code.forget_host_code()
+    assert host_code.host_digest("a.cu", package) == apart != before  # two files joined
 
 
 def test_every_kernel_has_its_declaration_and_who_launches_it():
@@ -117,7 +125,7 @@ def test_every_kernel_has_its_declaration_and_who_launches_it():
 
 def test_host_code_of_neighbours():
     names = {path.name for path in host_code.host_modules("attention_sm90.cu")}
-    assert {"attention_sm90.py", "paged_attention.py", "launch.py"} <= names
+    assert {"attention_sm90.py", "attention.py", "launch.py"} <= names
     assert not {"dispatch.py", "delta_mixer.py", "sample.py"} & names
     assert host_code.host_modules("nothing.cu") == ()
 

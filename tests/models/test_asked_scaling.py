@@ -15,8 +15,7 @@ from sp.models import load_model, prefill
 from sp.models.families.llama import FrequencyFactors
 from sp.models.file.rope_keys import AskedScaling
 from sp.models.synthetic.shapes import find_shape
-from sp.ops.rope import Rope
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, Rope, YarnScaling
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIG = find_shape("qwen3-0.6b").config  # 40,960 positions

@@ -13,13 +13,13 @@ import numpy as np
 from dataclasses import replace
 from sp.kernels import forced_path
 from sp.ops.attention.attention_heads import attention_heads, context_heads
-from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
+from sp.ops.attention.attention_heads import HeadNorms, head_norm_rope
 from sp.ops.attention.importance import importance
-from sp.ops.attention.paged_attention import attention_output
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import Reduction
+from sp.ops.attention.attention import attention_output
+from sp.ops.attention.kv_pages import PagedKV
+from sp.ops.attention.importance import Reduction
 from sp.ops.attention.tree_attention import tree_attention
-from sp.ops.attention.unrotate import unrotate
+from sp.ops.attention.attention_heads import unrotate
 from sp.ops.rope import Rope
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention

@@ -14,7 +14,7 @@ from sp.models.layer import steps
 from sp.models.network import arithmetic
 from sp.models.run import layer_attention
 from sp.models.run.layer_attention import SparseAttention
-from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
+from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
 from sp.session import Pipeline

@@ -20,8 +20,7 @@ from sp.models import (
 from sp.models.cache.cache import Cache
 from sp.models.families.llama import FrequencyFactors
 from sp.models.synthetic.shapes import find_shape
-from sp.ops.rope import Scaling
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, Scaling, YarnScaling
 from sp.session import embedded
 
 DENSE, HYBRID = find_shape("qwen3-0.6b").config, find_shape("qwen3.6-27b").config

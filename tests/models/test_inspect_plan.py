@@ -24,7 +24,7 @@ from sp.models import Arithmetic, ModelConfig, load_model
 from sp.models.cache.cache import Cache
 from sp.models.families.llama import FACTORS
 from sp.models.file.file_type import FILE_TYPES
-from sp.ops.rope_scaling import LinearScaling
+from sp.ops.rope import LinearScaling
 from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, find_card, need, room, ways
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import COMMON, USUAL, make_plan, plan_file

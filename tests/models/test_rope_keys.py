@@ -22,8 +22,7 @@ from sp.models.file.rope_keys import read_rope, rope_metadata
 from sp.models.file.weights import WeightStore
 from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
-from sp.ops.rope import Rope
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, Rope, YarnScaling
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BAR = 1e-4  # relative root mean square of logits

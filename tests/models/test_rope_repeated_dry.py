@@ -22,7 +22,7 @@ import numpy as np
 from sp.kernels import repeats
 from sp.models import AskedScaling, Hooks, load_model
 from sp.models.run.replay import read_repeated
-from sp.ops.attention.head_norm_rope import turns
+from sp.ops.attention.attention_heads import turns
 model, seen, again = load_model(sys.argv[2], device="cuda"), [], []
 def tell(entry, values):
     if "heads" in entry:

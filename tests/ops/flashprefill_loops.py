@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sp.ops import kv_append
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.quant import F32
 

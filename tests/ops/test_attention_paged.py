@@ -7,11 +7,9 @@ import pytest
 
 from sp.ops import hadamard, kv_append, rms_norm
 from sp.ops.activations import sigmoid
-from sp.ops.attention.attention import attention
-from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.head_norm_rope import HeadNorms
-from sp.ops.attention.paged_attention import attention_output, paged_attention
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.attention import attention, attention_output, paged_attention
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.rope import Rope, rope
 from sp.quant import F32, Q4_0
 

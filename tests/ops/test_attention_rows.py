@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.kv_pages import kv_append, kv_gather
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV, kv_append, kv_gather
 from sp.quant import F16, F32, Q4_0, BlockFormat
 
 TOKENS, HEADS, KV_HEADS, D, N = 70, 6, 2, 32, 5

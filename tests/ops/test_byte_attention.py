@@ -9,9 +9,8 @@ import pytest
 
 from sp.ops.attention.attention import attention
 from sp.ops.attention.byte_attention.attend import byte_output
-from sp.ops.attention.byte_attention.codes import key_centre, key_codes, query_codes, value_codes
-from sp.ops.attention.byte_attention.twin import byte_attention
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.byte_attention.twin import byte_attention, key_centre, key_codes, query_codes, value_codes
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_lists import lists_of
 from sp.ops.sparse.block_sparse import block_sparse

@@ -11,7 +11,7 @@ from sp.errors import DeviceError
 from sp.ops.byte_rows.e4m3 import near_exp2, round_e4m3
 from sp.ops.byte_rows.loud import loud_channels, loudest
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS, ByteKind, byte_product, round_rows
-from sp.ops.matmul.linear import linear
+from sp.ops.matmul.project import linear
 from sp.quant import BF16, F32, Q4_K, Math, Weight
 
 E4M3 = np.array(

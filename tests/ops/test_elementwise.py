@@ -51,9 +51,9 @@ def test_linear_in_slabs_equals_linear_at_once(monkeypatch) -> None:
 
     x, w = normal(3, 64), Weight.from_floats("w", normal(37, 64, seed=1), Q8_0)
     at_once = linear_op(x, w)
-    monkeypatch.setattr(sys.modules["sp.ops.matmul.linear"], "SCRATCH_VALUES", 5 * 64)
+    monkeypatch.setattr(sys.modules["sp.ops.matmul.project"], "SCRATCH_VALUES", 5 * 64)
     np.testing.assert_allclose(linear_op(x, w), at_once, atol=1e-5)
-    monkeypatch.setattr(sys.modules["sp.ops.matmul.linear"], "SCRATCH_VALUES", 1)
+    monkeypatch.setattr(sys.modules["sp.ops.matmul.project"], "SCRATCH_VALUES", 1)
     np.testing.assert_allclose(linear_op(x, w), at_once, atol=1e-5)
 
 
@@ -140,7 +140,7 @@ class Stretched:
 def test_a_scaling_changes_the_frequencies_and_all_that_follows_from_them() -> None:
     x, positions = normal(3, 2, 16), np.array([5, 70, 3000])
     stretched = Rope(1e4, 8, scaling=Stretched(5.0))
-    np.testing.assert_array_equal(stretched.inverse_frequencies() * 5, Rope(1e4, 8).inverse_frequencies())
+    np.testing.assert_array_equal(stretched.inverse_frequencies * 5, Rope(1e4, 8).inverse_frequencies)
     np.testing.assert_allclose(rope(x, positions, stretched), rope(x, positions // 5, Rope(1e4, 8)), atol=1e-5)
     np.testing.assert_allclose(stretched.turn_fractions() * 5.0, Rope(1e4, 8).turn_fractions(), rtol=1e-12)
 

@@ -9,7 +9,7 @@ import pytest
 
 from sp.ops import kv_append
 from sp.ops.attention.attention import attention
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.block_lists import density, mask_of
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.ops.sparse.sparse_attention import sparse_attention

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.ops.attention.attention_probs import attention_probs
-from sp.ops.attention.importance import fold_defines, importance
-from sp.ops.attention.kv_pages import kv_append, kv_gather
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import STEPS, Reduction
-from sp.ops.attention.unrotate import unrotate
+from sp.ops.attention.attention_heads import unrotate
+from sp.ops.attention.importance import STEPS, Reduction, attention_probs, fold_defines, importance
+from sp.ops.attention.kv_pages import PagedKV, kv_append, kv_gather
 from sp.ops.rope import Rope, rope
 from sp.quant import F16, F32, Q4_0
 

@@ -7,10 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sp.ops.attention.head_norm_rope import head_norm_rope
-from sp.ops.attention.unrotate import unrotate
-from sp.ops.rope import Rope, rope
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.attention.attention_heads import head_norm_rope, unrotate
+from sp.ops.rope import LinearScaling, Rope, YarnScaling, rope
 
 CASES = [  # base, dim, factor, original context, beta_fast, beta_slow
     (1e6, 128, 4.0, 32768, 32.0, 1.0),
@@ -52,12 +50,12 @@ def yarn_by_counting(base, dim, factor, original, beta_fast, beta_slow) -> np.nd
 def test_yarn_frequencies_by_counting_turns(case) -> None:
     base, dim, factor, original, beta_fast, beta_slow = case
     scaling = YarnScaling(factor, original, beta_fast=beta_fast, beta_slow=beta_slow)
-    found = Rope(base, dim, scaling=scaling).inverse_frequencies()
+    found = Rope(base, dim, scaling=scaling).inverse_frequencies
     np.testing.assert_allclose(found, yarn_by_counting(*case), rtol=1e-12)
 
 
 def test_yarn_leaves_fast_pairs_divides_slow_ones_and_falls_between() -> None:
-    plain = Rope(1e6, 128).inverse_frequencies()
+    plain = Rope(1e6, 128).inverse_frequencies
     ratio = plain / YarnScaling(4.0, 32768).scale(plain, 1e6)
     count = np.array([turns(1e6, 128, 32768, j) for j in range(64)])
     assert (count > 32).sum() == 24
@@ -68,7 +66,7 @@ def test_yarn_leaves_fast_pairs_divides_slow_ones_and_falls_between() -> None:
 
 
 def test_yarn_without_extrapolation_is_interpolation() -> None:
-    plain = Rope(1e4, 64).inverse_frequencies()
+    plain = Rope(1e4, 64).inverse_frequencies
     none = YarnScaling(4.0, 4096, ext_factor=0.0)
     np.testing.assert_array_equal(none.scale(plain, 1e4), LinearScaling(4.0).scale(plain, 1e4))
     assert none.attention_factor == 1.0
@@ -88,8 +86,8 @@ def test_any_numbers_of_a_file_give_frequencies_of_at_most_one(original, base, b
     for betas in ((beta, 1.0), (32.0, beta), (beta, beta)):
         scaling = YarnScaling(7.0, original, beta_fast=betas[0], beta_slow=betas[1])
         rotary = Rope(base, 16, scaling=scaling)
-        plain = Rope(base, 16).inverse_frequencies()
-        found = rotary.inverse_frequencies()
+        plain = Rope(base, 16).inverse_frequencies
+        found = rotary.inverse_frequencies
         assert ((found <= plain * (1 + 1e-12)) & (found >= plain / 7 * (1 - 1e-12))).all()
         assert rotary.turn_fractions().shape == (8,)
 
@@ -108,7 +106,7 @@ def test_the_magnitude_multiplies_what_is_turned_and_nothing_else(pairing) -> No
 def test_without_a_magnitude_not_a_bit_changes() -> None:
     x = np.random.default_rng(1).standard_normal((3, 1, 8)).astype(np.float32)
     positions, by = np.array([1, 7, 123_456]), Rope(1e6, 8)
-    angle = positions[:, None] * by.inverse_frequencies()
+    angle = positions[:, None] * by.inverse_frequencies
     cos, sin = np.cos(angle).astype(np.float32)[:, None], np.sin(angle).astype(np.float32)[:, None]
     a, b = x[..., :4], x[..., 4:]
     want = np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)

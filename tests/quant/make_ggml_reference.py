@@ -18,7 +18,7 @@ import numpy as np
 from quant_samples import samples
 
 from sp.quant import Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
-from sp.quant.formats.kquants.shared import search_affine
+from sp.quant.formats.kquants import search_affine
 
 
 def decided_by_the_last_step(top: int, first: float, steps: int) -> np.ndarray:

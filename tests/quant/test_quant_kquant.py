@@ -10,7 +10,7 @@ import pytest
 from quant_samples import rms, samples
 
 from sp.quant import Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
-from sp.quant.formats.kquants.shared import pack_scales, unpack_scales
+from sp.quant.formats.kquants import pack_scales, unpack_scales
 
 GGML = np.load(Path(__file__).with_name("ggml_reference.npz"))
 CASES = list(samples(256))

@@ -11,6 +11,7 @@ from quant_samples import writes
 
 from sp.errors import ConfigError
 from sp.models.synthetic.synthetic import random_blocks
+from sp.ops import embedding
 from sp.quant import BF16, F16, F32, FORMATS, IQ3_S, Q4_K, Q8_0, BlockFormat, Weight, format_by_name
 
 every = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
@@ -57,8 +58,8 @@ def test_rows_past_two_to_the_31() -> None:
     count = 2**31 + 5
     w = Weight("big", Q8_0, (count, 32), np.broadcast_to(row, (count, 34)))
     assert w.nbytes == 34 * count
-    np.testing.assert_array_equal(w.rows(np.array([[count - 1]]))[0, 0], Q8_0.decode(row))
-    assert "big" in one_line(lambda: w.rows(np.array([count])))
+    np.testing.assert_array_equal(embedding(np.array([[count - 1]]), w)[0, 0], Q8_0.decode(row))
+    assert "big" in one_line(lambda: embedding(np.array([count]), w))
 
 
 @every
@@ -69,12 +70,12 @@ def test_weight_views(fmt: BlockFormat) -> None:
     assert w.shape == dense.shape == (6, 512)
     assert w.nbytes == w.data.nbytes == fmt.nbytes((6, 512))
     np.testing.assert_array_equal(dense, fmt.decode(blocks.reshape(6, -1)))
-    np.testing.assert_array_equal(w.rows(np.array([5, 0, 5])), dense[[5, 0, 5]])
-    assert w.rows(np.zeros((2, 0), np.int64)).shape == (2, 0, 512)
+    np.testing.assert_array_equal(embedding(np.array([5, 0, 5]), w), dense[[5, 0, 5]])
+    assert embedding(np.zeros((2, 0), np.int64), w).shape == (2, 0, 512)
     assert w.decoded().format is F32
     np.testing.assert_array_equal(w.decoded().dense(), dense)
-    assert "rows" in one_line(lambda: Weight("v", fmt, (512,), blocks.reshape(6, -1)[0]).rows(np.array([0])))
-    assert "6 rows" in one_line(lambda: w.rows(np.array([-1])))
+    assert "rows" in one_line(lambda: embedding(np.array([0]), Weight("v", fmt, (512,), blocks.reshape(6, -1)[0])))
+    assert "6 rows" in one_line(lambda: embedding(np.array([-1]), w))
 
 
 def test_f32_weight_is_a_view() -> None:

@@ -13,8 +13,7 @@ from scorer_cases import random_head
 
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Cards, Hooks, LayerAttention, Model, SparseAttention, Trail, dense_attention
-from sp.ops.rope import Rope
-from sp.ops.rope_scaling import YarnScaling
+from sp.ops.rope import Rope, YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, KeptKeys, ScoreRequest

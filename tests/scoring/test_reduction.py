@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.ops.attention.attention_probs import attention_probs
-from sp.ops.attention.reduction import max_pool
+from sp.ops.attention.importance import attention_probs, max_pool
 from sp.scoring.attention.attention import STEPS, Fold, Reduction, average_pool
 from sp.scoring.base import chunk_means
 
@@ -66,7 +65,7 @@ def test_folding_layer_by_layer_equals_reducing_the_whole_stack(order: str, head
             want = getattr(want, how)(axis=axes.index(step))
             axes.remove(step)
     np.testing.assert_allclose(fold.result(), want, rtol=2e-6)
-    np.testing.assert_allclose(fold.heatmap(), [chunk_means(p.max(0).mean(0), 32) for p in probs], rtol=1e-6)
+    np.testing.assert_allclose(np.stack(fold.layers), [chunk_means(p.max(0).mean(0), 32) for p in probs], rtol=1e-6)
 
 
 def test_orders_differ_where_they_should() -> None:

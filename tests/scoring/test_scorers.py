@@ -13,7 +13,7 @@ from scorer_cases import ask, silently
 
 from sp.errors import ConfigError
 from sp.models import Hooks, Model, load_model, prefill, prefill_by_layer, stream_by_layer
-from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.importance import attention_rows
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.heads import HeadMap, model_key
 

@@ -96,7 +96,7 @@ def test_a_trained_head_beats_chance(drafter, tmp_path) -> None:
 def test_features_are_those_of_the_weights(drafter) -> None:
     """Against attention taken apart by hand: mean and maximum a head over the mean of the document's units, then the
     largest of the means over all heads."""
-    from sp.ops.attention.attention_rows import attention_rows
+    from sp.ops.attention.importance import attention_rows
     from sp.scoring.attention.attention import TailScorer
 
     task = token_task(203, 4, seed=5, key=KEY, value=4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sp.ops.matmul.linear  # noqa: F401
+import sp.ops.matmul.project  # noqa: F401
 from sp.errors import ConfigError, PromptError
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.memory import least_bytes, product_bytes
@@ -21,7 +21,7 @@ from sp.session.residency import Residency
 from sp.studies.pages.run_report import run_trace, summary
 from sp.studies.sample import sample
 
-linear = sys.modules["sp.ops.matmul.linear"]
+linear = sys.modules["sp.ops.matmul.project"]
 
 
 ATTENTION = "; attention of runs from 2,049 tokens on"

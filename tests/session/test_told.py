@@ -12,7 +12,7 @@ from retriever_files import TextTask, text_task
 from sp.errors import SpWarning
 from sp.models import AskedScaling
 from sp.models.synthetic.retriever import write_retriever
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, YarnScaling
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.session import Loaded, Pipeline, RunOptions, load, synthetic

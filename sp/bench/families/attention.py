@@ -12,15 +12,12 @@ import numpy as np
 from sp.bench.cases import Case, clustered, family, normal, paths
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
+from sp.ops.attention.attention import paged_attention, prefill_attention
 from sp.ops.attention.attention_sm90 import prefill as in_float16
-from sp.ops.attention.byte_attention.pages import byte_pages
-from sp.ops.attention.byte_attention.prefill import prefill
-from sp.ops.attention.importance import importance
+from sp.ops.attention.byte_attention.attend import byte_pages, prefill
+from sp.ops.attention.importance import Reduction, importance
 from sp.ops.attention.key_blocks import BLOCK
-from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_attention import paged_attention, prefill_attention
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import Reduction
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.ops.sparse.block_lists import density
 from sp.ops.sparse.block_means import block_means
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_device

@@ -15,9 +15,7 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.specs.sequence import ADVANCE_COUNTS
 from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
-from sp.ops.attention.gate_output import rotated_block
-from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, kv_commit
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
 from sp.quant import BlockFormat, Math, format_by_name
 
 KVType = Literal["f32", "f16", "q4_0"]

@@ -11,8 +11,7 @@ from sp.arrays import Ints
 from sp.kernels import import_cupy
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
-from sp.ops.attention.kv_pages import PAGE_TOKENS
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.quant import Math
 
 

@@ -26,7 +26,7 @@ from sp.models.file.weights import Store, WeightStore
 from sp.models.layer.block import Block
 from sp.models.layer.spec import LayerSpec
 from sp.models.network.model import Device, Model
-from sp.ops.attention.head_norm_rope import checked_head_dim
+from sp.ops.attention.kv_pages import checked_head_dim
 from sp.quant import Weight
 from sp.quant.repack import Repacked
 

@@ -11,8 +11,7 @@ from sp.errors import ConfigError
 from sp.gguf import Value
 from sp.models.config import ModelConfig
 from sp.models.file.metadata_keys import Keys
-from sp.ops.rope import Pairing, Rope, Scaling
-from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.ops.rope import LinearScaling, Pairing, Rope, Scaling, YarnScaling
 
 Kind = Literal["none", "linear", "yarn"]
 

@@ -9,7 +9,7 @@ from sp.models.config import ModelConfig
 from sp.models.file.weights import Store, split_rows
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, LayerSpec
-from sp.ops.attention.head_norm_rope import HeadNorms
+from sp.ops.attention.attention_heads import HeadNorms
 from sp.quant import Weight
 
 

@@ -11,10 +11,10 @@ from sp.models.file.weights import Store
 from sp.models.layer.cold_experts import BY_NEED, ColdLayer
 from sp.models.layer.share import Share
 from sp.models.layer.spec import Activation
+from sp.ops.activations import geglu
 from sp.ops.experts.expert_mlp import Shared, add_experts
 from sp.ops.experts.routing import Routing, route
 from sp.ops.experts.stack import Stack
-from sp.ops.geglu import geglu
 from sp.ops.matmul.project import gated_project, project
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Weight

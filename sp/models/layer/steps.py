@@ -23,10 +23,9 @@ from sp.models.cache.cache import Cache
 from sp.models.layer.attention import Attention
 from sp.ops.add_bias import add_bias
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
-from sp.ops.attention.head_norm_rope import head_norm_rope
-from sp.ops.attention.paged_attention import attention_output
+from sp.ops.attention.attention import attention_output, takes_bytes
+from sp.ops.attention.attention_heads import attention_heads, head_norm_rope
+from sp.ops.attention.byte_attention.attend import byte_output
 from sp.ops.attention.tree_attention import MOST_QUERIES, seen_words, tree_attention
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.matmul.project import project, project_add, project_add_before

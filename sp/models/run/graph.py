@@ -26,7 +26,7 @@ from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging, why
 from sp.models.run.hooks import through
-from sp.ops.attention.paged_attention import FEW_QUERIES
+from sp.ops.attention.attention import FEW_QUERIES
 from sp.quant import Math
 
 MOST = 2048  # tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it

@@ -10,8 +10,8 @@ from sp.arrays import Floats
 from sp.models.cache.cache import Cache
 from sp.models.layer.steps import dense_attention
 from sp.models.run.hooks import looked_at
-from sp.ops.attention.byte_attention.attend import attend, takes_bytes
-from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.attention import gate_output, takes_bytes
+from sp.ops.attention.byte_attention.attend import attend
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_budget import BlockBudget

@@ -1,13 +1,21 @@
-"""attention: exact causal softmax attention, tiled, with an online softmax."""
+"""attention: exact causal attention, in NumPy tile by tile, over pages by the kernel that suits, and its output."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats
+from sp.kernels import current_path, import_cupy, is_device
+from sp.kernels.specs.attention.attention_rows import GATE_OUTPUT, ROWS_A_BLOCK
+from sp.ops.activations import sigmoid
+from sp.ops.attention.key_blocks import BlockLists
+from sp.ops.attention.kv_pages import PAGE_TOKENS, VALUE_BLOCK, PagedKV, is_packed, rotated_block
+from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel
+from sp.quant import F16, Math
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
@@ -47,21 +55,20 @@ def attention(q: Floats, k: Floats, v: Floats) -> Floats:
     group = heads // kv_heads
     out = np.empty_like(q)
     step = max(1, QUERY_ROWS // group)
-
-    def attend(tile: tuple[int, int]) -> None:
-        kv_head, start = tile
-        mine, stop = slice(kv_head * group, (kv_head + 1) * group), min(start + step, n)
-        seen = kv_tokens - n + stop  # keys the last query of this tile sees
-        out[start:stop, mine] = _query_tile(q[start:stop, mine], k[:seen, kv_head], v[:seen, kv_head])
-
-    # Longest rows first, so that no core is left with a long tile at the end.
-    starts = range(0, n, step)[::-1]
-    run_parallel(attend, [(kv_head, start) for start in starts for kv_head in range(kv_heads)])
+    tiles: list[tuple[Floats, ...]] = []
+    for start in range(0, n, step)[::-1]:  # longest rows first, so that no core is left with a long tile at the end
+        rows = slice(start, min(start + step, n))
+        seen = kv_tokens - n + rows.stop  # keys the last query of this tile sees
+        for head in range(kv_heads):
+            mine = slice(head * group, (head + 1) * group)
+            tiles.append((q[rows, mine], k[:seen, head], v[:seen, head], out[rows, mine]))
+    if tiles:
+        run_parallel(_query_tile, *zip(*tiles, strict=True))
     return out
 
 
-def _query_tile(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Attention of q (tokens, group, d), the last tokens of k, v (seen, d), over one kv head."""
+def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats) -> None:
+    """Attention of q (tokens, group, d), the last tokens of k, v (seen, d), over one kv head, to `attended`."""
     tokens, group, d = q.shape
     rows, first = tokens * group, len(k) - tokens
     # Base 2 and the 1/sqrt(d) folded into q: one multiply a query instead of one a score.
@@ -75,7 +82,8 @@ def _query_tile(q: Floats, k: Floats, v: Floats) -> Floats:
         width = keys.stop - start
         score = np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width))
         if keys.stop - 1 > first:
-            _mask(score.reshape(tokens, group, width), first - start)
+            future = np.arange(width) > np.arange(first - start, len(k) - start)[:, None]
+            score.reshape(tokens, group, width)[...] += np.where(future, -np.inf, 0.0).astype(q.dtype)[:, None]
         if start == 0:
             reference = score.max(axis=1, keepdims=True)
             score -= reference
@@ -94,12 +102,112 @@ def _query_tile(q: Floats, k: Floats, v: Floats) -> Floats:
         else:
             total += weight.sum(axis=1, keepdims=True)
             out += weight @ v[keys]
-    out /= total
-    return out.reshape(tokens, group, d)
+    np.divide(out.reshape(attended.shape), total.reshape(tokens, group, 1), out=attended)
 
 
-def _mask(score: Floats, diagonal: int) -> None:
-    """Set scores (tokens, group, keys) of keys past ``diagonal + token`` to -inf."""
-    tokens, _, width = score.shape
-    future = np.arange(width) > np.arange(diagonal, diagonal + tokens)[:, None]
-    score += np.where(future, -np.inf, 0.0).astype(score.dtype)[:, None]
+FEW_QUERIES = 64  # most queries that go to the kernels which split the cache and read its length on the device
+DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for decoding
+BYTE_QUERIES = 2049
+"""Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
+device, are of fewer."""
+WORKSPACE_BYTES = 1 << 30
+"""Most memory for Q4_0 pages unpacked before a prefill; past it the kernel unpacks them itself, which is slower."""
+
+
+def takes_bytes(math: Math, queries: int) -> bool:
+    """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
+
+    >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
+    (True, False, False)
+    """
+    return math is not Math.BF16 and queries >= BYTE_QUERIES
+
+
+def paged_attention(q: Floats, at: PagedKV) -> Floats:
+    """Causal attention of the last ``len(q)`` of the tokens of `at`; see `attention` for the formula. Returns float32
+    (n, heads, d), on the device bf16, in the basis of the cached values: rotated if those are.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d), on the device float16, not rotated for the cache
+    at : PagedKV, the queries' own keys and values among them. At most 64 queries look at its `total`
+    """
+    if is_device(q) and len(q) <= FEW_QUERIES:
+        out: Floats = _few(q, at)
+        return out
+    q = hadamard(q, at.key_block) if at.rotated else q
+    return prefill_attention(q, at, q.shape[2] ** -0.5) if is_device(q) else attention(q, *at.gather())
+
+
+def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floats:
+    """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device in one go for few queries."""
+    if is_device(q) and len(q) <= FEW_QUERIES:
+        out: Floats = _few(q, at, finish=True, wide=wide)
+        return out.reshape(len(q), q.shape[1] * q.shape[2])
+    return gate_output(paged_attention(q, at), wide, at.rotated)
+
+
+def prefill_attention(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, lse: Any = None) -> Any:
+    """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path. `q`:
+    cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: Q4_0 pages are unpacked first, if
+    there is room for them; `scale`, `blocks`, `lse`: see `sp.ops.attention.attention_portable.prefill`. Returns cupy
+    uint16 (n, heads, d), bf16, in the basis of the cached values."""
+    pages = -(-at.tokens // PAGE_TOKENS)
+    if is_packed(at.fmt) and 4 * pages * PAGE_TOKENS * at.kv_heads * at.head_dim <= WORKSPACE_BYTES:
+        at = at.unpacked()
+    if at.fmt is F16 and current_path() == "sm_90a":
+        from sp.ops.attention.attention_sm90 import prefill
+
+        return prefill(q, at, scale, blocks, lse=lse)
+    from sp.ops.attention.attention_portable import prefill as portable
+
+    return portable(q, at, scale, blocks, lse=lse)
+
+
+def _few(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
+    if len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads:
+        from sp.ops.attention.attention_decode import decode
+
+        if at.rotated and not is_packed(at.fmt):  # over packed pages the kernel rotates queries itself
+            q = hadamard(q, at.key_block)
+        return decode(q, at, finish=finish, wide=wide)
+    from sp.ops.attention.attention_split import split
+
+    return split(q, at, finish=finish, wide=wide)
+
+
+def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
+    """Turn outputs back where cached values were rotated, then multiply by the sigmoid of the gate. Returns float32
+    (tokens, heads * d), on the device bf16.
+
+    Parameters
+    ----------
+    out : float32 (tokens, heads, d), on the device bf16, may be overwritten
+    wide : float32 (tokens, heads, 2 d), on the device bf16, optional
+        Each head's query and then its gate, as the wide query matrix gives them; None where there is no gate.
+    unrotate : bool
+        Whether values were cached rotated by a Hadamard matrix over blocks of 64, or less; see `rotated_block`.
+
+    Examples
+    --------
+    >>> gate_output(np.ones((1, 2, 1), np.float32), np.zeros((1, 2, 2), np.float32), False)
+    array([[0.5, 0.5]], dtype=float32)
+    """
+    if is_device(out):
+        return _gate_on_device(out, wide, unrotate)
+    if unrotate:
+        out = hadamard(out, rotated_block(out.shape[2], VALUE_BLOCK))
+    if wide is not None:
+        out *= sigmoid(wide[..., out.shape[2] :])
+    return out.reshape(len(out), out.shape[1] * out.shape[2])
+
+
+def _gate_on_device(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
+    tokens, heads, head_dim = out.shape
+    if wide is None and not unrotate:
+        return out.reshape(tokens, heads * head_dim)
+    assert wide is None or wide.shape == (tokens, heads, 2 * head_dim), f"out {out.shape}, wide {wide.shape}"
+    y: Floats = import_cupy().empty((tokens, heads * head_dim), np.uint16)
+    defines = {"HEAD_DIM": head_dim, "GATED": int(wide is not None), "UNROTATE": int(unrotate)}
+    GATE_OUTPUT.launch((-(-tokens * heads // ROWS_A_BLOCK),), out, wide, y, tokens * heads, defines=defines)
+    return y

@@ -17,14 +17,13 @@ from sp.kernels.device import (
 from sp.kernels.kept import cache
 from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
-from sp.ops.attention.kv_pages import is_packed, split_count
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV, is_packed, split_count
 
 
 def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
     """Attention of the last `n` of the tokens of `at`, in one launch whose grid does not depend on their number.
 
-    The twin is `sp.ops.attention.paged_attention.attention_output`, and `paged_attention` where not `finish`.
+    The twin is `sp.ops.attention.attention.attention_output`, and `paged_attention` where not `finish`.
 
     `q`: cupy float16 (n, heads, d), where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16;
     `at`: the length of its table bounds its tokens; `finish`: rotate outputs back and apply the gate of `wide`, bf16

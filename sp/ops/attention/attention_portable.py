@@ -9,8 +9,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, queries, variant
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, split_count
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
 
 
 def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, lse: Any = None) -> Any:

@@ -13,8 +13,7 @@ from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, tile_keys, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
-from sp.ops.attention.kv_pages import split_count
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV, split_count
 
 
 def prefill(

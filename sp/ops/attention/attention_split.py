@@ -12,8 +12,7 @@ from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_
 from sp.kernels.specs.attention.attention_portable import KEYS
 from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
-from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, split_count
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
 from sp.ops.input_tiles import InputTiles
 
 

@@ -1,7 +1,8 @@
-"""kv_append, kv_gather, kv_commit: rows of K or V into pages named by a block table, out again, and about in them."""
+"""PagedKV and its pages: rows of K or V into pages named by a block table, out again, and about in them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,20 @@ from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import (
     GATHER_THREADS,
+    HEAD_DIMS,
     KV_APPEND,
     KV_COMMIT,
     KV_GATHER,
     MOVE_THREADS,
     ROWS_A_BLOCK,
 )
-from sp.ops.attention.head_norm_rope import checked_head_dim
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel, token_slices
 from sp.quant import F16, Q4_0, BlockFormat
 
 PAGE_TOKENS = 128  # tokens of a page on the device; on the CPU any number goes
 DEVICE_PAGES = (F16, Q4_0)  # formats of pages on the device
+VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
 
 def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
@@ -146,6 +148,23 @@ def page_head_dim(pages: Any, fmt: BlockFormat) -> int:
     return checked_head_dim(pages.shape[3] // fmt.block_bytes * fmt.block_size)
 
 
+def checked_head_dim(head_dim: int) -> int:
+    """ConfigError for a head size that the kernels do not take."""
+    if head_dim not in HEAD_DIMS:
+        raise ConfigError(f"heads of {head_dim} values: on the GPU they must be one of {HEAD_DIMS}; use device='cpu'")
+    return head_dim
+
+
+def rotated_block(head_dim: int, most: int | None = None) -> int:
+    """Values over which a head is rotated: the largest power of two that divides its size, up to `most`.
+
+    >>> rotated_block(128), rotated_block(96), rotated_block(128, VALUE_BLOCK)
+    (128, 32, 64)
+    """
+    block = head_dim & -head_dim
+    return block if most is None else min(block, most)
+
+
 def split_count(count: Any) -> tuple[Any, int]:
     """A token count for a kernel that adds an array (null for none) and a number."""
     return (None, int(count)) if isinstance(count, (int, np.integer)) else (count, 0)
@@ -195,3 +214,79 @@ def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) ->
     defines = {"HEAD_DIM": head_dim, "Q4": int(is_packed(fmt))}
     KV_GATHER.launch(grid, pages, table, out, rows, tokens, kv_heads, defines=defines)
     return out
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table. `k`, `v`: uint8
+    (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages hold 128 tokens. Slots at `tokens` and after are
+    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix over `key_block`
+    values, and values over 64 or less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last
+    append, and with it. What kernels read, since a CUDA graph freezes numbers it is given.
+
+    >>> from sp.quant import F32
+    >>> at = PagedKV(np.zeros((2, 4, 1, 8), np.uint8), np.zeros((2, 4, 1, 8), np.uint8), np.array([1]), 0, F32)
+    >>> at.append(np.ones((3, 1, 2), np.float32), np.ones((3, 1, 2), np.float32))
+    >>> at.head_dim, replace(at, tokens=3).gather()[0].shape
+    (2, (3, 1, 2))
+    """
+
+    k: Bytes
+    v: Bytes
+    table: Ints  # int64 (blocks,), on the device int32 (blocks or more,), pages of the sequence, in order
+    tokens: int  # tokens stored, as the host counts them
+    fmt: BlockFormat  # how each head's row of a token is packed; on the device F16 or Q4_0
+    rotated: bool = False
+    start: Any = None
+    total: Any = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return int(self.k.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head."""
+        return int(self.k.shape[3]) // self.fmt.block_bytes * self.fmt.block_size
+
+    @property
+    def key_block(self) -> int:
+        """Values over which keys are rotated, and queries must be: the largest power of two in a head; 0 for none."""
+        return rotated_block(self.head_dim) if self.rotated else 0
+
+    @property
+    def first(self) -> Any:
+        """Where the next tokens go: a number, or on the device an array."""
+        return self.tokens if self.start is None else self.start
+
+    @property
+    def count(self) -> Any:
+        """Tokens stored: a number, or on the device an array."""
+        return self.tokens if self.total is None else self.total
+
+    def append(self, k: Floats, v: Floats) -> None:
+        """Store the next tokens (tokens, kv_heads, head_dim) in place; see `kv_append`."""
+        for pages, values, most in ((self.k, k, None), (self.v, v, VALUE_BLOCK)):
+            block = rotated_block(self.head_dim, most) if self.rotated else 0
+            kv_append(pages, self.table, self.first, values, self.fmt, block)
+
+    def keys(self) -> Floats:
+        """Keys as they are stored: (tokens, kv_heads, head_dim); see `kv_gather`."""
+        return kv_gather(self.k, self.table, self.tokens, self.fmt)
+
+    def gather(self) -> tuple[Floats, Floats]:
+        """Keys and values as they are stored."""
+        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.fmt)
+
+    def unpacked(self) -> PagedKV:
+        """The same tokens on the device in float16 pages of their own, in order."""
+        k, v = (unpacked_pages(one, self.table, self.tokens, self.fmt).view(np.uint8) for one in (self.k, self.v))
+        return replace(self, k=k, v=v, table=import_cupy().arange(len(k), dtype=np.int32), fmt=F16)
+
+    def check_queries(self, q: Any) -> None:
+        """Hold pages on the device against queries (n, heads, head_dim)."""
+        _, heads, head_dim = q.shape
+        assert page_head_dim(self.k, self.fmt) == head_dim, f"q {q.shape}, pages {self.k.shape}"
+        assert self.k.shape == self.v.shape, f"{self.k.shape}, {self.v.shape}"
+        assert heads % self.kv_heads == 0, f"{heads} query heads on {self.kv_heads} kv heads"

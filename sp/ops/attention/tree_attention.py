@@ -9,10 +9,10 @@ import numpy as np
 
 from sp.arrays import Bools, Floats
 from sp.kernels import is_device
+from sp.ops.attention.attention import gate_output
 from sp.ops.attention.attention_split import split
-from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.attention.masked_attention import masked_attention
-from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.hadamard import hadamard
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight

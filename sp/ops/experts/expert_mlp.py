@@ -13,7 +13,7 @@ from sp.ops.activations import sigmoid, swiglu
 from sp.ops.experts import few, grouped
 from sp.ops.experts.routing import Routing, by_expert
 from sp.ops.experts.stack import Stack
-from sp.ops.matmul.linear import linear
+from sp.ops.matmul.project import linear
 
 Shared = tuple[Floats, Floats]
 """Of an expert that all tokens pass: what its share is read with, float32 (in,), and what it gives, (tokens, out)."""

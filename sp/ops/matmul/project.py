@@ -1,4 +1,4 @@
-"""project, project_add and gated_project: the products with weights a layer makes, with what surrounds them."""
+"""linear, project, project_add, gated_project: products with weights, as layers make them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,60 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.activations import swiglu
-from sp.ops.byte_rows.loud import PeakedInputs
+from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, byte_product, round_rows
 from sp.ops.input_tiles import InputTiles
 from sp.ops.matmul.chaining import begun_by, takes_peaks, tiles_for
 from sp.ops.matmul.dispatch import choose
-from sp.ops.matmul.linear import linear
 from sp.ops.matmul.registry import Fusion, Product
 from sp.ops.matmul.split_weight import SplitWeight, sum_terms
 from sp.ops.norms import Norm, Ready, rms_norm
-from sp.quant import Weight
+from sp.ops.threads import run_parallel, token_slices
+from sp.quant import F32, Weight
+
+SCRATCH_VALUES = 1 << 23
+"""Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
+
+
+def linear(x: Floats, w: Weight) -> Floats:
+    """Multiply activations by a weight.
+
+    ``y[t, o] = sum_i x[t, i] * w[o, i]``
+
+    Parameters
+    ----------
+    x : float32 (tokens, in)
+    w : Weight of shape (out, in)
+        F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call. Products of
+        `ROUNDED_TOKENS` and more are made in `w.math`.
+
+    Returns
+    -------
+    float32 (tokens, out)
+
+    Examples
+    --------
+    >>> w = Weight.from_floats("w", np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
+    >>> linear(np.array([[1, 10]], np.float32), w)
+    array([[21., 43., 65.]], dtype=float32)
+    """
+    rows, width = w.shape
+    assert x.shape == (len(x), width), f"{w.name}: x {x.shape} against weight {w.shape}"
+    kind = BYTE_KINDS.get(w.math) if len(x) >= ROUNDED_TOKENS else None
+    if kind is not None:
+        loud = loud_channels(x)
+        given = round_rows(x, kind, loud, True)
+    out, parts = np.empty((len(x), rows), x.dtype), token_slices(len(x))
+    step = max(1, rows if w.format is F32 else SCRATCH_VALUES // width)
+    for start in range(0, rows, step):
+        some = slice(start, start + step)
+        weight = w.format.decode(w.data[some])
+        if kind is None:
+            to = [out[part, some] for part in parts]
+            run_parallel(np.matmul, [x[part] for part in parts], [weight.T] * len(parts), to)
+        else:
+            out[:, some] = byte_product(given, round_rows(weight, kind, loud, False))
+    return out
 
 
 def project(
@@ -45,7 +90,7 @@ def project(
     """
     if is_device(x):
         return _project(x, tuple(weights), norm, f32)
-    h = x if norm is None else rms_norm(x, *_plain(norm))
+    h = x if norm is None else rms_norm(x, *norm)
     return tuple(linear(h, w) for w in weights)
 
 
@@ -154,10 +199,10 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) 
     if not tokens:
         return import_cupy().empty(shape, np.uint16)
     if isinstance(gate, SplitWeight) or isinstance(up, SplitWeight):
-        return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))
+        return swiglu(*project(rms_norm(x, *norm), (gate, up)))
     kernel = choose(tokens, (gate, up), True, SWIGLU)
     if gate.format != up.format and not kernel.mixed_swiglu:
-        return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))
+        return swiglu(*project(rms_norm(x, *norm), (gate, up)))
     out: Any = tiles_for(reader, tokens) if Fusion.TILES in kernel.fusions else None
     if Fusion.PEAKS in kernel.fusions and takes_peaks(reader, tokens):
         out = PeakedInputs.empty(*shape)
@@ -165,7 +210,3 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) 
         out = import_cupy().empty(shape, np.uint16)
     kernel.launch(Product(x, (gate, up), (out,), SWIGLU, norm))
     return out
-
-
-def _plain(norm: Norm | Ready) -> Norm:
-    return norm.norm if isinstance(norm, Ready) else norm

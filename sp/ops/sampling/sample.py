@@ -1,20 +1,25 @@
-"""argmax and sample: the next token from logits, greedy or drawn under temperature, top-k and top-p.
+"""The next token from logits: greedy, drawn under filters or by given numbers, and what else is asked of a row.
 
-Everything that decides the outcome is an integer (ranks, weights in units of 2^-40, sums, the random bits), so a draw
-depends on nothing but the logits, the options, the seed and the step."""
+Everything that decides the outcome of `sample` is an integer (ranks, weights in units of 2^-40, sums, the random bits),
+so a draw depends on nothing but the logits, the options, the seed and the step."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from sp.arrays import Floats
+from sp.arrays import Doubles, Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.kept import cache
-from sp.kernels.specs.sample import ARGMAX, BINS, CAPACITY, SAMPLE_BINS, SAMPLE_TOKEN
+from sp.kernels.specs.allowed_logits import ALLOWED_LOGITS
+from sp.kernels.specs.draw_tokens import DRAW_TOKENS, TOKEN_SHARES
+from sp.kernels.specs.likely_logits import LIKELY_LOGITS
+from sp.kernels.specs.sample import ARGMAX, BINS, CAPACITY, MOST_SLICES, SAMPLE_BINS, SAMPLE_TOKEN, SLICE, TOP_LOGPROBS
 
 MOST_ROWS = 64  # rows of logits on the device
 ARGMAX_BLOCKS = 1024  # of all rows
@@ -134,3 +139,178 @@ def arrivals(device: int) -> Any:
     """Arrivals at a row of `ARGMAX` or `TOP_LOGPROBS`, and the last two at `SAMPLE_TOKEN`. Zero between launches, which
     run in turn."""
     return import_cupy().zeros(MOST_ROWS + 2, "uint32")
+
+
+BITS = 53  # of a random number in [0, 1), as NumPy draws them
+
+
+def draw_tokens(logits: Floats, temperature: float, numbers: Doubles, less: Floats | None = None) -> Ints:
+    """A token a row, each the first at which the running sum of weights passes its number's share of their total.
+    Weights are ``p = softmax(logits / temperature)``, or with `less` ``max(p - q, 0)``, q being its softmax; where
+    nothing is left of p, because both differ by rounding alone, p itself. All in float64. Returns int64 (n,), on the
+    host. Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023 (the
+    residual).
+
+    Parameters
+    ----------
+    logits : float32 (n, vocab)
+    temperature : float, above 0
+    numbers : float64 (n,), in [0, 1), on the host
+    less : float32 (n, vocab), optional
+
+    Examples
+    --------
+    >>> rows = np.log(np.array([[0.5, 0.25, 0.25]] * 3, np.float32))
+    >>> draw_tokens(rows, 1.0, np.array([0.1, 0.6, 0.9])).tolist()
+    [0, 1, 2]
+    >>> draw_tokens(rows[:1], 1.0, np.array([0.0]), less=np.log(np.array([[0.9, 0.05, 0.05]], np.float32))).tolist()
+    [1]
+    """
+    if is_device(logits):
+        return _drawn(logits, temperature, numbers, less)
+    weights = softmax(logits, temperature)
+    if less is not None:
+        rest = np.maximum(weights - softmax(less, temperature), 0)
+        weights = np.where(rest.any(axis=-1, keepdims=True), rest, weights)
+    ends = weights.cumsum(axis=-1)
+    found = [np.searchsorted(row, u * row[-1], side="right") for row, u in zip(ends, numbers, strict=True)]
+    return np.array(found, np.int64)
+
+
+def token_shares(logits: Floats, temperature: float, tokens: Ints) -> Doubles:
+    """Probability of one token a row under ``softmax(logits / temperature)``. `logits`: float32 (n, vocab); `tokens`:
+    int64 (n,), on the host. Returns float64 (n,), on the host.
+
+    >>> token_shares(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)), 1.0, np.array([2])).round(6).tolist()
+    [0.25]
+    """
+    if is_device(logits):
+        return _shares(logits, temperature, tokens)
+    found: Doubles = softmax(logits, temperature)[np.arange(len(tokens)), tokens]
+    return found
+
+
+def softmax(logits: Floats, temperature: float) -> Doubles:
+    """Probabilities of the last axis, in float64; on the CPU."""
+    weights = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    weights /= np.float32(temperature)  # what the kernel is given
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    found: Doubles = weights
+    return found
+
+
+def _drawn(logits: Any, temperature: float, numbers: Doubles, less: Any) -> Ints:
+    cupy, (rows, vocab) = import_cupy(), logits.shape
+    assert numbers.shape == (rows,), f"{numbers.shape} numbers for {rows} rows"
+    assert less is None or less.shape == logits.shape, f"{less.shape} from {logits.shape}"
+    bits = cupy.asarray((numbers * 2.0**BITS).astype(np.uint64))
+    tokens = cupy.empty(rows, np.int32)
+    DRAW_TOKENS.launch((rows,), logits, less, bits, tokens, vocab, temperature)
+    found: Ints = tokens.get().astype(np.int64)
+    return found
+
+
+def _shares(logits: Any, temperature: float, tokens: Ints) -> Doubles:
+    cupy, (rows, vocab) = import_cupy(), logits.shape
+    assert tokens.shape == (rows,), f"{tokens.shape} tokens for {rows} rows"
+    shares = cupy.empty(rows, np.uint64)  # float64, whose bits the kernel writes
+    TOKEN_SHARES.launch((rows,), logits, cupy.asarray(tokens, np.int32), shares, vocab, temperature)
+    found: Doubles = shares.get().view(np.float64)
+    return found
+
+
+def likely_logits(logits: Floats, best: Any, temperature: float, min_p: float) -> Any:
+    """The same logits where ``softmax(logits / temperature)`` is at least `min_p` times its largest, -inf elsewhere.
+    Returns float32 (1, vocab), where `logits` are. Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling for
+    Creative and Coherent LLM Outputs", 2024.
+
+    Parameters
+    ----------
+    logits : float32 (1, vocab)
+    best : int32 (1,), the likeliest token, where `logits` are
+    temperature : float, above 0
+    min_p : float, above 0, at most 1
+
+    Examples
+    --------
+    >>> row = np.log(np.array([[0.5, 0.26, 0.24]], np.float32))
+    >>> likely_logits(row, np.array([0], np.int32), 1.0, 0.5).tolist()[0][2]
+    -inf
+    """
+    vocab, bound = logits.shape[1], np.float32(temperature * math.log(min_p))
+    if is_device(logits):
+        left = import_cupy().empty_like(logits)
+        LIKELY_LOGITS.launch((-(-vocab // 256),), logits, best, left, vocab, bound)
+        return left
+    return np.where(logits >= logits[0, best[0]] + bound, logits, np.float32(-np.inf))
+
+
+Words = npt.NDArray[np.uint32]  # a bit for each token, the lowest bit of the first word first; 1 allows it
+
+
+def allowed_logits(logits: Floats, words: Words) -> Any:
+    """The same logits where the bit of a token is set, -inf elsewhere. Returns float32 (1, vocab), where `logits` are.
+
+    Parameters
+    ----------
+    logits : float32 (1, vocab)
+    words : uint32 (m,), on the host; tokens behind its last bit, by which a model's head may be padded, are not allowed
+
+    Examples
+    --------
+    >>> allowed_logits(np.array([[1.0, 2.0, 3.0]], np.float32), np.array([0b101], np.uint32)).tolist()
+    [[1.0, -inf, 3.0]]
+    """
+    vocab = logits.shape[1]
+    wanted = -(-vocab // 32)
+    words = np.pad(words[:wanted], (0, max(0, wanted - len(words))))
+    if is_device(logits):
+        cupy = import_cupy()
+        left = cupy.empty_like(logits)
+        ALLOWED_LOGITS.launch((-(-vocab // 256),), logits, cupy.asarray(words), left, vocab)
+        return left
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")[:vocab].astype(bool)
+    return np.where(bits, logits, np.float32(-np.inf))
+
+
+MOST_TOP = 16  # tokens of a row on the device
+
+
+def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
+    """The `k` best tokens of each row and their log-softmax, best first, the lowest id first among equals. Returns
+    `tokens`: int32 (n, k); `log_probs`: float32 (n, k), on the device where `logits` is; nothing waits for them.
+
+    Parameters
+    ----------
+    logits : float32 (n, vocab), at most 64 rows on the device
+    k : int, 1 to 16 on the device, at most `vocab`
+
+    Examples
+    --------
+    >>> tokens, log_probs = top_logprobs(np.log(np.array([[0.2, 0.3, 0.2, 0.3]], np.float32)), 3)
+    >>> tokens.tolist(), np.exp(log_probs.astype(float)).round(3).tolist()
+    ([[1, 3, 0]], [[0.3, 0.3, 0.2]])
+    """
+    assert 1 <= k <= (min(MOST_TOP, logits.shape[1]) if is_device(logits) else logits.shape[1]), (
+        f"{k} of {logits.shape}"
+    )
+    if is_device(logits):
+        return _top_on_device(logits, k)
+    tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return tokens.astype(np.int32), np.take_along_axis(shifted, tokens, axis=-1).astype(np.float32)
+
+
+def _top_on_device(logits: Any, k: int) -> tuple[Any, Any]:
+    cupy = import_cupy()
+    rows, vocab = logits.shape
+    slices = -(-vocab // SLICE)
+    assert 1 <= rows <= MOST_ROWS, f"{rows} rows of logits; 1 to {MOST_ROWS} fit"
+    assert slices <= MOST_SLICES, f"{vocab} logits a row; {MOST_SLICES * SLICE} fit"
+    tokens, log_probs = cupy.empty((rows, k), np.int32), cupy.empty((rows, k), np.float32)
+    candidates, sums = cupy.empty((rows, slices, k), np.uint64), cupy.empty((rows, slices, 2), np.float32)
+    scratch = candidates, sums, arrivals(current_device())[:rows]
+    TOP_LOGPROBS.launch((slices, rows), logits, *scratch, tokens, log_probs, vocab, k)
+    return tokens, log_probs

@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.errors import ConfigError
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.block_lists import candidates, causal, forced
 from sp.ops.sparse.flashprefill import Numbers, by_energy, check_forced, check_word, strongest
 

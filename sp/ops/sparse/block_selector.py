@@ -11,7 +11,7 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.block_lists import causal, forced, lists_of
 from sp.ops.sparse.flashprefill import check_forced
 

@@ -12,7 +12,7 @@ from sp.errors import ConfigError
 from sp.kernels import current_path, import_cupy, is_device
 from sp.kernels.specs.flashprefill import BLOCK_SELECT, BLOCK_SELECT_SM90, variant
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.block_energy import SMALLEST, block_energy
 from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of
 from sp.ops.sparse.block_means import block_means

@@ -10,9 +10,9 @@ from sp.arrays import Floats, Ints
 from sp.errors import DeviceError
 from sp.kernels import debugging, import_cupy, is_device
 from sp.kernels.specs.flashprefill import CORRECTION_ROWS, MEAN_CORRECTION, variant
+from sp.ops.attention.attention import prefill_attention
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.paged_attention import prefill_attention
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.sparse.block_means import block_means
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.block_sparse import block_sparse

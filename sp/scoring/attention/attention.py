@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,11 +25,9 @@ from sp.models import (
 )
 from sp.models.run.hooks import looked_at
 from sp.ops.array_module import array_module
-from sp.ops.attention.importance import Folded, fold_weights, importance, in_kernel
-from sp.ops.attention.kv_pages import unpacked_pages
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import STEPS, Edges, Pooling, Reduction, average_pool
-from sp.ops.attention.unrotate import unrotate
+from sp.ops.attention.attention_heads import unrotate
+from sp.ops.attention.importance import STEPS, Edges, Folded, Pooling, Reduction, average_pool, fold_weights, importance
+from sp.ops.attention.kv_pages import PagedKV, unpacked_pages
 from sp.quant import F16, F32
 from sp.scoring.base import (
     HEATMAP_CHUNK,
@@ -45,7 +43,6 @@ Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
 MOST_QUESTION_TOKENS = 64  # of a longer question only the last tokens are queries, for the memory of their weights
 
-reduction_by = cache(Reduction)  # which are all alike, and checked when they are made
 
 Take = Callable[[int, Floats, PagedKV], None]
 """Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
@@ -93,10 +90,10 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
         _ = self.reduction  # which checks its steps
 
-    @property
+    @cached_property
     def reduction(self) -> Reduction:
         """The reduction these options describe."""
-        return reduction_by(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
+        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Attention layers that count, ascending. ConfigError for a layer that is not run or has no attention, or when
@@ -142,32 +139,18 @@ class AttentionScorer(ReadingScorer):
         scored, attend = self.scored_layers(model.config), self.attend(request)
 
         def show(layer: int, q: Floats, cache: Cache) -> None:
-            if layer in scored:
-                rows = self.rows(q[-queries:], request.positions[-queries:], model)
-                take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
+            if layer not in scored:
+                return
+            rows, at = q[-queries:], cache.stored(layer)
+            if self.rotary == "none":
+                rows = unrotated_rows(rows, request.positions[-queries:], model)
+                at = unrotated_keys(at, request.positions, model)
+            take(layer, rows, replace(at, tokens=len(request.ids)))
 
         like = None if like is None or self.rotary != "post" else (scored, like)
         hooks = Hooks(on_attention=show, queues=like)
         read_on(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
-
-    def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
-        """Queries as they are scored; the ones given stay as they are."""
-        if self.rotary == "post":
-            return q
-        turned: Floats = q.copy() if is_device(q) else q
-        return unrotate(turned, model.place(positions), model.config.rope)
-
-    def keys(self, at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-        """Keys of the first ``len(positions)`` tokens as they are scored."""
-        return replace(at, tokens=len(positions)) if self.rotary == "post" else unrotated_keys(at, positions, model)
-
-
-def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
-    """What a scorer returns; waits for the device."""
-    by_head = np.stack(looked_at(fold.heads)) if fold.heads else None
-    found = fold.result(), fold.heatmap(), generated, by_head, densities(attend)
-    return Importance(*found, weighing=fold.seconds())
 
 
 def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
@@ -199,6 +182,11 @@ def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows
             trail.mark()
 
 
+def unrotated_rows(q: Floats, positions: Ints, model: Model) -> Floats:
+    """Queries without rotary embedding; the ones given stay as they are."""
+    return unrotate(q.copy() if is_device(q) else q, model.place(positions), model.config.rope)
+
+
 def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
     """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They stand in place
     of the values, which none reads.
@@ -214,15 +202,26 @@ def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
     return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)
 
 
-__all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
+__all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
 
 
 @dataclass
 class Fold:
-    """Running reduction over the layers of a drafter, in NumPy or on the device."""
+    """Running reduction over the layers of a drafter, in NumPy or on the device.
+
+    `over_layers`: how layers are reduced, after the heads of each by themselves; without it heads of all layers are
+    reduced together, which is the same where heads are reduced likewise, since all layers have as many.
+
+    >>> fold = Fold(Reduction(pool=1), over_layers="mean")
+    >>> for top in (0.5, 1.0):
+    ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
+    >>> fold.result().tolist()
+    [0.75, 0.25]
+    """
 
     reduction: Reduction
     by_head: bool = False
+    over_layers: Literal["mean", "max"] | None = None
     running: Any = None
     count: int = 0
     layers: list[Any] = field(default_factory=list)
@@ -230,18 +229,16 @@ class Fold:
     _host: float = 0.0  # seconds that `add_layer` took, or
     _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
 
-    joined: ClassVar[bool] = True  # whether the heads of a layer are folded into those of the layers before
-
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
-        into = self.running if self.joined else None
+        into = None if self.over_layers else self.running
         self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
         stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
         start, begun = time.perf_counter(), stream and stream.record()
-        into = self.running if self.joined else None
+        into = None if self.over_layers else self.running
         found = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
         self._take(found, q.shape[1])
         if stream is None:
@@ -249,15 +246,13 @@ class Fold:
         else:
             self._events.append((begun, stream.record()))
 
-    def seconds(self) -> float:
-        """What `add_layer` took of all layers; waits for the device, which nobody does before."""
-        for _, ended in self._events:
-            ended.synchronize()
-        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
-        return float(self._host + sum(times) / 1e3)
-
     def _take(self, found: Folded, heads: int) -> None:
-        self.running = found.running
+        before, self.running = self.running, found.running
+        if self.over_layers:
+            layer = found.running / np.float32(heads) if self.reduction.heads == "mean" else found.running
+            if before is not None:
+                layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
+            self.running, heads = layer, 0
         self.layers.append(found.by_layer)
         if found.by_head is not None:
             self.heads.append(found.by_head)
@@ -266,43 +261,19 @@ class Fold:
     def result(self) -> Floats:
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
-        return self.reduction.finish(looked_at([self.running])[0], self.count)
+        running = looked_at([self.running])[0]
+        if self.over_layers is None:
+            return self.reduction.finish(running, self.count)
+        return self.reduction.finish(running / np.float32(len(self.layers) if self.over_layers == "mean" else 1), 1)
 
-    def heatmap(self) -> Floats:
-        """Importance by layer, (layers, chunks)."""
-        return np.stack(looked_at(self.layers))
-
-
-@dataclass
-class FoldByLayer(Fold):
-    """A `Fold` that reduces the heads of each layer by themselves, and then the layers.
-
-    `over_layers`: with heads reduced likewise it is what `Fold` does, since all layers have as many.
-
-    >>> fold = FoldByLayer(Reduction(pool=1))
-    >>> for top in (0.5, 1.0):
-    ...     fold.add(np.array([[[top, 0]], [[0, 0.25]]], np.float32))
-    >>> fold.result().tolist()
-    [0.75, 0.25]
-    """
-
-    over_layers: Literal["mean", "max"] = "mean"
-
-    joined: ClassVar[bool] = False
-
-    def _take(self, found: Folded, heads: int) -> None:
-        before, layer = self.running, found.running
-        if self.reduction.heads == "mean":
-            layer = layer / np.float32(heads)
-        if before is not None:
-            layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
-        super()._take(found._replace(running=layer), 0)
-
-    def result(self) -> Floats:
-        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
-        assert self.running is not None, "no layer was folded in"
-        layers = len(self.layers) if self.over_layers == "mean" else 1
-        return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)
+    def importance(self, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
+        """What a scorer returns of the layers that were folded in; waits for the device, which nobody does before."""
+        by_head = np.stack(looked_at(self.heads)) if self.heads else None
+        found = self.result(), np.stack(looked_at(self.layers)), generated, by_head, densities(attend)
+        for _, ended in self._events:
+            ended.synchronize()
+        times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
+        return Importance(*found, weighing=float(self._host + sum(times) / 1e3))
 
 
 @register_scorer("tail")
@@ -323,8 +294,8 @@ class TailScorer(AttentionScorer):
         """Run the drafter once over the prompt and reduce the tail's attention."""
         fold = Fold(self.reduction, request.by_head)
         asking = request if self.queries == "question" else without_markup(request)
-        like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
-        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
+        like = (fold.reduction, fold.by_head) if fold.reduction.in_kernel else None
+        found = fold.importance(self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
         return found if asking is request else padded(found, len(request.ids))
 
 

@@ -18,10 +18,9 @@ from sp.errors import ConfigError, short
 from sp.json_lines import OBJECT, TEXT, Wanted, check, check_each, is_number, read_object
 from sp.models import Model, ModelConfig, Retrieval
 from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.importance import in_kernel
-from sp.ops.attention.paged_kv import PagedKV
-from sp.scoring.attention.attention import AttentionScorer, Fold, TailScorer, importance_of, padded
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
+from sp.scoring.attention.attention import AttentionScorer, Fold, TailScorer, padded
 from sp.scoring.base import Importance, ReadingScorer, ScoreRequest, register_scorer
 
 LAYER = re.compile(r"[0-9]{1,4}")
@@ -157,7 +156,7 @@ class RetrievalHeadsScorer(AttentionScorer):
                 weights *= array_module(weights).asarray(chosen[layer])[:, None, None]
                 fold.add(weights)
 
-        return importance_of(fold, self.read(request, take))
+        return fold.importance(self.read(request, take))
 
 
 LAST_QUERIES = 32  # tokens at the end of a prompt that ask where no question is known
@@ -225,8 +224,8 @@ class CalibratedScorer(ReadingScorer):
             weights *= array_module(weights).asarray(chosen[layer])[:, None, None]
             fold.add(weights)
 
-        like = (fold.reduction, fold.by_head) if whole and in_kernel(fold.reduction) else None
-        return padded(importance_of(fold, reader.read(asking, take, like)), len(request.ids))
+        like = (fold.reduction, fold.by_head) if whole and fold.reduction.in_kernel else None
+        return padded(fold.importance(reader.read(asking, take, like)), len(request.ids))
 
 
 def retrieval_of(config: ModelConfig) -> Retrieval:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_rows import attention_rows
-from sp.scoring.attention.attention import AttentionScorer, Fold, FoldByLayer, importance_of
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
+from sp.scoring.attention.attention import AttentionScorer, Fold, unrotated_keys, unrotated_rows
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
@@ -67,9 +68,16 @@ class LookaheadScorer(AttentionScorer):
         ahead = self.look_ahead(request)
         fold = Fold(self.reduction, request.by_head)
         for layer, queries in ahead.queries.items():
-            keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
+            keys = self.keys(ahead, layer, request)
             fold.add_layer(queries, keys, causal=False)
-        return importance_of(fold, ahead.attend, ahead.generated)
+        return fold.importance(ahead.attend, ahead.generated)
+
+    def keys(self, ahead: LookAhead, layer: int, request: ScoreRequest) -> PagedKV:
+        """Keys of the prompt as they are scored."""
+        at = ahead.cache.stored(layer)
+        if self.rotary == "none":
+            return unrotated_keys(at, request.positions, request.model)
+        return replace(at, tokens=len(request.ids))
 
     def look_ahead(self, request: ScoreRequest) -> LookAhead:
         """Read the prompt and generate, keeping the queries that count; where the context ends, so do they."""
@@ -79,13 +87,16 @@ class LookaheadScorer(AttentionScorer):
         room = model.config.context - 1 - position
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
+        def turned(q: Floats, positions: Ints) -> Floats:
+            return q if self.rotary == "post" else unrotated_rows(q, positions, model)
+
         def last(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured and self.last:  # a copy, so that the other queries can go
-                captured[layer].append(self.rows(q[-1:].copy(), request.positions[-1:], model))
+                captured[layer].append(turned(q[-1:].copy(), request.positions[-1:]))
 
         def new(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured:
-                captured[layer].append(self.rows(q, np.array([position + len(generated)]), model))
+                captured[layer].append(turned(q, np.array([position + len(generated)])))
 
         cache = model.new_cache(n + new_tokens)
         generated, hooks = list[int](), Hooks(on_attention=last, progress=request.progress)
@@ -117,7 +128,7 @@ class AnswerAttentionScorer(LookaheadScorer):
     last : bool
         Let the last prompt token count as the first of them: it predicts where the answer begins.
     over_layers : {"mean", "max"}
-        Of what each layer's heads leave, see `FoldByLayer`.
+        Of what each layer's heads leave, see `Fold`.
 
     Notes
     -----
@@ -136,14 +147,14 @@ class AnswerAttentionScorer(LookaheadScorer):
     def score(self, request: ScoreRequest) -> Importance:
         """Let the target answer, then reduce the attention of its answer layer by layer."""
         ahead = self.look_ahead(request)
-        fold = FoldByLayer(self.reduction, request.by_head, over_layers=self.over_layers)
+        fold = Fold(self.reduction, request.by_head, over_layers=self.over_layers)
         rows = self.last + len(spoken(ahead.generated, request.eos_ids))
         for layer, queries in ahead.queries.items():
-            keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
+            keys = self.keys(ahead, layer, request)
             weights = attention_rows(queries[:rows], keys, causal=False)
             weights *= array_module(weights).asarray(~request.kept, np.float32)
             fold.add(weights)
-        return importance_of(fold, ahead.attend, ahead.generated)
+        return fold.importance(ahead.attend, ahead.generated)
 
 
 def spoken(generated: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:

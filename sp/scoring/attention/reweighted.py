@@ -11,10 +11,9 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import Edges, chunk_means
-from sp.scoring.attention.attention import AttentionScorer, Fold, LayerSet, importance_of
+from sp.ops.attention.importance import Edges, attention_rows, chunk_means
+from sp.ops.attention.kv_pages import PagedKV
+from sp.scoring.attention.attention import AttentionScorer, Fold, LayerSet
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
@@ -29,7 +28,7 @@ class ReweightedScorer(AttentionScorer):
         def take(layer: int, q: Floats, keys: PagedKV) -> None:
             fold.add(self.reweighted(self.weights(q, keys), layer))
 
-        return importance_of(fold, self.read(request, take))
+        return fold.importance(self.read(request, take))
 
     def weights(self, q: Floats, keys: PagedKV) -> Floats:
         """What `reweighted` is given: softmax weights (heads, queries, tokens)."""

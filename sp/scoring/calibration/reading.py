@@ -17,11 +17,11 @@ from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model, Trail
 from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.spans import same_start
-from sp.scoring.attention.attention import TailScorer
+from sp.scoring.attention.attention import TailScorer, unrotated_keys, unrotated_rows
 from sp.scoring.attention.heads import up_to_question
 from sp.scoring.base import HEATMAP_CHUNK, KeptKeys, ScoreRequest
 
@@ -275,16 +275,15 @@ def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[i
     )
     chunks = int(prompt.mask("question").argmax()) // HEATMAP_CHUNK
     whole = chunks * HEATMAP_CHUNK
-    rotated, bare = TailScorer(queries="question"), TailScorer(queries="question", rotary="none")
     columns: dict[str, list[Any]] = {rotation: [] for rotation in ROTATIONS}
 
     def take(layer: int, q: Floats, at: PagedKV) -> None:
         columns["post"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
-        at = bare.keys(at, request.positions, model)
-        q = bare.rows(q, request.positions[-len(q) :], model)
+        at = unrotated_keys(at, request.positions, model)
+        q = unrotated_rows(q, request.positions[-len(q) :], model)
         columns["none"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
 
-    rotated.read(request, take)
+    TailScorer(queries="question").read(request, take)
     xp = array_module(columns["post"][0])
     weights: Floats = on_host(xp.stack([xp.stack(columns[rotation]) for rotation in ROTATIONS]))
     held = np.bincount(np.flatnonzero(prompt.mask("needle")[:whole]) // HEATMAP_CHUNK, minlength=chunks)

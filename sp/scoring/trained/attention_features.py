@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.models import LayerAttention, ModelConfig
 from sp.ops.array_module import array_module
-from sp.ops.attention.attention_rows import attention_rows
-from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.importance import attention_rows
+from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt.spans import cut_long
-from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, TailScorer
+from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, TailScorer, unrotated_keys, unrotated_rows
 from sp.scoring.base import ScoreRequest
 
 NEWLINE = 10
@@ -145,7 +145,6 @@ def attention_features(
     feature: layer, rotation, question or tail, mean or largest, head; then rotation, question or tail over all heads.
     """
     document, model, positions = document_units(bounds, asking), request.model, request.positions
-    turned = replace(reader, rotary="none")
     columns: list[Any] = []
     over_heads: dict[tuple[bool, int], Any] = {}
     pools: list[Pool] = []
@@ -154,7 +153,7 @@ def attention_features(
         if rotary != "none":
             look(q, keys, False)
         if rotary != "post":
-            look(turned.rows(q, positions[-len(q) :], model), turned.keys(keys, positions, model), True)
+            look(unrotated_rows(q, positions[-len(q) :], model), unrotated_keys(keys, positions, model), True)
 
     def look(q: Floats, keys: PagedKV, bare: bool) -> None:
         weights = attention_rows(q, keys)

@@ -17,9 +17,9 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.models import Cache, Hooks, Model, ModelConfig
 from sp.models.file.safetensors_file import SafetensorsFile
 from sp.ops.array_module import array_module, on_host
-from sp.ops.attention.paged_kv import PagedKV
-from sp.ops.attention.reduction import chunk_means
-from sp.ops.attention.unrotate import unrotate
+from sp.ops.attention.attention_heads import unrotate
+from sp.ops.attention.importance import chunk_means
+from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt.spans import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.heads import LAST_QUERIES

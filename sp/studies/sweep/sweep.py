@@ -366,7 +366,8 @@ def make_cell(each: Combination, section: Located) -> Cell:
     base = {"compress": COMPRESS, **built}
     options = build_located(lambda values: RunOptions(**{**base, **values}), rest, section)
     config |= {name: getattr(options, name) for name in WRITTEN if name not in STRATEGIES}
-    config["scorer"] = {"name": config["scorer"]["name"], **vars(options.scorer)}
+    scorer: Any = options.scorer  # a dataclass, which its base does not say
+    config["scorer"] = {"name": config["scorer"]["name"], **dataclasses.asdict(scorer)}
     config["sparse"] = options.target_sparse  # as all runs have it, whose hashes stand
     config["rotate"] = options.rotated  # whether named or by default: it is one run, and f16 has the hash it had
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand

@@ -1,32 +1,127 @@
-"""attend and byte_output: attention of a long run in eight bits, on the host and on the device."""
+"""attend and byte_output: attention of a long run in eight bits, on the host and, over keys as bytes, on Hopper."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sp.arrays import Floats
-from sp.kernels import is_device
-from sp.ops.attention.byte_attention.pages import byte_pages
-from sp.ops.attention.byte_attention.prefill import prefill
-from sp.ops.attention.byte_attention.twin import byte_attention
-from sp.ops.attention.gate_output import gate_output
-from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.paged_kv import PagedKV
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.signature import describe, rows_contiguous
+from sp.kernels.specs.attention.attention_bytes import (
+    ATTENTION_BYTES,
+    HEAD_DIM,
+    KEY_CENTRE,
+    KV_BYTES,
+    STAGES,
+    TILE,
+    VALUE_PEAKS,
+)
+from sp.kernels.tensor_map import tensor_map
+from sp.ops.attention.attention import gate_output
+from sp.ops.attention.byte_attention.twin import byte_attention, sampled_blocks
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.kv_pages import PagedKV, is_packed, page_head_dim
 from sp.ops.hadamard import hadamard
-from sp.quant import Math
-
-BYTE_QUERIES = 2049
-"""Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
-device, are of fewer."""
 
 
-def takes_bytes(math: Math, queries: int) -> bool:
-    """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
+@dataclass(frozen=True)
+class BytePages:
+    """Keys and values as `attention_bytes` reads them; see `Codes` for what the scales are of."""
 
-    >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
-    (True, False, False)
+    k: Any  # uint8 (kv_heads, blocks, 128, 128), signed bytes, tokens by values; zeros past the last token
+    key_scales: Any  # float32 (kv_heads, blocks)
+    v: Any  # uint8 (kv_heads, blocks, 128, 128), e4m3, values by tokens, of 32 tokens in the order of kv_bytes.cu
+    value_peaks: Any  # float32 (kv_heads,), 448 times the scales of values
+    tokens: int
+
+
+def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
+    """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3. `at`: on the device, heads
+    of 128 values, at least one token; F16 or Q4_0; `centre`: cupy float32 (kv_heads, 128), optional, by default the
+    mean of some of the keys, as `key_centre` samples them."""
+    cupy = import_cupy()
+    head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
+    assert head_dim == HEAD_DIM, f"heads of {head_dim} values"
+    assert 0 < blocks <= len(at.table), f"{at.tokens} tokens in {len(at.table)} pages"
+    assert at.k.shape == at.v.shape, f"{at.k.shape}, {at.v.shape}"
+    shape = at.kv_heads, blocks, TILE, HEAD_DIM
+    k, v = cupy.empty(shape, np.uint8), cupy.empty(shape, np.uint8)
+    key_scales, peaks = cupy.empty(shape[:2], np.float32), cupy.zeros(at.kv_heads, np.float32)
+    centre = sampled_centre(at) if centre is None else centre
+    assert centre.shape == (at.kv_heads, HEAD_DIM), f"centre {centre.shape}"
+    grid, defines = (at.kv_heads, blocks), {"Q4": int(is_packed(at.fmt))}
+    VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads, defines=defines)
+    KV_BYTES.launch(
+        grid, at.k, at.v, at.table, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads, defines=defines
+    )
+    return BytePages(k, key_scales, v, peaks, at.tokens)
+
+
+def sampled_centre(at: PagedKV) -> Any:
+    """`key_centre` of the keys of `at`: float32 (kv_heads, head_dim)."""
+    centre, sampled = import_cupy().empty((at.kv_heads, HEAD_DIM), np.float32), sampled_blocks(at.tokens)
+    count = len(range(sampled.start, sampled.stop, sampled.step))
+    defines = {"Q4": int(is_packed(at.fmt))}
+    KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads, defines=defines)
+    return centre
+
+
+def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = None, *, out: Any = None) -> Any:
+    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them. The twin
+    is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
+
+    Parameters
+    ----------
+    q : cupy float16 (n, heads, 128)
+        Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
+    at : BytePages, at least `n` tokens; ``heads % kv_heads == 0``
+    scale, blocks, out : See `sp.ops.attention.attention_sm90.prefill`
     """
-    return math is not Math.BF16 and queries >= BYTE_QUERIES
+    cupy = import_cupy()
+    n, heads, d = q.shape
+    if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0
+        raise DeviceError(f"attention: expected float16 queries with contiguous rows, got {describe(q)}, {q.strides}")
+    kv_heads, held = at.k.shape[:2]
+    assert d == HEAD_DIM, f"head_dim {d}"
+    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    assert out is None or out.shape == q.shape, f"out {out.shape}, q {q.shape}"
+    assert n <= at.tokens <= held * TILE, f"{n} queries, {at.tokens} tokens, {held} blocks"
+    if out is None:
+        out = cupy.empty((n, heads, d), np.uint16)
+    if n == 0:
+        return out
+    query_blocks, group = -(-n // BLOCK), heads // kv_heads
+    counts = indices = None
+    if blocks is not None:
+        counts, indices = blocks.counts, blocks.indices
+        assert counts.shape == (heads, query_blocks) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
+    rows = kv_heads * held * TILE
+    ATTENTION_BYTES.launch(
+        (min(query_blocks * heads, multiprocessors(current_device())),),
+        tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
+        *(tensor_map(codes, (HEAD_DIM, rows), (HEAD_DIM,), (HEAD_DIM, TILE)) for codes in (at.k, at.v)),
+        at.key_scales,
+        at.value_peaks,
+        counts,
+        indices,
+        out,
+        cupy.zeros(1, np.int32),
+        at.tokens,
+        n,
+        heads,
+        group,
+        group,  # heads that read the same pages run side by side
+        0 if blocks is None else min(blocks.long_blocks, query_blocks),
+        0 if indices is None else indices.shape[2],
+        scale,
+        defines={"STAGES": STAGES},
+    )
+    return out
 
 
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None) -> Floats:

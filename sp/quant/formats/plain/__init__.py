@@ -1,1 +1,0 @@
-"""Plain numbers: a value a block."""
