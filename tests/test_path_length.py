@@ -11,8 +11,8 @@ from types import FrameType
 import sp
 
 ROOT = f"{Path(sp.__file__).parent}/"
-MOST_FILES, MOST_FUNCTIONS = 47, 235
-"""Held as they are now; the aim is 45 and 180."""
+MOST_FILES, MOST_FUNCTIONS = 39, 180
+"""Held as they are now; 45 and 180 were asked for."""
 
 
 def passed() -> set[tuple[str, str]]:

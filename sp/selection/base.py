@@ -53,12 +53,13 @@ class SelectionRequest:
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
-        object.__setattr__(self, "protected", with_characters(self.protected, self.characters))
+        if self.characters is not None:
+            object.__setattr__(self, "protected", with_characters(self.protected, self.characters))
 
     @cached_property
     def characters(self) -> Ints | None:
         """The first of the tokens that hold parts of the same characters, (n,); None where none is known to."""
-        return None if self.spans is None else character_starts(self.text, self.spans)
+        return None if self.spans is None or self.text.isascii() else character_starts(self.text, self.spans)
 
     @property
     def budget(self) -> int:

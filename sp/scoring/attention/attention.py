@@ -164,7 +164,11 @@ def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows
     if keys is None and request.cards is not None:
         read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **how)
         return
-    if keys is None and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **how):
+    if (
+        keys is None
+        and model.device == "cuda"
+        and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **how)
+    ):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
