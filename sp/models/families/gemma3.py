@@ -2,7 +2,8 @@
 
 Norms of heads, norms behind both halves, GELU, and embeddings times the root of the hidden size. RoPE of the layers
 with a window has a base of its own and is never scaled. Files hold the weights of norms as they are multiplied.
-Source: Gemma Team, "Gemma 3 Technical Report", arXiv 2503.19786; keys and defaults: llama.cpp, ``src/models/gemma3.cpp``.
+Source: Gemma Team, "Gemma 3 Technical Report", arXiv 2503.19786; keys and defaults: llama.cpp,
+``src/models/gemma3.cpp``.
 """
 
 from __future__ import annotations

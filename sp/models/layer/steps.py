@@ -235,14 +235,15 @@ def attended(at: PagedKV, q: Floats, gate: Floats | None, math: Math, window: in
     """Causal attention of the last tokens of what `at` holds, gated: (n, heads * head_dim). `q`, float32 (n, heads,
     head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim): query and gate rows as the
     wide query matrix gives them. `math`: what attention of long runs is made in; see `takes_bytes`. `window`: see
-    `LayerSpec`. Queries go in runs of 64 then, by the kernel for trees."""
+    `LayerSpec`. Queries go in runs of 64 then, or of a shorter window, by the kernel for trees: each sees all of its
+    run that stand before it."""
     if window is None:
         output = byte_output if takes_bytes(math, len(q)) else attention_output
         return output(q, at, gate)
-    n, parts = len(q), list[Floats]()
+    n, size, parts = len(q), min(MOST_QUERIES, window), list[Floats]()
     words = _causal_on(current_device()) if is_device(q) else CAUSAL
-    for first in range(0, n, MOST_QUERIES):
-        stop = min(first + MOST_QUERIES, n)
+    for first in range(0, n, size):
+        stop = min(first + size, n)
         behind = n - stop
         total = at.total if at.total is None or not behind else at.total - behind
         near, some = replace(at, tokens=at.tokens - behind, total=total), slice(first, stop)
