@@ -17,7 +17,14 @@ from sp.studies.sample import sample
 
 EMBEDDED = ("target", "drafter")
 RANDOM = ("tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen3:bf16", "tiny-qwen35:q8_0")
-FAMILIES = ("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0")
+FAMILIES = (
+    "tiny-llama:q4_k_m",
+    "tiny-llama:bf16",
+    "tiny-qwen2:q4_k_m",
+    "tiny-qwen2:q8_0",
+    "tiny-gemma3:q4_k_m",
+    "tiny-gemma3:bf16",
+)
 """Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven."""
 EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl")
 """Of mixtures; held to bounds of their own, since routers send a token elsewhere for a rounding."""

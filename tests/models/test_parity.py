@@ -24,6 +24,7 @@ CASES = [
     "qwen3moe",
     "qwen3moe-plain",
     "qwen35moe",
+    "gemma3",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

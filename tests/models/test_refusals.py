@@ -142,7 +142,7 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
         "glm4moe": (named("moe.gguf", "glm4moe"), "architecture 'glm4moe' (a mixture of experts)", take),
         "deepseek2": (named("deep.gguf", "deepseek2"), "architecture 'deepseek2' (a mixture of experts)", take),
         "gpt-oss": (named("oss.gguf", "gpt-oss"), "architecture 'gpt-oss' (a mixture of experts)", take),
-        "gemma3": (named("gemma.gguf", "gemma3"), "architecture 'gemma3' is not supported; sp runs ", take),
+        "gemma4": (named("gemma.gguf", "gemma4"), "architecture 'gemma4' is not supported; sp runs ", take),
         "phi3": (named("phi.gguf", "phi3"), "architecture 'phi3' is not supported", take),
         "clip": (named("mmproj.gguf", "clip"), "'clip' (an encoder of pictures or sound, no language model)", take),
         "experts": (
@@ -237,7 +237,7 @@ def test_the_exit_status_of_a_plan_tells_files_that_no_command_takes(
 ) -> None:
     """Of inspect too, and what it tells of the file is printed all the same."""
     files = refused_files(tmp_path)
-    path, told, _ = files["gemma3"]
+    path, told, _ = files["gemma4"]
     for command, title in (("inspect", "path"), ("plan", "verdict")):
         assert call(command, path, "--json", monkeypatch=monkeypatch) == 2
         found = json.loads(capsys.readouterr().out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Store, split_rows
@@ -60,6 +62,8 @@ class Attention:
             added = tuple(store.vector(f"{blk}attn_{part}.bias", size) for part, size in sizes.items())
         if spec.qk_norm:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
+            if isinstance(q_norm, np.ndarray):  # of a store that does not only take notes
+                q_norm = q_norm * np.float32(spec.query_scale)
             normed = HeadNorms(q_norm, k_norm, config.eps)
         return cls(index, config, q, k, v, added, normed, out, spec)
 

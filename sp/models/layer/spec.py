@@ -16,14 +16,16 @@ Activation = Literal["silu", "gelu"]
 class LayerSpec:
     """What a layer computes, where its model's sizes do not tell; defaults are those of Qwen3.
 
-    `behind`: what files call the norms behind the mixer and behind the feed-forward, of what is then added to the
-    stream. `window`: tokens that a query sees back to, itself among them; in tokens of the sequence, not in positions.
-    `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default
-    attention or a recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has
-    them.
+    `query_scale`: what queries are multiplied by behind their norms, where scores are not divided by the root of the
+    head size alone. `behind`: what files call the norms behind the mixer and behind the feed-forward, of what is then
+    added to the stream. `window`: tokens that a query sees back to, itself among them; in tokens of the sequence, not
+    in positions. `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`.
+    By default attention or a recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the
+    model has them.
     """
 
     qk_norm: bool = True  # RMS norms of every query and key head, before RoPE
+    query_scale: float = 1.0  # with `qk_norm` alone
     bias: bool | None = False  # biases of q, k and v; None: where the file has them
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None

@@ -243,15 +243,15 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, wi
 
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
     query and gate rows as the wide query matrix gives them. `window`: see `LayerSpec`. Queries go in runs of 64 then,
-    by the kernel for trees."""
+    or of a shorter window, by the kernel for trees: each sees all of its run that stand before it."""
     at = cache.stored(layer)
     if window is None:
         output = byte_output if takes_bytes(cache.math, len(q)) else attention_output
         return output(q, at, gate)
-    n, parts = len(q), list[Floats]()
+    n, size, parts = len(q), min(MOST_QUERIES, window), list[Floats]()
     words = _causal_on(current_device()) if is_device(q) else CAUSAL
-    for first in range(0, n, MOST_QUERIES):
-        stop = min(first + MOST_QUERIES, n)
+    for first in range(0, n, size):
+        stop = min(first + size, n)
         behind = n - stop
         total = at.total if at.total is None or not behind else at.total - behind
         near, some = replace(at, tokens=at.tokens - behind, total=total), slice(first, stop)

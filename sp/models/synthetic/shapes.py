@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from sp.arrays import Floats
 from sp.errors import unknown_name
@@ -20,7 +21,7 @@ from sp.models.families.llama import llama3_factors
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
-from sp.ops.rope import Rope
+from sp.ops.rope import LinearScaling, Rope
 from sp.quant import BlockFormat
 
 Plan = list[tuple[str, tuple[int, ...], BlockFormat]]
@@ -119,6 +120,18 @@ def _llama3(
     return _dense("llama", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
 
 
+def _gemma3(
+    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, context: int
+) -> ModelConfig:
+    scaling = LinearScaling(8.0) if context > 32768 else None
+    dense = _dense("gemma3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, Rope(1e6, head_dim), context)
+    windows = tuple(window if (layer + 1) % 6 else None for layer in range(layers))
+    return replace(
+        dense, rope=replace(dense.rope, scaling=scaling), windows=windows, local_rope=Rope(1e4, head_dim),
+        embedding_scale=sqrt(hidden),
+    )  # fmt: skip
+
+
 def _qwen35(
     hidden: int,
     vocab: int,
@@ -155,6 +168,7 @@ def _mixture(name: str, dense: ModelConfig, experts: ExpertConfig) -> ModelConfi
 
 _LLAMA = {"text_tokens": 128000}
 _QWEN = {"text_tokens": 151643}
+_GEMMA = {"text_tokens": 256000}
 _TINY = {"text_tokens": 2000}
 _SHAPES: Mapping[str, Shape] = {
     shape.name: shape
@@ -189,6 +203,10 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_QWEN,
         ),
+        Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
+        Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
+        Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
+        Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
         Shape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, **_TINY),

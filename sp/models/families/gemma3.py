@@ -1,0 +1,67 @@
+"""gemma3: Gemma 3, text (270M to 27B): five layers that attend in a window, then one that sees everything.
+
+Norms of heads, norms behind both halves, GELU, and embeddings times the root of the hidden size. RoPE of the layers
+with a window has a base of its own and is never scaled. Files hold the weights of norms as they are multiplied.
+Source: Gemma Team, "Gemma 3 Technical Report", arXiv 2503.19786; keys and defaults: llama.cpp,
+``src/models/gemma3.cpp``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+from sp.gguf import Value
+from sp.models.config import ModelConfig
+from sp.models.families.base import Architecture, register_architecture
+from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.weights import TensorFile
+from sp.models.layer.spec import LayerSpec
+from sp.ops.rope import Rope
+
+EVERY, LOCAL_BASE, BASE = 6, 1e4, 1e6
+LARGE = 62  # layers of the 27B, whose queries are scaled by the root of hidden size over heads
+WINDOW, WINDOWED, LOCAL = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
+
+
+def gemma3_config(keys: Keys, file: TensorFile) -> ModelConfig:
+    """See `Architecture`."""
+    shared = shared_config(keys, file, base=BASE)
+    window, every = keys.count(WINDOW), keys.count(WINDOWED, default=EVERY)
+    windows = tuple(None if (layer + 1) % every == 0 else window for layer in range(shared.layers))
+    local = Rope(keys.real(LOCAL, above=1.0, default=LOCAL_BASE), shared.rope.dim)
+    return replace(shared, windows=windows, local_rope=local, embedding_scale=sqrt(shared.hidden))
+
+
+def gemma3_metadata(config: ModelConfig) -> dict[str, Value]:
+    """See `Architecture`."""
+    every = next((layer + 1 for layer, window in enumerate(config.windows) if window is None), config.layers + 1)
+    window = next(window for window in config.windows if window is not None)
+    assert config.local_rope is not None
+    return shared_metadata(config) | {WINDOW: window, WINDOWED: every, LOCAL: config.local_rope.base}
+
+
+def gemma3_layer(config: ModelConfig, index: int) -> LayerSpec:
+    """What a layer computes."""
+    window = config.windows[index]
+    return LayerSpec(
+        behind=("post_attention_norm", "post_ffw_norm"),
+        activation="gelu",
+        window=window,
+        rope=None if window is None else config.local_rope,
+        query_scale=sqrt(config.head_dim * config.heads / config.hidden) if config.layers == LARGE else 1.0,
+    )
+
+
+register_architecture(
+    Architecture(
+        "gemma3",
+        gemma3_layer,
+        ("llama",),
+        gemma3_config,
+        gemma3_metadata,
+        honours=(WINDOW,),
+        about="Gemma 3, text (270M to 27B)",
+    )
+)

@@ -1,0 +1,93 @@
+"""Gemma 3 as its formulas have it: tiny random files against float64, windows and RoPE of both kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gemma3_reference
+import numpy as np
+import pytest
+
+from sp.errors import ModelError
+from sp.gguf import GGUFFile, GGUFWriter
+from sp.models import decode_step, load_model, prefill, prefill_by_layer
+from sp.models.families.base import find_architecture, read_config
+from sp.models.file.metadata_keys import Keys
+from sp.quant import F32
+
+HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB, WINDOW, N = 96, 64, 4, 2, 32, 200, 37, 130
+
+
+def write(path: Path, layers: int, **more: object) -> Path:
+    """A random file, as converters write them: without base and period of the layers with a window."""
+    rng = np.random.default_rng(layers)
+    keys = {
+        "block_count": layers, "context_length": 4096, "embedding_length": HIDDEN, "feed_forward_length": FFN,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": DIM,
+        "attention.value_length": DIM, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
+        "attention.sliding_window": WINDOW,
+    }  # fmt: skip
+    named = {f"gemma3.{key}": value for key, value in (keys | more).items() if value is not None}
+    writer = GGUFWriter(path, {"general.architecture": "gemma3"} | named)
+
+    def add(name: str, *shape: int) -> None:
+        size = 1.3 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.2
+        value = (size * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
+        writer.add(f"{name}.weight", shape, F32, F32.encode(value))
+
+    add("token_embd", VOCAB, HIDDEN)
+    add("output_norm", HIDDEN)
+    for i in range(layers):
+        for name, *shape in (
+            ("attn_q", HEADS * DIM, HIDDEN), ("attn_k", KV_HEADS * DIM, HIDDEN), ("attn_v", KV_HEADS * DIM, HIDDEN),
+            ("attn_output", HIDDEN, HEADS * DIM), ("attn_q_norm", DIM), ("attn_k_norm", DIM), ("attn_norm", HIDDEN),
+            ("post_attention_norm", HIDDEN), ("ffn_norm", HIDDEN), ("post_ffw_norm", HIDDEN),
+            ("ffn_gate", FFN, HIDDEN), ("ffn_up", FFN, HIDDEN), ("ffn_down", HIDDEN, FFN),
+        ):  # fmt: skip
+            add(f"blk.{i}.{name}", *shape)
+    return writer.write()
+
+
+def apart(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("layers", [7, 62])
+def test_logits_are_those_of_float64(layers: int, gaps: bool, tmp_path: Path) -> None:
+    """62 layers are a 27B, whose queries have another scale."""
+    path, rng = write(tmp_path / "gemma.gguf", layers), np.random.default_rng(2)
+    ids = rng.integers(0, VOCAB, N)
+    positions = np.cumsum(rng.integers(1, 9, N)) if gaps else np.arange(N)
+    wanted = gemma3_reference.logits(path, ids, positions, 2)
+    model = load_model(path)
+    for walk in (prefill, prefill_by_layer):
+        cache = model.new_cache(N, "f32")
+        before = walk(model, ids[:-1], positions[:-1], cache)
+        assert apart(before, wanted[0]) < 1e-5
+        assert apart(decode_step(model, ids[-1], positions[-1], cache), wanted[1]) < 1e-5
+
+
+def test_scaling_of_rope_leaves_the_windows_alone(tmp_path: Path) -> None:
+    scaled = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+    config = read_config(GGUFFile.open(write(tmp_path / "gemma.gguf", 7, **scaled)))
+    spec = find_architecture("gemma3").spec
+    assert [spec(config, layer).window for layer in range(7)] == [*[WINDOW] * 5, None, WINDOW]
+    assert spec(config, 5).rope is None
+    assert config.rope.scaling is not None
+    assert spec(config, 0).rope.scaling is None
+    assert spec(config, 0).rope.base == 1e4
+
+
+def test_keys_come_back(tmp_path: Path) -> None:
+    file = GGUFFile.open(write(tmp_path / "gemma.gguf", 7, **{"attention.sliding_window_pattern": 3}))
+    config, record = read_config(file), find_architecture("gemma3")
+    assert config.windows == (WINDOW, WINDOW, None, WINDOW, WINDOW, None, WINDOW)
+    keys = Keys("gemma3", record.keys(config), "again")
+    assert record.config(keys, file) == config
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention.sliding_window", None), ("final_logit_softcapping", 30.0)])
+def test_what_is_not_known_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=key):
+        load_model(write(tmp_path / "gemma.gguf", 7, **{key: value}))
