@@ -194,6 +194,11 @@ class ModelConfig:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
 
+    def rope_of(self, layer: int) -> Rope:
+        """Rotary embedding of an attention layer: of one with a window, its own."""
+        local = self.windows and self.windows[layer] is not None
+        return self.local_rope if local and self.local_rope is not None else self.rope
+
 
 @lru_cache(64)
 def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:

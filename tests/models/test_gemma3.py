@@ -8,12 +8,15 @@ import gemma3_reference
 import numpy as np
 import pytest
 
-from sp.errors import ModelError
+from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import decode_step, load_model, prefill, prefill_by_layer
 from sp.models.families.base import find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
+from sp.models.run.tree import TreeReader
+from sp.ops.rope import Rope, rope
 from sp.quant import F32
+from sp.scoring.attention.attention import unrotated_rows
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB, WINDOW, N = 96, 64, 4, 2, 32, 200, 37, 130
 
@@ -77,6 +80,22 @@ def test_scaling_of_rope_leaves_the_windows_alone(tmp_path: Path) -> None:
     assert config.rope.scaling is not None
     assert spec(config, 0).rope.scaling is None
     assert spec(config, 0).rope.base == 1e4
+
+
+@pytest.mark.parametrize("layer", [0, 5])
+def test_scorers_take_back_the_rope_of_the_layer(layer: int, tmp_path: Path) -> None:
+    model, rng = load_model(write(tmp_path / "gemma.gguf", 7)), np.random.default_rng(1)
+    plain, positions = rng.standard_normal((9, HEADS, DIM)).astype(np.float32), np.arange(5, 50, 5)
+    turned = rope(plain, positions, Rope(1e6 if layer == 5 else 1e4, DIM))
+    assert np.abs(unrotated_rows(turned, positions, model, layer) - plain).max() < 1e-5
+    assert np.abs(unrotated_rows(turned, positions, model, 5 - layer) - plain).max() > 0.1
+
+
+def test_a_tree_wider_than_a_window_is_refused(tmp_path: Path) -> None:
+    model = load_model(write(tmp_path / "gemma.gguf", 7))
+    cache = model.new_cache(9)
+    with pytest.raises(ConfigError, match=f"window of {WINDOW}"):
+        TreeReader(model, cache, (), most=4).read_tree(np.arange(2), np.array([-1, 0]), np.arange(2))
 
 
 def test_keys_come_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.kept import cache as kept
@@ -158,6 +159,10 @@ class Attend:
         if flow.nodes is None:
             flow.h = dense_attention(flow.cache, index, flow.q, flow.gate, window)
         else:
+            if window is not None and window < MOST_QUERIES:
+                raise ConfigError(
+                    f"layer {index} has a window of {window}; trees need one of {MOST_QUERIES} tokens at least"
+                )
             how: dict[str, Any] = {"window": window, "wide": flow.gate, "reader": self.reader}
             flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **how)
         flow.q = flow.gate = None  # as large as the prompt: gone before the feed-forward needs room

@@ -143,8 +143,8 @@ class AttentionScorer(ReadingScorer):
                 return
             rows, at = q[-queries:], cache.stored(layer)
             if self.rotary == "none":
-                rows = unrotated_rows(rows, request.positions[-queries:], model)
-                at = unrotated_keys(at, request.positions, model)
+                rows = unrotated_rows(rows, request.positions[-queries:], model, layer)
+                at = unrotated_keys(at, request.positions, model, layer)
             take(layer, rows, replace(at, tokens=len(request.ids)))
 
         like = None if like is None or self.rotary != "post" else (scored, like)
@@ -186,22 +186,22 @@ def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows
             trail.mark()
 
 
-def unrotated_rows(q: Floats, positions: Ints, model: Model) -> Floats:
-    """Queries without rotary embedding; the ones given stay as they are."""
-    return unrotate(q.copy() if is_device(q) else q, model.place(positions), model.config.rope)
+def unrotated_rows(q: Floats, positions: Ints, model: Model, layer: int) -> Floats:
+    """Queries of a layer without rotary embedding; the ones given stay as they are."""
+    return unrotate(q.copy() if is_device(q) else q, model.place(positions), model.config.rope_of(layer))
 
 
-def unrotated_keys(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
-    """Keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They stand in place
-    of the values, which none reads.
+def unrotated_keys(at: PagedKV, positions: Ints, model: Model, layer: int) -> PagedKV:
+    """A layer's keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They
+    stand in place of the values, which none reads.
     """
-    at = replace(at, tokens=len(positions))
+    at, rotary = replace(at, tokens=len(positions)), model.config.rope_of(layer)
     if is_device(at.k):
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
-        unrotate(pages.reshape(-1, *pages.shape[2:])[: at.tokens], model.place(positions), model.config.rope)
+        unrotate(pages.reshape(-1, *pages.shape[2:])[: at.tokens], model.place(positions), rotary)
         bits, table = pages.view(np.uint8), model.place(np.arange(len(pages)), np.int32)
         return replace(at, k=bits, v=bits, table=table, fmt=F16)
-    keys = unrotate(at.keys(), positions, model.config.rope)
+    keys = unrotate(at.keys(), positions, rotary)
     bits = np.ascontiguousarray(keys).view(np.uint8)[None]
     return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)
 

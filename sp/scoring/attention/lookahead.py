@@ -76,7 +76,7 @@ class LookaheadScorer(AttentionScorer):
         """Keys of the prompt as they are scored."""
         at = ahead.cache.stored(layer)
         if self.rotary == "none":
-            return unrotated_keys(at, request.positions, request.model)
+            return unrotated_keys(at, request.positions, request.model, layer)
         return replace(at, tokens=len(request.ids))
 
     def look_ahead(self, request: ScoreRequest) -> LookAhead:
@@ -87,16 +87,16 @@ class LookaheadScorer(AttentionScorer):
         room = model.config.context - 1 - position
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
-        def turned(q: Floats, positions: Ints) -> Floats:
-            return q if self.rotary == "post" else unrotated_rows(q, positions, model)
+        def turned(layer: int, q: Floats, positions: Ints) -> Floats:
+            return q if self.rotary == "post" else unrotated_rows(q, positions, model, layer)
 
         def last(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured and self.last:  # a copy, so that the other queries can go
-                captured[layer].append(turned(q[-1:].copy(), request.positions[-1:]))
+                captured[layer].append(turned(layer, q[-1:].copy(), request.positions[-1:]))
 
         def new(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured:
-                captured[layer].append(turned(q, np.array([position + len(generated)])))
+                captured[layer].append(turned(layer, q, np.array([position + len(generated)])))
 
         cache = model.new_cache(n + new_tokens)
         generated, hooks = list[int](), Hooks(on_attention=last, progress=request.progress)

@@ -279,8 +279,8 @@ def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[i
 
     def take(layer: int, q: Floats, at: PagedKV) -> None:
         columns["post"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
-        at = unrotated_keys(at, request.positions, model)
-        q = unrotated_rows(q, request.positions[-len(q) :], model)
+        at = unrotated_keys(at, request.positions, model, layer)
+        q = unrotated_rows(q, request.positions[-len(q) :], model, layer)
         columns["none"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
 
     TailScorer(queries="question").read(request, take)

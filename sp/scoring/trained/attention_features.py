@@ -153,7 +153,8 @@ def attention_features(
         if rotary != "none":
             look(q, keys, False)
         if rotary != "post":
-            look(unrotated_rows(q, positions[-len(q) :], model), unrotated_keys(keys, positions, model), True)
+            bare = unrotated_rows(q, positions[-len(q) :], model, layer)
+            look(bare, unrotated_keys(keys, positions, model, layer), True)
 
     def look(q: Floats, keys: PagedKV, bare: bool) -> None:
         weights = attention_rows(q, keys)

@@ -180,9 +180,9 @@ class Space:
 
     def add(self, layer: int, q: Floats, at: PagedKV) -> None:
         """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
-        xp, config = array_module(q), self.model.config
+        xp = array_module(q)
         if layer in self.head.query:
-            flat = _flat(self.unrotated(q))
+            flat = _flat(self.unrotated(q, layer))
             found = flat @ self.weights["query", layer]
             self.asking = found if self.asking is None else self.asking + found
             self.gates = self.gates + flat @ self.weights["gate", layer]
@@ -191,14 +191,14 @@ class Space:
                 self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
             keys, values = xp.split(self.weights["key", layer], 2)
             k, v = replace(at, tokens=self.tokens).gather()
-            k = unrotate(k, self.positions, config.rope)
+            k = unrotate(k, self.positions, self.model.config.rope_of(layer))
             for first in range(0, self.tokens, SLICE):
                 part = slice(first, first + SLICE)
                 self.document[part] += _flat(k[part]) @ keys + _flat(v[part]) @ values
 
-    def unrotated(self, q: Floats) -> Floats:
-        """Queries (rows, heads, d) of the last tokens without rotary embedding; the ones given stay as they are."""
-        return unrotate(q.copy(), self.positions[-self.rows :], self.model.config.rope)
+    def unrotated(self, q: Floats, layer: int) -> Floats:
+        """A layer's queries (rows, heads, d) of the last tokens without rotary embedding, in an array of their own."""
+        return unrotate(q.copy(), self.positions[-self.rows :], self.model.config.rope_of(layer))
 
     def of_units(self, bounds: Ints) -> Any:
         """What each unit of tokens has, float32 (units,) from -1 to 1, where the model is: on the device it is only
@@ -327,8 +327,8 @@ class LateInteractionScorer(ReadingScorer):
             at = cache.stored(layer)
             space.add(layer, q[-rows:], at)
             if layer == last and start:
-                keys = unrotated_keys(at, space.positions[:start], model)  # which lie where the model is
-                fold.add_layer(space.unrotated(q[-rows:]), keys, causal=False)
+                keys = unrotated_keys(at, space.positions[:start], model, layer)  # which lie where the model is
+                fold.add_layer(space.unrotated(q[-rows:], layer), keys, causal=False)
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
