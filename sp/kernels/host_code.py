@@ -95,7 +95,20 @@ def _dotted(path: Path, package: Path) -> str:
 
 
 def _read(path: Path, names: dict[str, Path]) -> Module:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports, strings, digest = _parsed(path.read_text(encoding="utf-8"))
+    digest = digest.copy()
+    for table in sorted(path.parent.glob("*.json")):
+        if table.name in strings:
+            values = {k: v for k, v in json.loads(table.read_text(encoding="utf-8")).items() if k not in FACTS}
+            digest.update(f"\0{json.dumps(values, sort_keys=True)}".encode())
+    own = frozenset(names[name] for name in imports if name in names and names[name] != path)
+    return Module(own, strings, digest.digest())
+
+
+@cache
+def _parsed(text: str) -> tuple[frozenset[str], frozenset[str], hashlib._Hash]:
+    """What a file imports, the strings in it, and the digest of what it does; kept by its text, whoever holds it."""
+    tree = ast.parse(text)
     imports: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -104,13 +117,7 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
             imports |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     words = tuple(_words(tree))
     strings = {text for kind, text in words if kind == "str"}
-    text = "\0".join(text for _, text in words)
-    for table in sorted(path.parent.glob("*.json")):
-        if table.name in strings:
-            values = {k: v for k, v in json.loads(table.read_text(encoding="utf-8")).items() if k not in FACTS}
-            text += "\0" + json.dumps(values, sort_keys=True)
-    own = frozenset(names[name] for name in imports if name in names and names[name] != path)
-    return Module(own, frozenset(strings), hashlib.sha256(text.encode()).digest())
+    return frozenset(imports), frozenset(strings), hashlib.sha256("\0".join(text for _, text in words).encode())
 
 
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
