@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from retriever_files import retriever_drafter, retriever_target, retrievers
 
 from sp.errors import DeviceError
@@ -22,6 +25,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Examples of docstrings are looked for where there are some: it takes each worker seconds for all files here."""
+    found = yield
+    if found and ">>> " not in file_path.read_text(encoding="utf-8"):
+        return [one for one in found if not isinstance(one, DoctestModule)]
+    return found
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, then those of most tests: what begins last is short, and workers end together."""
     tests = Counter(item.path for item in items)
@@ -30,9 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what thousands of tests consist of out of every later collection of garbage: a fifteenth of all time."""
+    """Leave what thousands of tests consist of out of every later collection of garbage: a fifteenth of all time.
+
+    And collect seldom: what tests make in numbers ends by its counts.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

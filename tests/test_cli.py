@@ -29,7 +29,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text(text_task(2500, needles=6, seed=8).document, "utf-8")
+    path.write_text(text_task(1200, needles=6, seed=8).document, "utf-8")
     return path
 
 
@@ -41,7 +41,7 @@ def models(retriever_target: Path, retriever_drafter: Path) -> list[str]:
 def test_run_as_json_has_the_documented_keys_and_files(
     text: Path, models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
+    task, out = text_task(1200, needles=6, seed=8), tmp_path / "out"
     status = call(
         monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
         "--scorer", "tail", "--keep-ratio", 0.2, "--compress", "always", "--out", out, "--json",
@@ -72,7 +72,7 @@ def test_run_as_json_has_the_documented_keys_and_files(
 def test_run_prints_stages_answer_and_reason(
     text: Path, models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = text_task(2500, needles=6, seed=8)
+    task = text_task(1200, needles=6, seed=8)
     arguments = ["--prompt-file", text, "--question", task.question, "--keep-ratio", 0.2, "--out", tmp_path / "out"]
     assert call(monkeypatch, "run", *models, *arguments, "--compress", "always", "-v") == 0
     shown = capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_selectors_run_by_name_and_report_what_they_kept(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
+    task, out = text_task(1200, needles=6, seed=8), tmp_path / "out"
     status = call(
         monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
         "--keep-ratio", 0.3, "--compress", "always", "--no-full", "--out", out, "--scorer", "tail",

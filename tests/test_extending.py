@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "extending"
 QUESTION = "What is the special magic number for quiet-lantern?"
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 32
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 12
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 DRIVER = """
 import json, shlex, sys
@@ -40,15 +40,14 @@ for kind, text in json.loads(sys.stdin.read()):
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package to put files into."""
     folder = tmp_path_factory.mktemp("house")
-    skipped = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "sp", folder / "sp", copy_function=os.symlink, ignore=skipped)
+    shutil.copytree(ROOT / "sp", folder / "sp", copy_function=os.symlink)  # what is compiled comes along
     return folder
 
 
 def carry_out(page: str, house: Path, folder: Path) -> str:
     """What the blocks of a page print; those that begin with the name of a file are put there before anything runs.
 
-    `sp run` is given a shorter document than the embedded one, which takes longest to read and changes nothing here.
+    Documents are shorter than the embedded one and than the page says: they take longest, and change nothing here.
     """
     steps = []
     (folder / "book.txt").write_text(f"{FILLER}The special magic number for quiet-lantern is 8301947. {FILLER}")
@@ -60,7 +59,9 @@ def carry_out(page: str, house: Path, folder: Path) -> str:
             place.write_text(text)
         elif kind != "toml":
             assert kind in ("python", "console"), f"{page}: a block of {kind} that is no file"
-            steps.append((kind, re.sub(r"^sp run .*", lambda line: line[0] + shorter, text, flags=re.M)))
+            text = re.sub(r"^sp run .*", lambda line: line[0] + shorter, text, flags=re.M)
+            text = re.sub(r"(?<=-p )\d+", "256", text)
+            steps.append((kind, re.sub(r"(?<=example\(0, )\d+", "512", text)))
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
         input=json.dumps(steps),

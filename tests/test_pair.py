@@ -44,16 +44,16 @@ def pipeline() -> Pipeline:
     return sp.load(device="cpu")
 
 
-def fresh(pipeline: Pipeline, count: int) -> list[Example]:
-    """Prompts of 1,500 tokens that no training saw."""
+def fresh(pipeline: Pipeline, count: int, size: int) -> list[Example]:
+    """Prompts of so many tokens that no training saw."""
     task, tokens = known_task(), counter(pipeline.target.tokenizer)
-    return [task.example(100 + index, 1500, tokens) for index in range(count)]
+    return [task.example(100 + index, size, tokens) for index in range(count)]
 
 
 @pytest.mark.slow
 def test_the_target_answers_fresh_prompts(pipeline: Pipeline) -> None:
     right = 0
-    for example in fresh(pipeline, 4):
+    for example in fresh(pipeline, 4, 700):
         options = RunOptions(compress="off", max_new_tokens=example.max_new_tokens)
         answer = pipeline.run(example.prompt(pipeline.target.template), options, full=False).answer
         right += score_answer(answer.text, example.answers, example.match) == 1
@@ -63,7 +63,7 @@ def test_the_target_answers_fresh_prompts(pipeline: Pipeline) -> None:
 def test_the_drafter_looks_at_the_needle(pipeline: Pipeline) -> None:
     """A fifth of the prompt by the scores of `tail` holds the evidence, which chance seldom keeps."""
     whole = 0
-    for example in fresh(pipeline, 6):
+    for example in fresh(pipeline, 6, 1500):
         prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
         options = RunOptions(0.2)
         _, selection = pipeline.select(pipeline.score(prompt, options), prompt, options)

@@ -95,7 +95,19 @@ def _dotted(path: Path, package: Path) -> str:
 
 
 def _read(path: Path, names: dict[str, Path]) -> Module:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports, strings, statements = _parsed(path.read_text(encoding="utf-8"))
+    tables = [table for table in path.parent.glob("*.json") if table.name in strings]
+    for table in tables:
+        values = {k: v for k, v in json.loads(table.read_text(encoding="utf-8")).items() if k not in FACTS}
+        statements |= {hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()}
+    own = frozenset(names[name] for name in imports if name in names and names[name] != path)
+    return Module(own, strings, statements)
+
+
+@cache
+def _parsed(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[bytes]]:
+    """What a file imports, the strings in it, and digests of its statements; kept by its text, whoever holds it."""
+    tree = ast.parse(text)
     imports: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -104,13 +116,8 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
             imports |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     statements = [tuple(_words(node)) for node in tree.body if not isinstance(node, SILENT) and not _is_prose(node)]
     strings = {text for words in statements for kind, text in words if kind == "str"}
-    texts = ["\0".join(text for _, text in words) for words in statements]
-    for table in path.parent.glob("*.json"):
-        if table.name in strings:
-            values = {k: v for k, v in json.loads(table.read_text(encoding="utf-8")).items() if k not in FACTS}
-            texts.append(json.dumps(values, sort_keys=True))
-    own = frozenset(names[name] for name in imports if name in names and names[name] != path)
-    return Module(own, frozenset(strings), frozenset(hashlib.sha256(text.encode()).digest() for text in texts))
+    texts = ("\0".join(text for _, text in words) for words in statements)
+    return frozenset(imports), frozenset(strings), frozenset(hashlib.sha256(text.encode()).digest() for text in texts)
 
 
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:

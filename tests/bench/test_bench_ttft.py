@@ -182,12 +182,13 @@ def command(*arguments: str):  # type: ignore[no-untyped-def]
 
 
 def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("-p", "105,120", "--keep-ratio", "1.0,0.5,0.4", "--record", str(tmp_path))
+    small = ("--synthetic-target", "tiny-qwen35", "--synthetic-drafter", "tiny-qwen3")
+    given = (*small, "-p", "305,320", "--keep-ratio", "1.0,0.5,0.4", "--record", str(tmp_path))
     done = command(*given, "--plots", str(tmp_path / "plots"), "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     keeps = [(row["prompt_tokens"], row["keep_ratio"]) for row in found["tests"]]
-    assert keeps == [(n, keep) for n in (105, 120) for keep in (1.0, 0.5, 0.4)]
+    assert keeps == [(n, keep) for n in (305, 320) for keep in (1.0, 0.5, 0.4)]
     assert all(row["samples"] == [row["ttft_s"]] for row in found["tests"])
     assert {even["keep_ratio"] for even in found["break_even"]} == {0.4, 0.5}
     assert all(Path(picture).read_bytes().startswith(b"\x89PNG") for picture in found["pictures"])

@@ -132,7 +132,7 @@ def cut(data: st.DataObject, text: str) -> list[str]:
 
 
 @given(st.data(), st.sampled_from(["tagged_json", "bare_json"]), st.dictionaries(texts, values, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
     call = Call("read_file", arguments)
     said = render_chat(
@@ -149,7 +149,7 @@ def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, na
          "all": st.booleans(), "filter": st.none() | st.dictionaries(texts, values, max_size=2)}
     ),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, arguments: Any) -> None:
     arguments["filter"] = json.loads(json.dumps(arguments["filter"]).replace("</", "< /"))
     call = Call("read_file", arguments)
@@ -162,7 +162,7 @@ pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 
 @given(st.data(), st.sampled_from(sorted(STYLES)), pieces)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_answer_in_any_pieces_says_the_same_and_loses_no_letter(data: Any, name: str, said: list[str]) -> None:
     whole = "".join(said)
     text, calls = taken(name, whole)

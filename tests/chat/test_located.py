@@ -173,7 +173,7 @@ turn = st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), texts)
 thoughtful = st.builds(Turn, st.just("assistant"), st.sampled_from(["", "Yes."]), texts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(turn | thoughtful, min_size=1, max_size=5))
 def test_any_conversation_is_located_as_by_hand_or_refused(turns: list[Turn]) -> None:
     pieces = switched(turns)

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,6 +36,10 @@ def built(**options: Any) -> Turns:
 
 def made(index: int = 0, tokens: int = 9000, **options: Any) -> Transcript:
     return built(**{"turns": 6, **options}).transcript(index, tokens, count)
+
+
+known = cache(made)
+"""The same, made once for all tests that look at it."""
 
 
 def results(transcript: Transcript) -> list[str]:
@@ -70,7 +75,7 @@ def test_prompts_are_as_long_as_asked_for_and_grow(tokens: int, turns: int) -> N
 
 
 def test_messages_are_those_of_a_chat_api() -> None:
-    transcript = made()
+    transcript = known()
     roles = [one["role"] for one in transcript.messages]
     assert roles == ["system", *["user", "assistant", "tool", "assistant", "user", "assistant"] * 6]
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in transcript.tools}
@@ -87,7 +92,7 @@ def test_messages_are_those_of_a_chat_api() -> None:
 def test_every_json_result_parses() -> None:
     seen = 0
     for index in range(6):
-        transcript = made(index)
+        transcript = known(index)
         for before, message in zip(transcript.messages, transcript.messages[1:], strict=False):
             if message["role"] == "tool" and before["tool_calls"][0]["function"]["name"] == "http_get":
                 listed = json.loads(message["content"])
@@ -99,7 +104,7 @@ def test_every_json_result_parses() -> None:
 
 def test_evidence_lies_where_the_kind_says_and_nowhere_else() -> None:
     for index in range(8):
-        transcript = made(index)
+        transcript = known(index)
         for asked in transcript.asked:
             for place, text in zip(asked.evidence, transcript.evidence(asked), strict=True):
                 holders = [one["content"] for one in transcript.messages if text in one["content"]]
@@ -139,7 +144,7 @@ def test_the_last_question_is_of_the_kind_asked_for(kind: str) -> None:
 
 def test_checks_accept_the_truth_and_reject_what_is_wrong() -> None:
     for index in range(4):
-        transcript = made(index)
+        transcript = known(index)
         said = [asked.answers[0] for asked in transcript.asked]
         assert len(set(said)) == len(said)
         for asked in transcript.asked:
@@ -181,7 +186,7 @@ def reads_code(transcript: Transcript, question: str) -> str:
 def test_a_second_reader_follows_code_over_two_results() -> None:
     seen = 0
     for index in range(12):
-        transcript = made(index)
+        transcript = known(index)
         for asked in transcript.asked:
             if asked.thread == "code":
                 assert reads_code(transcript, asked.question) == asked.answers[0]
@@ -193,7 +198,7 @@ def test_a_second_reader_finds_the_last_value() -> None:
     """The number in the last statement, up to the question, that names the thing of the evidence."""
     seen = later = 0
     for index in range(12):
-        transcript = made(index)
+        transcript = known(index)
         for asked in transcript.asked:
             if asked.thread != "updates":
                 continue

@@ -144,7 +144,7 @@ edits = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=240, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(edits, min_size=1, max_size=4))
 def test_mutations(tmp_path: Path, changes: list[tuple[str, int, int | bytes]]) -> None:
     content = VALID
@@ -168,7 +168,7 @@ def test_mutations_inspected(tmp_path: Path, changes: list[tuple[str, int, int |
     assert json.loads(json.dumps(info, allow_nan=False)) == info
 
 
-@settings(max_examples=200, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=90, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_noise_after_a_sound_preamble(tmp_path: Path, noise: bytes) -> None:
     refuse_or_read(tmp_path / "m.gguf", build(n_keys=2, n_tensors=1) + noise)

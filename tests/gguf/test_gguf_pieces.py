@@ -26,7 +26,7 @@ texts = st.lists(st.one_of(corners, words), max_size=40).map("".join)
 
 
 @pytest.mark.parametrize("pre", DISTINCT)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=texts, size=st.integers(1, 12))
 def test_parts_give_the_tokens_of_the_whole(pre: str, text: str, size: int) -> None:
     backend, parts = TOKENIZERS[pre]._model._backend, pieces(text, size)

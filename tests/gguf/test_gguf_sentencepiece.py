@@ -19,6 +19,7 @@ from sp.gguf.tokens import sentencepiece
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 
 KEY = "tokenizer.ggml."
+MUCH = 250_000  # bytes: what grows faster than its text takes minutes
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SPECIAL = ["<unk>", "<s>", "</s>", "<tool>", "<tool>s"]
 TYPES = [2, 3, 3, 4, 4]
@@ -60,7 +61,7 @@ def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(metadata=vocabularies(), text=texts, prefix=st.booleans())
 def test_ids_equal_the_reference(metadata: dict[str, Any], text: str, prefix: bool) -> None:
     tokenizer = Tokenizer.from_metadata({**metadata, f"{KEY}add_space_prefix": prefix})
@@ -76,7 +77,7 @@ def synthetic() -> Tokenizer:
 words = st.sampled_from(["the", "quiet", "harbour", "aaa", "zz", " ", "  ", "\n", ",", "é", "狐", "</s>", "🦙", "A"])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=st.one_of(st.lists(words, max_size=30).map("".join), st.text(max_size=40)))
 def test_a_synthetic_vocabulary_gives_every_text_back(text: str) -> None:
     tokenizer = synthetic()
@@ -171,15 +172,15 @@ def test_digests_tell_scores_and_flags_apart() -> None:
     ("text", "hostile"),
     [("the needle isn't hidden. ", False), ("🦙", False), ("a", True), (" ", True), ("狐", True), ("qx7", True)],
 )
-def test_a_megabyte_of_text_takes_seconds(text: str, hostile: bool) -> None:
+def test_much_text_takes_seconds(text: str, hostile: bool) -> None:
     """Also where every run of a letter or of spaces is a token, the longer the better."""
     metadata = SYNTHETIC
     if hostile:
         runs = [letter * size for letter in ("a", "\u2581", "狐") for size in range(1, 1025)]
         metadata = vocabulary(runs, [float(len(run)) for run in runs])
     tokenizer = Tokenizer.from_metadata(metadata)
-    long = text * (1_000_000 // len(text.encode()))
+    long = text * (MUCH // len(text.encode()))
     start = time.process_time()
     encoding = tokenizer.encode(long)
-    assert time.process_time() - start < 30  # 0.2 to 9 s measured; generous for a busy machine
+    assert time.process_time() - start < 8  # 0.05 to 2 s measured; generous for a busy machine
     assert encoding.spans[-1, 1] == len(long.encode())

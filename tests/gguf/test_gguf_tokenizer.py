@@ -14,6 +14,7 @@ from tiny_bpe import ADDED, FOLDER, METADATA, QWEN2, TOKENIZERS, TOKENS, check_s
 
 from sp.errors import PromptError
 
+MUCH = 250_000  # bytes: what grows faster than its text takes minutes
 VECTORS = json.loads((FOLDER / "tiny-bpe.json").read_text())
 
 
@@ -34,7 +35,7 @@ texts = st.one_of(st.lists(corners, max_size=30).map("".join), assigned)
 
 
 @pytest.mark.parametrize("pre", VECTORS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(text=texts)
 def test_ids_equal_the_reference(pre: str, text: str) -> None:
     merges = METADATA["tokenizer.ggml.merges"]
@@ -42,7 +43,7 @@ def test_ids_equal_the_reference(pre: str, text: str) -> None:
     assert TOKENIZERS[pre].encode(text).ids.tolist() == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=st.one_of(texts, st.text(max_size=60)))
 def test_any_text_comes_back_and_spans_tile_it(text: str) -> None:
     check_spans(QWEN2, text)
@@ -88,12 +89,12 @@ def test_empty_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["the needle isn't hidden. ", "a", " ", "\n", "1", "🦙", " \n"])
-def test_a_megabyte_of_text_takes_seconds(text: str) -> None:
+def test_much_text_takes_seconds(text: str) -> None:
     """Also for texts that invite a backtracking pattern to be quadratic."""
-    long = text * (1_000_000 // len(text.encode()))
+    long = text * (MUCH // len(text.encode()))
     start = time.process_time()
     encoding = QWEN2.encode(long)
-    assert time.process_time() - start < 10  # 0.5 to 2 s measured; generous for a busy machine
+    assert time.process_time() - start < 4  # 0.1 to 0.5 s measured; generous for a busy machine
     assert encoding.spans[-1, 1] == len(long.encode())
 
 

@@ -1,7 +1,5 @@
 // Blocks of a device on the host: a block's threads as coroutines, blocks one after the other, shared memory as static arrays,
 // and threads that meet wherever those of a warp, of a warpgroup or of the block wait for each other.
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,6 +8,8 @@
 #include <functional>
 #include <map>
 #include <vector>
+
+#include "host_switch.h"
 
 #define __device__
 #define __global__
@@ -43,7 +43,7 @@ inline void pdl_wait() {}
 
 // ---- threads of a block: who waits lets the others go on
 constexpr int MOST = 1024, STACK = 1 << 16;
-static ucontext_t contexts[MOST], caller;
+static Place contexts[MOST], caller;
 static int threads, now, ended;
 static bool done[MOST];
 static std::function<void()> kernel;
@@ -53,25 +53,23 @@ inline void to_next_thread() {
     do now = (now + 1) % threads;
     while (done[now] && now != from);
     threadIdx.x = unsigned(now);
-    if (now != from) swapcontext(contexts + from, contexts + now);
+    if (now != from) go(contexts[from], contexts[now]);
     threadIdx.x = unsigned(now);
 }
 inline void thread_main() {
     kernel();
     done[now] = true;
-    if (++ended == threads) setcontext(&caller);
+    if (++ended == threads) go(contexts[now], caller);
     to_next_thread();
 }
 inline void run_block(int count, std::function<void()> todo) {
     static char* stacks = static_cast<char*>(malloc(MOST * size_t(STACK)));
     kernel = todo, threads = count, ended = now = 0, threadIdx.x = 0;
     for (int i = 0; i < count; ++i) {
-        getcontext(contexts + i);
-        contexts[i].uc_stack = {stacks + size_t(i) * STACK, 0, STACK}, contexts[i].uc_link = nullptr;
-        makecontext(contexts + i, thread_main, 0);
+        begin_at(contexts[i], stacks + size_t(i) * STACK, STACK, thread_main);
         done[i] = false;
     }
-    swapcontext(&caller, contexts);
+    go(caller, contexts[0]);
 }
 inline void run_blocks(int blocks, int count, std::function<void()> todo) {
     for (int block = 0; block < blocks; ++block) blockIdx.x = unsigned(block), run_block(count, todo);

@@ -1,14 +1,14 @@
 // The warp of a device on the host, for test_decode_products.py: 32 lanes as coroutines that meet wherever lanes exchange
 // registers, and what else a source needs of CUDA. Tensor core products are sums in double precision or in integers.
 // HOST_LANES may be those of several warps, which are one block: they take turns, so all of them must meet equally often.
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+
+#include "host_switch.h"
 
 #define __device__
 #define __global__
@@ -62,7 +62,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) { return 
 #ifndef HOST_LANES
 #define HOST_LANES 32
 #endif
-static ucontext_t lanes[HOST_LANES], caller;
+static Place lanes[HOST_LANES], caller;
 static int lane_now, lanes_done, meetings[HOST_LANES];
 static bool done[HOST_LANES];
 static uint32_t mail[2][HOST_LANES / 32][32][8];
@@ -76,7 +76,7 @@ inline void to_next_lane() {
     const Dim3 mine = threadIdx;
     do lane_now = (lane_now + 1) % HOST_LANES;
     while (done[lane_now] && lane_now != from);
-    if (lane_now != from) swapcontext(lanes + from, lanes + lane_now);
+    if (lane_now != from) go(lanes[from], lanes[lane_now]);
     threadIdx = mine;
 }
 // What all lanes of a warp hand in, up to eight words each.
@@ -86,10 +86,10 @@ inline Letters& meet(const uint32_t* words, int count) {
     to_next_lane();
     return box;
 }
-inline void lane_main(int lane) {
-    work(lane, job_of_lanes);
-    done[lane] = true;
-    if (++lanes_done == HOST_LANES) setcontext(&caller);
+inline void lane_main() {
+    work(lane_now, job_of_lanes);
+    done[lane_now] = true;
+    if (++lanes_done == HOST_LANES) go(lanes[lane_now], caller);
     to_next_lane();
 }
 inline void run_warp(Work todo, void* job) {
@@ -97,12 +97,10 @@ inline void run_warp(Work todo, void* job) {
     static std::vector<char> stacks(HOST_LANES * STACK);
     work = todo, job_of_lanes = job, lane_now = lanes_done = 0;
     for (int i = 0; i < HOST_LANES; ++i) {
-        getcontext(lanes + i);
-        lanes[i].uc_stack.ss_sp = stacks.data() + i * STACK, lanes[i].uc_stack.ss_size = STACK, lanes[i].uc_link = nullptr;
-        makecontext(lanes + i, reinterpret_cast<void (*)()>(lane_main), 1, i);
+        begin_at(lanes[i], stacks.data() + i * STACK, STACK, lane_main);
         meetings[i] = 0, done[i] = false;
     }
-    swapcontext(&caller, lanes);
+    go(caller, lanes[0]);
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {

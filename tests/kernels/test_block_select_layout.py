@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from host_code import aligned, compiled, hosted, pointer
+from pairwise import covering
 
 from sp.kernels.specs.flashprefill import threads, variant
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
@@ -56,8 +58,8 @@ SMALL: dict[str, Any] = {"sink": 1, "window": 2, "last_n": 1}
 
 
 @cache
-def library(path: str, d: int, blocks: int, rule: int) -> ctypes.CDLL:
-    defines = variant(d, blocks, rule)
+def library(path: str, named: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    defines = dict(named)
     if path == "sm_90a":
         return hosted("block_select_sm90.cu", JOB + SM90, Path(mkdtemp()) / "sm90", **defines)
     given = defines | {"__CUDA_ARCH__": 800, "HOST_LANES": threads(defines)}
@@ -107,7 +109,8 @@ def on_the_host(path: str, most: int, rule: EnergyRule, q: np.ndarray, means: np
             scale_of(d) * np.log2(np.e),
         ),
     )
-    library(path, d, max(most, blocks), told.rule).run(ctypes.byref(job), heads // together * rows)
+    defines = variant(d, max(most, blocks), told.rule)  # of many numbers of blocks one
+    library(path, tuple(defines.items())).run(ctypes.byref(job), heads // together * rows)
     for place in np.ndindex(counts.shape):
         assert (np.diff(indices[place][: counts[place]]) > 0).all()
     return mask_of(BlockLists(counts, indices), blocks)
@@ -124,16 +127,17 @@ RULES = [
     EnergyBlocks(0.9, least=0, most=9, sink=0, window=1, last_n=0),
     EnergyBlocks(1.0, least=0, most=99, sink=0, window=1, last_n=0),
 ]
-CASES = [(300, 40 * BLOCK + 17, "random"), (200, 200, "random"), (130, 2000, "ties")]
+CASES = [(150, 24 * BLOCK + 17, "random"), (140, 140, "random"), (130, 1100, "ties")]
 
 
 @pytest.mark.parametrize(
     ("path", "d", "most", "rule", "n", "tokens", "kind"),
     [  # what follows the scores is the same code: larger heads and tiles with two rules and of more than one tile
         (*form, rule, *case)
-        for form in FORMS
-        for rule in (RULES if form in FORMS[:2] else RULES[:2])
-        for case in (CASES if form in FORMS[:2] else CASES[:1])
+        for form, rule, case in [
+            *covering(FORMS[:2], RULES, CASES),
+            *product(FORMS[2:], RULES[:2], CASES[:1]),
+        ]
     ],
     ids=str,
 )

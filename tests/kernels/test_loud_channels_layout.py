@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
-import pytest
 from host_code import aligned, library, pointer, without_ptx
+from pairwise import pairwise
 
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.gemm_bytes import LOUD
@@ -45,9 +45,7 @@ def compiled(source: str, driver: str, width: int) -> ctypes.CDLL:
     return library("host_block.h", GIVEN + text + driver, {"COLS": width}, Path(mkdtemp()), "-std=c++20", "-O1")
 
 
-@pytest.mark.parametrize("width", [256, 1280, 2080])
-@pytest.mark.parametrize("each", [16, 64])
-@pytest.mark.parametrize("loud", [0, 3, 100])
+@pairwise(width=[256, 1280, 2080], each=[16, 64], loud=[0, 3, 100])
 def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud: int) -> None:
     tokens, rng = 70, np.random.default_rng([width, loud])
     x = rng.standard_normal((tokens, width)).astype(np.float32)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from odd_groups import FetchingGroup, LateGroup
+from pairwise import pairwise
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, PromptError
@@ -100,12 +101,9 @@ def test_lengths_of_all_kinds(model, n, cards) -> None:
     both(model, n, cards, None, "f16", rotate=False)
 
 
-@pytest.mark.parametrize("kind", [HostGroup, LateGroup, FetchingGroup])
-@pytest.mark.parametrize("cards", [2, 3, 4])
-def test_gathers_may_come_early_or_late(deep, cards, kind) -> None:
-    for n in (1100, 1499):
-        both(deep, n, cards, None, "f16", False, kind)
-        both(deep, n, cards, TopDensity(0.5), "f16", True, kind)
+@pairwise(cards=[2, 3, 4], kind=[HostGroup, LateGroup, FetchingGroup], sparse=[False, True], n=[1100, 1499])
+def test_gathers_may_come_early_or_late(deep, cards, kind, sparse, n) -> None:
+    both(deep, n, cards, TopDensity(0.5) if sparse else None, "f16", sparse, kind)
 
 
 def test_a_model_of_one_layer(tmp_path) -> None:

@@ -193,7 +193,8 @@ def test_commands_refuse_models_in_one_line(
     command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for what, (path, told, advice) in refused_files(tmp_path).items():
+    every = (command, option) in (("run", "--target"), ("serve", "--drafter"))  # one reader opens all of them
+    for what, (path, told, advice) in list(refused_files(tmp_path).items())[: None if every else 2]:
         port = ["--port", "0"] if command == "serve" else []
         assert call(command, option, path, "--device", "cpu", *port, monkeypatch=monkeypatch) == 2, what
         error = capsys.readouterr().err

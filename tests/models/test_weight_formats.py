@@ -45,7 +45,7 @@ def decoded_by_gguf(path: Path, scales: dict[str, float] | None = None) -> Path:
 
 
 def logits(path: Path, budget: int) -> Floats:
-    model, n = load_model(path, decode_budget=budget), 150
+    model, n = load_model(path, decode_budget=budget), 60
     ids = np.random.default_rng(0).integers(0, model.config.vocab, n)
     return prefill(model, ids, np.arange(n), model.new_cache(n, "f32"))
 

@@ -55,7 +55,7 @@ def slow_row(rule: BlockBudget, energy: list[float], start: int, rows: int, last
     kind=st.sampled_from(["spread", "peaked", "ties", "none"]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_rule_keeps_what_it_says(rule, sizes, sink, window, last_n, kind, seed):
     (n, tokens), rng = (min(sizes), max(sizes)), np.random.default_rng(seed)
     rule = replace(rule, sink=sink, window=window, last_n=last_n)

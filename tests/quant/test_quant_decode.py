@@ -79,10 +79,10 @@ def test_random_blocks(fmt: BlockFormat) -> None:
 def test_every_value_of_every_byte(fmt: BlockFormat) -> None:
     base = random_blocks(fmt, 1, 2)[0]
     finite(fmt, base)  # so that the other bytes show
-    for at in range(fmt.block_bytes):
-        blocks = np.repeat(base[None], 256, axis=0)
-        blocks[:, at] = np.arange(256)
-        assert_same_bits(fmt, blocks)
+    blocks = np.tile(base, (fmt.block_bytes, 256, 1))
+    every = np.arange(fmt.block_bytes)
+    blocks[every, :, every] = np.arange(256)
+    assert_same_bits(fmt, blocks.reshape(-1, fmt.block_bytes))
 
 
 EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0xBC00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00]

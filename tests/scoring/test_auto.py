@@ -26,6 +26,8 @@ from sp.session.options import RunOptions
 from sp.session.report import retrieval_lines
 
 SPARSE = {"sparse": "alpha:0.3"}
+TOKENS = 150
+"""Of texts that heads are measured on; what they find is not what is tested."""
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +174,7 @@ def test_a_calibration_says_its_scorer_or_it_is_calibrated(tmp_path) -> None:
 def test_a_new_calibration_leaves_the_scorer_of_a_file_that_ships_as_it_is(tmp_path) -> None:
     """Else to measure heads would turn `auto` away from what finds more."""
     whole = load(embedded("drafter"), extrapolate=True, device="cpu")
-    made = calibrate(whole.path, whole.model, whole.tokenizer, whole.template, tokens=300)
+    made = calibrate(whole.path, whole.model, whole.tokenizer, whole.template, tokens=TOKENS)
     assert made.scorer == "tail"
     assert record.keep_calibration(made) is not None
     again = load(whole.path, device="cpu", scorers=[AutoScorer()])
@@ -180,7 +182,7 @@ def test_a_new_calibration_leaves_the_scorer_of_a_file_that_ships_as_it_is(tmp_p
     assert AutoScorer().chosen(again.model.config) == SCORERS.build("tail")
     path = write_synthetic(tmp_path / "noise.gguf", "tiny-qwen3", "q8_0", 0)
     other = load(path, extrapolate=True, device="cpu")
-    assert calibrate(path, other.model, other.tokenizer, other.template, tokens=300).scorer == "calibrated"
+    assert calibrate(path, other.model, other.tokenizer, other.template, tokens=TOKENS).scorer == "calibrated"
 
 
 def test_who_makes_a_calibration() -> None:

@@ -102,7 +102,7 @@ def test_the_needle_comes_first_where_that_is_promised(name, model, tmp_path) ->
     if finds is None:
         pytest.skip("no promise")
     scorer = SCORERS.build(name, with_map(name, finds, model, tmp_path))
-    asked = ask(model, 1100)
+    asked = ask(model, 700)
     assert margin(scorer.score(silently(asked, progress=None)).scores, asked.start) > 0
 
 

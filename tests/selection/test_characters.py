@@ -45,7 +45,7 @@ def torn(kept: np.ndarray, request: SelectionRequest) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(request=REQUESTS, more=st.floats(1.0, 4.0))
 def test_characters_stand_or_fall_together(name: str, options: dict, request: SelectionRequest, more: float) -> None:
     selector = SELECTORS.build(name, options)

@@ -33,7 +33,7 @@ def select(request: SelectionRequest, chunk: int, neighbours: int, ends: int) ->
     return SELECTORS.build("top_chunks", options).select(request)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(**CASES)
 def test_invariants(seed: int, n: int, keep: float, share: float, chunk: int, neighbours: int, ends: int) -> None:
     request = request_for(seed, n, keep, share)

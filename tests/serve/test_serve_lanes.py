@@ -34,7 +34,7 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "add", "next", "remove"]), st
 
 
 @given(steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_nobody_waits_for_more_than_one_turn_of_each_other(steps: list[tuple[str, str, str, int]]) -> None:
     lanes: Lanes[tuple[str, str, int]] = Lanes()
     waiting: list[tuple[str, str, int]] = []

@@ -215,7 +215,7 @@ NAMES = st.sampled_from(["messages", "max_tokens", "seed", "stop", "stream", "sp
 
 
 @given(st.sampled_from(["chat", "completion"]), st.dictionaries(NAMES, JSON, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_json_is_a_request_or_an_error_that_can_be_sent(kind: Any, body: dict[str, Any]) -> None:
     told = None
     try:

@@ -16,7 +16,7 @@ from sp.scoring.calibration import measure, record
 from sp.scoring.calibration.record import find_calibration
 from sp.session import Conversation, Pipeline, RunOptions, embedded, load, synthetic
 
-TEXT = "The lamp is green. " * 60 + "The code of Ada is 4417. " + "The lamp is green. " * 60 + "\n\nWhat is Ada's code?"
+TEXT = "The lamp is green. " * 25 + "The code of Ada is 4417. " + "The lamp is green. " * 25 + "\n\nWhat is Ada's code?"
 OPTIONS = RunOptions(keep_ratio=0.2, scorer=CalibratedScorer(), compress="always", max_new_tokens=4)
 
 

@@ -32,7 +32,7 @@ def shared(alone: Pipeline) -> Pipeline:
     return Pipeline(target, alone.drafter).with_draft(embedded("draft"))
 
 
-def prompt(pipeline: Pipeline, characters: int = 1000) -> Prompt:
+def prompt(pipeline: Pipeline, characters: int = 400) -> Prompt:
     document, example = sample()
     return Prompt.from_document(document[:characters], example.question, pipeline.target.template)
 

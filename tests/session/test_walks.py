@@ -6,8 +6,8 @@ import pytest
 from conversation_walks import PAIRS, compressed_turns, pair, parked_turns, warm_and_cold, whole_turns
 
 BOUND = 1e-6
-SIZE = 450
-"""Half of what the device reads a turn."""
+SIZE = 300
+"""A third of what the device reads a turn."""
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)

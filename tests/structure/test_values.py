@@ -49,7 +49,7 @@ def loaded(text: bytes, value: JsonValue) -> object:
     return dict(zip(keys, (loaded(text, member) for member in value.members), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees.filter(lambda tree: isinstance(tree, list | dict)), st.sampled_from([None, 1, 4]), st.booleans(), scraps)
 def test_members_of_a_value_stand_where_they_are_said_to(
     tree: object, indent: int | None, plain: bool, lead: str
@@ -68,7 +68,7 @@ def test_members_of_a_value_stand_where_they_are_said_to(
         assert not top.members or top.members[-1].comma == -1
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scraps)
 def test_values_among_scraps_are_those_a_strict_decoder_takes(text: str) -> None:
     """Save inside of what a string may be, where it is a matter of taste: those are whole values all the same."""
@@ -118,7 +118,7 @@ def test_lines_hold_the_blank_ones_behind_them() -> None:
     assert line_starts(b"\n\n  a\n\n \n\tb\r\n\r\nc").tolist() == [0, 9, 15]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text(max_size=30), st.booleans())
 def test_a_quotation_is_undone(text: str, plain: bool) -> None:
     try:
