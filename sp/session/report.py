@@ -12,7 +12,7 @@ from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import CHUNK_BY_LAYER
-from sp.models.run.replay import MOST_ALONE, refusal
+from sp.models.run.replay import MOST_ALONE, refusal, short
 from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope import LinearScaling, YarnScaling
@@ -120,8 +120,8 @@ def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
     if drafter is None or scored is None or drafter.model.device == "cpu":
         return []
     model = drafter.model
-    short = len(scored.drafted) * model.config.hidden <= MOST_ALONE[model.arithmetic.math]
-    why = refusal(model) if short else None
+    quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.math])
+    why = refusal(model) if quick else None
     return [] if why is None else [f"drafter: launches are planned layer by layer: {why}"]
 
 

@@ -100,6 +100,9 @@ Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is n
 MOST_VALUES = 36864 * 1024
 """Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer
 than the host. Of 32,768 tokens an eighth more: by so much stripes may be longer than equal parts of a prompt."""
+NARROW = 640
+"""Hidden size up to which hosts are slower than the device at any length: scoring by SmolLM2 (576) took 28, 48, 107 and
+180 ms of 16K, 33K, 70K and 134K tokens on an H200 with a slow host, and so takes 15, 27, 93 and 140."""
 WORTH = 3
 """Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
 
@@ -272,16 +275,21 @@ def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: i
 
 
 def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
-    """Whether all layers attend alike, without gates, and the stream of so many tokens has at most `most` values."""
+    """Whether all layers attend alike, without gates, and so many tokens are `short`."""
     alike = len(config.attention_layers) == config.layers and not config.gated and not any(config.windows)
-    return alike and tokens * config.hidden <= most
+    return alike and short(config, tokens, most)
 
 
-MOST_ALONE = {Math.BF16: 8192 * 1024, Math.FP8: 8192 * 1024, Math.INT8: 16384 * 1024}
+def short(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
+    """Whether the stream of so many tokens has at most `most` values, or is `NARROW`."""
+    return tokens * config.hidden <= most or config.hidden <= NARROW
+
+
+MOST_ALONE = {Math.BF16: 12288 * 1024, Math.FP8: 12288 * 1024, Math.INT8: 16384 * 1024}
 """Values of the residual stream of the longest prompt that is read so, by what products are made in: what is recorded
 is planned before the device begins, which otherwise goes on beside. By a drafter of 0.6B an H100 with a slow host took
 34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and so takes 21, 27 and 43; in BF16 27, 40 and 43, and so
-16, 26 and 45."""
+16, 26 and 45. An H200 took 43, 32 and 39 ms for 10,240, 12,288 and 16,384 in BF16, and so 29, 31 and 40."""
 
 
 def read_repeated(
