@@ -21,7 +21,7 @@ from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
-from sp.quant import F16, Q4_0, Q4_K  # noqa: E402
+from sp.quant import F16, Q4_0, Q4_K, Math  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 TARGET, DRAFT, PAIR = (24, 4, 256), (32, 8, 128), (12, 2, 128)  # query heads, KV heads, head size
@@ -132,7 +132,8 @@ def test_tiles_for_the_next_product(heads, kv_heads, d, n):
     q, seen = rng.standard_normal((n, heads, d)).astype(np.float16), seen_of(rng, "tree", n)
     wide = to_bf16(rng.standard_normal((n, heads, 2 * d)))
     given = cp.asarray(q), case.device()
-    reader = SimpleNamespace(format=Q4_K, shape=(5120, heads * d), nbytes=5120 * Q4_K.row_bytes(heads * d))
+    size = 5120 * Q4_K.row_bytes(heads * d)
+    reader = SimpleNamespace(format=Q4_K, shape=(5120, heads * d), nbytes=size, math=Math.BF16)
     got = tree_attention(*given, seen=cp.asarray(seen), wide=cp.asarray(wide), reader=reader)
     assert isinstance(got, InputTiles)
     values = got.values()

@@ -1,38 +1,35 @@
-"""Gemma 3 270M as `sp` runs it on the CPU, against float64 by formulas; the windows of 512 tokens are crossed."""
+"""Gemma 3 270M as `sp` runs it on the CPU, against transformers in float64; the windows of 512 tokens are crossed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import gemma3_reference
 import numpy as np
 import pytest
 
 from sp.hub import KNOWN, fetched
 from sp.models import prefill
-from sp.session import load
+from sp.session import Loaded, load
 
-TEXT = json.loads(Path(__file__).with_name("texts.json").read_text("utf-8"))["passage"]
-N = 700
+REFERENCE = json.loads(Path(__file__).with_name("gemma3.json").read_text("utf-8"))
+N = len(REFERENCE["ids"])
+POSITIONS = {"plain": np.arange(N), "gapped": np.cumsum(1 + 40 * (np.arange(N) % 97 == 5))}
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    found = fetched(KNOWN["gemma-3-270m"])
-    if found is None:
+def loaded() -> Loaded:
+    path = fetched(KNOWN["gemma-3-270m"])
+    if path is None:
         pytest.skip("Gemma 3 is not here; sp get gemma-3-270m")
-    return found
+    return load(path, device="cpu")
 
 
-@pytest.mark.parametrize("gaps", [False, True])
-def test_logits_are_those_of_float64(path: Path, gaps: bool) -> None:
-    loaded = load(path, device="cpu")
-    ids = np.resize(loaded.tokenizer.encode(TEXT).ids, N - 1)
-    ids = np.concatenate([[loaded.tokenizer.bos_id], ids])
-    positions = np.cumsum(1 + 40 * (np.arange(N) % 97 == 5)) if gaps else np.arange(N)
-    [wanted] = gemma3_reference.logits(path, ids, positions, 1)
-    for kv, most in (("f32", 1e-5), ("f16", 2e-3)):
-        found = prefill(loaded.model, ids, positions, loaded.model.new_cache(N, kv))
-        assert np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()) < most
-        assert found.argmax() == wanted.argmax()
+@pytest.mark.parametrize(("kv", "most"), [("f32", 1e-5), ("f16", 2e-3)])
+@pytest.mark.parametrize("how", POSITIONS)
+def test_logits_are_those_of_float64(loaded: Loaded, how: str, kv: str, most: float) -> None:
+    wanted, ids = REFERENCE[how], np.array(REFERENCE["ids"])
+    found = prefill(loaded.model, ids, POSITIONS[how], loaded.model.new_cache(N, kv))
+    logits = np.array(wanted["logits"])
+    assert np.sqrt(((found[wanted["at"]] - logits) ** 2).mean() / (logits**2).mean()) < most
+    assert found.argmax() == wanted["best"]
