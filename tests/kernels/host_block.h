@@ -43,7 +43,7 @@ inline void pdl_wait() {}
 
 // ---- threads of a block: who waits lets the others go on
 constexpr int MOST = 1024, STACK = 1 << 16;
-static Place contexts[MOST], caller;
+static StackPlace contexts[MOST], caller;
 static int threads, now, ended;
 static bool done[MOST];
 static std::function<void()> kernel;

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #if defined(__x86_64__)
-struct Place { void* stack; };
+struct StackPlace { void* stack; };
 extern "C" __attribute__((visibility("hidden"))) void change_stacks(void** from, void* to);
 asm(R"(
 .pushsection .text
@@ -34,19 +34,19 @@ change_stacks:
 .popsection
 )");
 // `entry` never returns; it begins as if called: a return address above which the stack is aligned.
-inline void begin_at(Place& place, char* stack, size_t size, void (*entry)()) {
+inline void begin_at(StackPlace& place, char* stack, size_t size, void (*entry)()) {
     void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15));
     for (int i = 1; i <= 8; ++i) top[-i] = nullptr;
     top[-2] = reinterpret_cast<void*>(entry);
     place.stack = top - 8;
 }
-inline void go(Place& from, const Place& to) { change_stacks(&from.stack, to.stack); }
+inline void go(StackPlace& from, const StackPlace& to) { change_stacks(&from.stack, to.stack); }
 #else
-typedef ucontext_t Place;
-inline void begin_at(Place& place, char* stack, size_t size, void (*entry)()) {
+typedef ucontext_t StackPlace;
+inline void begin_at(StackPlace& place, char* stack, size_t size, void (*entry)()) {
     getcontext(&place);
     place.uc_stack.ss_sp = stack, place.uc_stack.ss_size = size, place.uc_link = nullptr;
     makecontext(&place, entry, 0);
 }
-inline void go(Place& from, const Place& to) { swapcontext(&from, &to); }
+inline void go(StackPlace& from, const StackPlace& to) { swapcontext(&from, &to); }
 #endif

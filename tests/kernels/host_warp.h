@@ -62,7 +62,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) { return 
 #ifndef HOST_LANES
 #define HOST_LANES 32
 #endif
-static Place lanes[HOST_LANES], caller;
+static StackPlace lanes[HOST_LANES], caller;
 static int lane_now, lanes_done, meetings[HOST_LANES];
 static bool done[HOST_LANES];
 static uint32_t mail[2][HOST_LANES / 32][32][8];

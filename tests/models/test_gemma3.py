@@ -93,9 +93,9 @@ def test_scorers_take_back_the_rope_of_the_layer(layer: int, tmp_path: Path) -> 
 
 def test_a_tree_wider_than_a_window_is_refused(tmp_path: Path) -> None:
     model = load_model(write(tmp_path / "gemma.gguf", 7))
-    cache = model.new_cache(9)
-    with pytest.raises(ConfigError, match=f"window of {WINDOW}"):
-        TreeReader(model, cache, (), most=4).read_tree(np.arange(2), np.array([-1, 0]), np.arange(2))
+    reader, nodes = TreeReader(model, model.new_cache(99), (), most=64), WINDOW + 1
+    with pytest.raises(ConfigError, match=f"window of {WINDOW}, less than the {nodes} nodes"):
+        reader.read_tree(np.arange(nodes), np.arange(nodes) - 1, np.arange(nodes))
 
 
 def test_keys_come_back(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ from sp.scoring import SCORERS, ScoreRequest
 VOCAB, N, NEW = 512, 300, 3
 shape = find_shape(sys.argv[2])
 full = shape.config
-layers = 5 if full.delta else 2  # of a hybrid two that attend
-shape = replace(shape, config=replace(full, vocab=VOCAB, kinds=full.kinds[-layers:], ffn=full.ffn[-layers:]))
+# Of a hybrid two that attend, and one without a window that is not the last.
+layers = 5 if full.delta else 7 if full.windows else 2
+cut = {name: getattr(full, name)[-layers:] for name in ("kinds", "ffn", "windows")}
+shape = replace(shape, config=replace(full, vocab=VOCAB, **cut))
 
 
 class Unfilled:

@@ -13,7 +13,9 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, GGUFError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.template import chat_template, render_chat
+from sp.gguf.vocabulary import SENTENCEPIECE
 from sp.models import load_model, prefill, read_config
+from sp.models.families.base import find_architecture
 from sp.models.file.file_type import FILE_TYPES
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
 from sp.models.synthetic.synthetic import random_blocks, write_synthetic
@@ -148,6 +150,11 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
     assert template is not None
     assert tokenizer.vocab_size == find_shape(shape).config.vocab
     text = render_chat(template, [{"role": "user", "content": "The quiet harbour, 8301947 — naïve 猫\n"}])
+    encoding = tokenizer.encode(text)
+    assert tokenizer.decode(encoding.ids) == text
+    if find_architecture(find_shape(shape).config.architecture).tokenizers == (SENTENCEPIECE,):
+        assert text.startswith("[INST] The quiet harbour")
+        return
     headed = find_shape(shape).config.architecture == "llama"
     begin, end, ending = (
         (6, 9, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
@@ -155,8 +162,6 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
         else (1, 2, "<|im_end|>\n<|im_start|>assistant\n")
     )
     assert text.endswith(ending)
-    encoding = tokenizer.encode(text)
-    assert tokenizer.decode(encoding.ids) == text
     assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + end}
     assert list(encoding.ids).count(find_shape(shape).text_tokens + begin) == 2, "one header a message"
     words = tokenizer.encode("the quiet harbour keeps its boats safe from the winter storms")

@@ -159,9 +159,9 @@ class Attend:
         if flow.nodes is None:
             flow.h = dense_attention(flow.cache, index, flow.q, flow.gate, window)
         else:
-            if window is not None and window < MOST_QUERIES:
+            if window is not None and window < len(flow.q):
                 raise ConfigError(
-                    f"layer {index} has a window of {window}; trees need one of {MOST_QUERIES} tokens at least"
+                    f"layer {index} has a window of {window}, less than the {len(flow.q)} nodes of a tree"
                 )
             how: dict[str, Any] = {"window": window, "wide": flow.gate, "reader": self.reader}
             flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **how)
