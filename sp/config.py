@@ -124,8 +124,18 @@ def check_type(value: object, expected: Any, where: str) -> Any:
             return value
     elif isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
         return value
-    shown = "str" if hasattr(expected, "parse") else getattr(expected, "__name__", str(expected))
-    raise ConfigError(f"{where} must be {shown}, not {short(repr(value))}")
+    raise ConfigError(f"{where} must be {_in_words(expected)}, not {short(repr(value))}")
+
+
+def _in_words(expected: Any) -> str:
+    """A type in words, for messages."""
+    if get_origin(expected) is Literal:
+        return ", ".join(map(str, get_args(expected)))
+    if get_origin(expected) in (Union, UnionType):
+        return " or ".join(_in_words(choice) for choice in get_args(expected) if choice is not type(None))
+    if get_origin(expected) in (tuple, list):
+        return f"a list of {_in_words(get_args(expected)[0])}"
+    return "str" if hasattr(expected, "parse") else getattr(expected, "__name__", str(expected))
 
 
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:

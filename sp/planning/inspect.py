@@ -208,7 +208,16 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "experts": experts(config),
         "eight_bits": eight_bits(config),
         "rope": rope_facts(rope) | {"pairing": rope.pairing},
+        "windows": windows(config),
     }
+
+
+def windows(config: ModelConfig) -> dict[str, Any] | None:
+    """Of layers that attend in a window: its tokens, how many they are, and the base of their RoPE."""
+    found = [layer for layer in config.attention_layers if config.windows and config.windows[layer] is not None]
+    if not found:
+        return None
+    return {"tokens": config.windows[found[0]], "layers": len(found), "rope_base": config.rope_of(found[0]).base}
 
 
 def eight_bits(config: ModelConfig) -> dict[str, int]:

@@ -93,6 +93,9 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
     rope = family["rope"]
     yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
     yield "rope scaling", _scaling(rope)
+    if (told := family["windows"]) is not None:
+        layers = f"{told['layers']} of {family['attention_layers']} layers"
+        yield "windows", f"{layers} see {told['tokens']:,} tokens back; rope base {told['rope_base']:g} there"
 
 
 def _scaling(rope: dict[str, Any]) -> str:

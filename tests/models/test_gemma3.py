@@ -98,6 +98,12 @@ def test_a_tree_wider_than_a_window_is_refused(tmp_path: Path) -> None:
         reader.read_tree(np.arange(nodes), np.arange(nodes) - 1, np.arange(nodes))
 
 
+def test_a_tree_with_branches_is_refused(tmp_path: Path) -> None:
+    model = load_model(write(tmp_path / "gemma.gguf", 7))
+    with pytest.raises(ConfigError, match="as a chain, not as a tree with branches"):
+        TreeReader(model, model.new_cache(9), (), most=4).read_tree(np.arange(3), np.array([-1, 0, 0]), np.arange(3))
+
+
 def test_keys_come_back(tmp_path: Path) -> None:
     file = GGUFFile.open(write(tmp_path / "gemma.gguf", 7, **{"attention.sliding_window_pattern": 3}))
     config, record = read_config(file), find_architecture("gemma3")
