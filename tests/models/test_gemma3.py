@@ -15,6 +15,7 @@ from sp.models.families.base import find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.run.tree import TreeReader
 from sp.ops.rope import Rope, rope
+from sp.planning.inspect import inspect_file
 from sp.quant import F32
 from sp.scoring.attention.attention import unrotated_rows
 
@@ -102,6 +103,11 @@ def test_a_tree_with_branches_is_refused(tmp_path: Path) -> None:
     model = load_model(write(tmp_path / "gemma.gguf", 7))
     with pytest.raises(ConfigError, match="as a chain, not as a tree with branches"):
         TreeReader(model, model.new_cache(9), (), most=4).read_tree(np.arange(3), np.array([-1, 0, 0]), np.arange(3))
+
+
+def test_inspect_tells_of_the_windows(tmp_path: Path) -> None:
+    found = inspect_file(write(tmp_path / "gemma.gguf", 7))["family"]["windows"]
+    assert found == {"tokens": WINDOW, "layers": 6, "rope_base": 1e4}
 
 
 def test_keys_come_back(tmp_path: Path) -> None:

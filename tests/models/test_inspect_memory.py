@@ -183,6 +183,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
         "kind": "hybrid",
         "experts": None,
         "eight_bits": {"weights": 388, "matrices": 496},
+        "windows": None,
         "layers": 64,
         "attention_layers": 16,
         "delta_layers": 48,
