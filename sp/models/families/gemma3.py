@@ -28,10 +28,16 @@ WINDOW, WINDOWED, LOCAL = "attention.sliding_window", "attention.sliding_window_
 def gemma3_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
     shared = shared_config(keys, file, base=BASE)
-    window, every = keys.count(WINDOW), keys.count(WINDOWED, default=EVERY)
-    windows = tuple(None if (layer + 1) % every == 0 else window for layer in range(shared.layers))
-    local = Rope(keys.real(LOCAL, above=1.0, default=LOCAL_BASE), shared.rope.dim)
-    return replace(shared, windows=windows, local_rope=local, embedding_scale=sqrt(shared.hidden))
+    every, base = keys.count(WINDOWED, default=EVERY), keys.real(LOCAL, above=1.0, default=LOCAL_BASE)
+    return windowed(shared, keys.count(WINDOW), every, base)
+
+
+def windowed(config: ModelConfig, window: int, every: int = EVERY, base: float = LOCAL_BASE) -> ModelConfig:
+    """A dense model with what makes it Gemma 3. `every`: layers of which the last has no `window`; `base`: of RoPE in
+    the others."""
+    windows = tuple(None if (layer + 1) % every == 0 else window for layer in range(config.layers))
+    local = Rope(base, config.rope.dim)
+    return replace(config, windows=windows, local_rope=local, embedding_scale=sqrt(config.hidden))
 
 
 def gemma3_metadata(config: ModelConfig) -> dict[str, Value]:

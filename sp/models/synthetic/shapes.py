@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
 
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
+from sp.models.families.gemma3 import windowed
 from sp.models.families.llama import llama3_factors
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
@@ -123,13 +123,9 @@ def _llama3(
 def _gemma3(
     hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, context: int
 ) -> ModelConfig:
-    scaling = LinearScaling(8.0) if context > 32768 else None
-    dense = _dense("gemma3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, Rope(1e6, head_dim), context)
-    windows = tuple(window if (layer + 1) % 6 else None for layer in range(layers))
-    return replace(
-        dense, rope=replace(dense.rope, scaling=scaling), windows=windows, local_rope=Rope(1e4, head_dim),
-        embedding_scale=sqrt(hidden),
-    )  # fmt: skip
+    rope = Rope(1e6, head_dim, scaling=LinearScaling(8.0) if context > 32768 else None)
+    dense = _dense("gemma3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context)
+    return windowed(dense, window)
 
 
 def _qwen35(

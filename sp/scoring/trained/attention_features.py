@@ -54,13 +54,13 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, bounds: Ints, like: Any) -> Pool:
-        """For units with these bounds, as arrays of the kind of `like`."""
-        lengths = np.diff(bounds)
-        steps = np.arange(int(lengths.max()))
-        index = np.minimum(bounds[:-1, None] + steps, bounds[1:, None] - 1)
-        inside = (steps < lengths[:, None]).astype(np.float32)
+        """For units with these bounds, as arrays of the kind of `like`: made where it is, since the host waits until a
+        device is idle to copy so many places to it."""
         xp = array_module(like)
-        return cls(xp.asarray(index), xp.asarray(inside), xp.asarray(lengths.astype(np.float32)))
+        steps, ends = xp.arange(int(np.diff(bounds).max())), xp.asarray(bounds)
+        lengths = ends[1:] - ends[:-1]
+        index = xp.minimum(ends[:-1, None] + steps, ends[1:, None] - 1)
+        return cls(index, (steps < lengths[:, None]).astype(np.float32), lengths.astype(np.float32))
 
     def sums(self, values: Floats) -> Floats:
         """Sum over each unit of (rows, tokens): (rows, units)."""

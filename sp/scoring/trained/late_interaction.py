@@ -24,6 +24,7 @@ from sp.prompt.spans import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.heads import LAST_QUERIES
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ReadingScorer, ScoreRequest, densities, register_scorer
+from sp.scoring.trained.attention_features import Pool
 from sp.trace import write_atomic
 from sp.values import shown
 
@@ -207,12 +208,9 @@ class Space:
         xp, found, first = array_module(self.document), [], 0
         while first < len(bounds) - 1:
             last = max(int(np.searchsorted(bounds, bounds[first] + SLICE, "right")) - 1, first + 1)
-            part = bounds[first : last + 1] - bounds[first]
-            steps = xp.arange(int(np.diff(part).max()), dtype=np.int32)
-            ends = xp.asarray(part.astype(np.int32))  # few bytes, for which the host need not wait
-            inside = xp.minimum(ends[:-1, None] + steps, ends[1:, None] - 1)  # of short units the last token again
-            alike = self._alike(int(bounds[first]), int(bounds[last])).T
-            found.append(self._weights @ alike[:, inside].max(axis=-1))
+            alike = self._alike(int(bounds[first]), int(bounds[last]))
+            pool = Pool.of(bounds[first : last + 1] - bounds[first], alike)
+            found.append(self._weights @ pool.largest(alike.T))
             first = last
         return xp.concatenate(found)
 
