@@ -44,10 +44,10 @@ def logits(path: Path, ids: np.ndarray, positions: np.ndarray, rows: int) -> np.
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w.rows(name)
 
     x = w.rows("token_embd", ids) * np.sqrt(hidden)
-    back = np.arange(len(ids))[:, None] - np.arange(len(ids))
+    back = positions[:, None] - positions
     for i in range(layers):
         local = (i + 1) % every != 0
-        seen = (back >= 0) & (back < (window if local else len(ids)))
+        seen = (back >= 0) & (back < (window if local else 1 << 60))
         h = normed(x, f"blk.{i}.attn_norm")
         q, k, v = ((h @ w.rows(f"blk.{i}.attn_{one}").T).reshape(len(ids), -1, dim) for one in "qkv")
         q = _turned(normed(q, f"blk.{i}.attn_q_norm"), positions, local_base if local else base)

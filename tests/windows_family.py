@@ -112,7 +112,8 @@ def logits(held: dict[str, np.ndarray], ids: np.ndarray, positions: np.ndarray, 
             query = _turned(_normed(q[:, mine], part["attn_q_norm"]), positions, base)
             key = _turned(_normed(k[:, its], part["attn_k_norm"]), positions, base)
             for t in range(len(ids)):
-                first = max(0, t - WINDOW + 1) if local and without != "window" else 0
+                hidden = positions[: t + 1] <= positions[t] - WINDOW
+                first = int(hidden.sum()) if local and without != "window" else 0
                 score = key[first : t + 1] @ query[t] / np.sqrt(HEAD_DIM)
                 weight = np.exp(score - score.max())
                 mixed[t, mine] = weight / weight.sum() @ v[first : t + 1, its]

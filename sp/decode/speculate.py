@@ -17,7 +17,7 @@ from sp.models import Cache, Model
 from sp.models.layer.steps import Nodes
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging
 from sp.models.run.chunked import check_context
-from sp.models.run.tree import MOST_NODES, TreePass, TreeReader
+from sp.models.run.tree import MOST_NODES, TreePass, TreeReader, ancestry
 from sp.ops.feature_rows import pick_features
 
 
@@ -164,7 +164,7 @@ class GraphCycle(Cycle):
         check_context(self._model, positions)
         self._cache.reserve(nodes)
         host = self._tree.open()
-        for name, values in (("ids", tree.tokens), ("positions", positions), ("seen", self._reader.seen(tree.parents))):
+        for name, values in (("ids", tree.tokens), ("positions", positions), ("seen", ancestry(tree.parents))):
             host[name][:n] = values
             host[name][n:] = values[0]
         host["seen"][n:] |= np.uint64(1) << np.arange(n, nodes, dtype=np.uint64)

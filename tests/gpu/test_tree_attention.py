@@ -19,6 +19,7 @@ from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention.attention import attention_output  # noqa: E402
 from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
+from sp.ops.attention.score_rule import ScoreRule  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
 from sp.quant import F16, Q4_0, Q4_K, Math  # noqa: E402
@@ -52,7 +53,8 @@ def want(case: PagedCase, q: np.ndarray, seen: np.ndarray, window: int | None, w
     if case.rotate_block:
         q = hadamard(q, case.rotate_block)
     k, v = (kv_gather(one, case.table, case.tokens, case.fmt) for one in (case.k_pages, case.v_pages))
-    out = masked_attention(q, k.astype(np.float64), v.astype(np.float64), visible(seen, case.tokens, window))
+    reach = ScoreRule(window=window).first_seen(len(q), case.tokens, q)
+    out = masked_attention(q, k.astype(np.float64), v.astype(np.float64), visible(seen, case.tokens, reach))
     if case.rotate_block:
         out = hadamard(out, 64)
     if wide is not None:
@@ -65,7 +67,11 @@ def check(case, heads, d, n, seen, window=None, gated=False, seed=0):
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
     wide = to_bf16(rng.standard_normal((n, heads, 2 * d))) if gated else None
     given = cp.asarray(q), case.device()
-    masked = {"seen": cp.asarray(seen), "window": window, "wide": None if wide is None else cp.asarray(wide)}
+    masked = {
+        "seen": cp.asarray(seen),
+        "rule": ScoreRule(window=window),
+        "wide": None if wide is None else cp.asarray(wide),
+    }
     got = tree_attention(*given, **masked)
     assert got.dtype == np.uint16
     assert got.shape == (n, heads * d)
@@ -111,7 +117,7 @@ def test_windows_hide_what_is_further_back(window, n, start):
     reached = max(0, start - window + 1) // 128
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
     seen = seen_of(rng, kind, n)
-    got = tree_attention(cp.asarray(q), case.device(), seen=cp.asarray(seen), window=window)
+    got = tree_attention(cp.asarray(q), case.device(), seen=cp.asarray(seen), rule=ScoreRule(window=window))
     case.table, case.tokens = case.table[reached:], case.tokens - reached * 128
     assert nmse(got, want(case, q, seen, window, None)) < BOUND
 

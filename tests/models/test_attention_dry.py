@@ -18,6 +18,7 @@ from sp.ops.attention.importance import importance
 from sp.ops.attention.attention import attention_output
 from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.attention.importance import Reduction
+from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.attention.tree_attention import tree_attention
 from sp.ops.attention.attention_heads import unrotate
 from sp.ops.rope import Rope
@@ -45,7 +46,7 @@ for fmt, rotated in ((F16, False), (Q4_0, True)):
             out = attention_output(one(n, HEADS, D, dtype=np.float16), held, one(n, HEADS, 2 * D))
             assert out.shape == (n, HEADS * D)
         q = one(9, HEADS, D, dtype=np.float16)
-        assert tree_attention(q, held, seen=one(9, dtype=np.uint64), window=7).shape == (9, HEADS * D)
+        assert tree_attention(q, held, seen=one(9, dtype=np.uint64), rule=ScoreRule(window=7)).shape == (9, HEADS * D)
     assert importance(q, at, Reduction(), by_head=True).by_head.shape == (HEADS, 10)
     for path in ("sm_90a", "portable"):
         with forced_path(path):

@@ -99,10 +99,31 @@ def test_a_tree_wider_than_a_window_is_refused(tmp_path: Path) -> None:
         reader.read_tree(np.arange(nodes), np.arange(nodes) - 1, np.arange(nodes))
 
 
-def test_a_tree_with_branches_is_refused(tmp_path: Path) -> None:
-    model = load_model(write(tmp_path / "gemma.gguf", 7))
-    with pytest.raises(ConfigError, match="as a chain, not as a tree with branches"):
-        TreeReader(model, model.new_cache(9), (), most=4).read_tree(np.arange(3), np.array([-1, 0, 0]), np.arange(3))
+def test_branches_of_a_tree_are_chains_and_what_is_kept_goes_on(tmp_path: Path) -> None:
+    """Windows are of positions, and siblings have one: each branch is as if it stood alone. Then one is kept."""
+    model, rng = load_model(write(tmp_path / "gemma.gguf", 7)), np.random.default_rng(3)
+    context, prompt = np.cumsum(rng.integers(1, 4, 60)), rng.integers(0, 90, 60)
+    parents, tokens = np.array([-1, 0, 0, 1, 2, 3, 3]), rng.integers(0, 90, 7)
+    paths = [[0, 1, 3, 5], [0, 1, 3, 6], [0, 2, 4]]
+    depth = np.array([0, 1, 1, 2, 2, 3, 3])
+    cache = model.new_cache(99, "f32")
+    prefill(model, prompt, context, cache)
+    reader = TreeReader(model, cache, (), most=8)
+    found = reader.read_tree(tokens, parents, context[-1] + 1 + depth)
+    for path in paths:
+        alone = model.new_cache(99, "f32")
+        prefill(model, prompt, context, alone)
+        for node in path:
+            want = decode_step(model, int(tokens[node]), int(context[-1] + 1 + depth[node]), alone)
+            np.testing.assert_allclose(found.logits[node], want, atol=1e-4 * np.abs(want).max())
+    reader.commit_path(np.array(paths[1]))
+    alone = model.new_cache(99, "f32")
+    kept = np.concatenate([prompt, tokens[paths[1]]]), np.concatenate([context, context[-1] + 1 + np.arange(4)])
+    prefill(model, *kept, alone)
+    for more in range(30):  # past a window
+        at = int(context[-1]) + 5 + more
+        want, got = (decode_step(model, more, at, each) for each in (alone, cache))
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
 
 
 def test_inspect_tells_of_the_windows(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sp.ops import hadamard, kv_append
 from sp.ops.attention.attention import attention_output
 from sp.ops.attention.kv_pages import PagedKV
+from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible
 from sp.ops.sampling.sample import top_logprobs
 from sp.quant import F32
@@ -35,7 +36,7 @@ def test_tree_attention_is_the_formula(n: int, start: int, window: int | None) -
     q = rng.standard_normal((n, HEADS, D)).astype(np.float32)
     mask = rng.random((n, n)) < 0.4  # not only ancestors: a draft block looks both ways
     np.fill_diagonal(mask, True)
-    found = tree_attention(q, at, seen=seen_words(mask), window=window)
+    found = tree_attention(q, at, seen=seen_words(mask), rule=ScoreRule(window=window))
     for i in range(n):
         keys = [t for t in range(start) if window is None or start + i - t < window]
         keys += [start + j for j in range(n) if mask[i, j]]
@@ -59,7 +60,7 @@ def test_all_64_bits_count_and_no_more() -> None:
     everything = np.full(64, 2**64 - 1, np.uint64)
     assert visible(everything, 70).all()
     assert seen_words(np.ones((64, 64), bool)).tolist() == everything.tolist()
-    assert visible(everything[:3], 5, window=2).astype(int).tolist() == [
+    assert visible(everything[:3], 5, np.array([1, 2, 3])).astype(int).tolist() == [
         [0, 1, 1, 1, 1],
         [0, 0, 1, 1, 1],
         [0, 0, 1, 1, 1],

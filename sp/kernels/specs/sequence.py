@@ -19,3 +19,14 @@ NEXT_STEP = KernelSpec(
     threads=1,
     pdl=True,
 )
+
+WINDOW_REACH = KernelSpec(
+    source="sequence.cu",
+    entry="window_reach",
+    args=(
+        "const i64* positions", "i64* places", "const i32*? stored", "i32 more", "i32 n", "i64 window", "i32 tree",
+        "i32* reach",
+    ),
+    threads=128,
+    pdl=True,
+)  # fmt: skip

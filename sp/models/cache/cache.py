@@ -16,6 +16,7 @@ from sp.kernels.specs.sequence import ADVANCE_COUNTS
 from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
+from sp.ops.attention.score_rule import window_reach
 from sp.quant import BlockFormat, Math, format_by_name
 
 KVType = Literal["f32", "f16", "q4_0"]
@@ -234,6 +235,8 @@ class Cache:
             # On the CPU the system commits a page's memory only when it is first written.
             self._k, self._v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
             self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
+            # Positions of all tokens, where layers have windows: int64 (capacity,).
+            self.places: Ints = xp.zeros(self.capacity if any(config.windows) else 0, np.int64)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
         self._free = list(range(shape[0]))[::-1]
         self._layers = {layer: _Layer() for layer in attention}
@@ -278,6 +281,11 @@ class Cache:
         row = self._rows[layer]
         where, ends = mirror.tables[row], (mirror.counts[row, :1], mirror.counts[row, 1:])
         return PagedKV(self._k, self._v, where, state.tokens, self._fmt, self._rotated, *ends)
+
+    def reach(self, layer: int, positions: Ints, window: int, *, tree: bool = False) -> Ints:
+        """The first token of a layer that each of its last ones sees within a window; `positions` are theirs, where the
+        model is. See `window_reach`."""
+        return window_reach(positions, self.places, self.stored(layer).count, window, tree=tree)
 
     @contextmanager
     def together(self, tokens: int) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats
+from sp.arrays import Bytes, Floats, Ints
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
@@ -132,6 +132,8 @@ def carry(source: Cache, target: Cache, tokens: int) -> None:
         here, there = source.stored(layer), target.stored(layer)
         old, new = here.table[:blocks], there.table[:blocks]
         there.k[new], there.v[new] = here.k[old], here.v[old]
+    if len(target.places):
+        target.places[:tokens] = source.places[:tokens]
     target.crop(tokens)
     put_states(target, _states_of(source, lambda array: array))
 
@@ -143,6 +145,7 @@ class Parked:
     tokens: int
     pages: Mapping[int, tuple[Bytes, Bytes]]  # uint8 (pages, 128, kv_heads, bytes of a row) by attention layer
     states: States  # see `States`
+    places: Ints  # of all tokens, see `Cache.places`
 
     @classmethod
     def of(cls, cache: Cache, room: HostRoom) -> Parked:
@@ -161,13 +164,14 @@ class Parked:
             kept[layer] = _taken_whole(conv, next(places)), _taken_whole(recurrent, next(places))
         if cache.device == "cuda":
             wait()
-        return cls(cache.tokens, pages, kept)
+        held = cache.places[: cache.tokens]
+        return cls(cache.tokens, pages, kept, _on_host(held))
 
     def first(self, tokens: int, states: States) -> Parked:
         """Of the same memory only the first `tokens` tokens, with the recurrent states behind them."""
         blocks = -(-tokens // PAGE_TOKENS)
         pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
-        return Parked(tokens, pages, states)
+        return Parked(tokens, pages, states, self.places[:tokens])
 
     def put(self, cache: Cache) -> None:
         """Put it into an empty cache of the same model and format; waits for the device."""
@@ -179,6 +183,8 @@ class Parked:
                 copy_in(at.k[first:last], keys[part])
                 copy_in(at.v[first:last], values[part])
                 done = part.stop
+        if len(self.places):
+            copy_in(cache.places[: self.tokens], self.places)
         cache.crop(self.tokens)
         for layer, (conv, recurrent) in self.states.items():
             state = cache.state(layer)

@@ -21,7 +21,7 @@ from sp.models.layer.spec import LayerSpec
 from sp.ops.rope import Rope
 
 EVERY, LOCAL_BASE, BASE = 6, 1e4, 1e6
-LARGE = 62  # layers of the 27B, whose queries are scaled by the root of hidden size over heads
+LARGE = 62  # layers of the 27B, whose scores are divided by the root of hidden size over heads
 WINDOW, WINDOWED, LOCAL = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
 
 
@@ -56,7 +56,7 @@ def gemma3_layer(config: ModelConfig, index: int) -> LayerSpec:
         activation="gelu",
         window=window,
         rope=None if window is None else config.local_rope,
-        query_scale=sqrt(config.head_dim * config.heads / config.hidden) if config.layers == LARGE else 1.0,
+        scale=sqrt(config.heads / config.hidden) if config.layers == LARGE else None,
     )
 
 

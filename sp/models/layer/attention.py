@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import numpy as np
+from functools import cached_property
 
 from sp.arrays import Floats
 from sp.models.config import ModelConfig
@@ -12,6 +11,7 @@ from sp.models.file.weights import Store, split_rows
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, LayerSpec
 from sp.ops.attention.attention_heads import HeadNorms
+from sp.ops.attention.score_rule import ScoreRule
 from sp.quant import Weight
 
 
@@ -29,6 +29,8 @@ class Attention:
         Of q and k before RoPE, if there are any.
     spec : LayerSpec
         Of the layer, for its RoPE and its window.
+    sinks : float32 (heads,), optional
+        See `ScoreRule`.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Attention:
     norms: HeadNorms
     out: Weight
     spec: LayerSpec = PLAIN
+    sinks: Floats | None = None
 
     @classmethod
     def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Attention:
@@ -62,10 +65,14 @@ class Attention:
             added = tuple(store.vector(f"{blk}attn_{part}.bias", size) for part, size in sizes.items())
         if spec.qk_norm:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
-            if isinstance(q_norm, np.ndarray):  # of a store that does not only take notes
-                q_norm = q_norm * np.float32(spec.query_scale)
             normed = HeadNorms(q_norm, k_norm, config.eps)
-        return cls(index, config, q, k, v, added, normed, out, spec)
+        sinks = None if spec.sinks is None else store.vector(f"{blk}{spec.sinks}.weight", config.heads)
+        return cls(index, config, q, k, v, added, normed, out, spec, sinks)
+
+    @cached_property
+    def rule(self) -> ScoreRule:
+        """What the layer does with its scores."""
+        return ScoreRule(self.spec.scale, self.spec.softcap, self.sinks, self.spec.window)
 
     def cut(self, share: Share) -> Attention:
         """See `Shareable`: kv heads with the heads that read them."""
@@ -77,4 +84,5 @@ class Attention:
             v=share.rows(self.v),
             biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
             out=share.columns(self.out),
+            sinks=None if self.sinks is None else share.values(self.sinks),
         )

@@ -16,16 +16,19 @@ Activation = Literal["silu", "gelu"]
 class LayerSpec:
     """What a layer computes, where its model's sizes do not tell; defaults are those of Qwen3.
 
-    `query_scale`: what queries are multiplied by behind their norms, where scores are not divided by the root of the
-    head size alone. `behind`: what files call the norms behind the mixer and behind the feed-forward, of what is then
-    added to the stream. `window`: tokens that a query sees back to, itself among them; in tokens of the sequence, not
-    in positions. `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`.
-    By default attention or a recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the
-    model has them.
+    `scale`: what products of queries and keys are multiplied by, where that is not one over the root of the head size.
+    `softcap`: what they are bent below then. `sinks`: what files call the logits that no value belongs to, one for each
+    query head; all three as in `ScoreRule`. `behind`: what files call the norms behind the mixer and behind the
+    feed-forward, of what is then added to the stream. `window`: tokens that a query sees back to, itself among them; in
+    tokens of the sequence, not in positions. `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see
+    `Mixer` and `FeedForward`. By default attention or a recurrence as `ModelConfig.kinds` says, and a gated product or
+    a mixture of experts as the model has them.
     """
 
     qk_norm: bool = True  # RMS norms of every query and key head, before RoPE
-    query_scale: float = 1.0  # with `qk_norm` alone
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: str | None = None
     bias: bool | None = False  # biases of q, k and v; None: where the file has them
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None

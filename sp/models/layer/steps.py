@@ -10,16 +10,14 @@ field, or as the product before has begun it (`Flow.norm`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels import import_cupy, is_device
-from sp.kernels.device import current_device
-from sp.kernels.kept import cache as kept
+from sp.kernels import is_device
 from sp.models.cache.cache import Cache
 from sp.models.layer.attention import Attention
 from sp.ops.add_bias import add_bias
@@ -27,7 +25,9 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.attention import attention_output, takes_bytes
 from sp.ops.attention.attention_heads import attention_heads, head_norm_rope
 from sp.ops.attention.byte_attention.attend import byte_output
-from sp.ops.attention.tree_attention import MOST_QUERIES, seen_words, tree_attention
+from sp.ops.attention.score_rule import PLAIN as PLAIN_SCORES
+from sp.ops.attention.score_rule import ScoreRule
+from sp.ops.attention.tree_attention import tree_attention
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.matmul.project import project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready, rms_norm
@@ -63,6 +63,13 @@ class Flow:
     h: Any = None  # what the last step made
     q: Any = None
     gate: Any = None
+    reached: dict[int, Ints] = field(default_factory=dict)  # `Cache.reach` by window, of all n tokens
+
+    def rule(self, mixer: Attention) -> ScoreRule:
+        """What a layer that holds the tokens does with scores of the queries."""
+        if mixer.rule.window is None or not len(self.cache.places):  # a draft's, whose windows are of tokens
+            return mixer.rule
+        return with_reach(mixer, self.cache, self.positions, self.reached, self.nodes is not None).of_last(len(self.q))
 
 
 class Mixer(Protocol):
@@ -153,17 +160,17 @@ class Attend:
     reader: Weight | None = None
 
     def __call__(self, flow: Flow) -> None:
-        index, window = self.mixer.index, self.mixer.spec.window
+        index, rule = self.mixer.index, flow.rule(self.mixer)
         if flow.on_attention is not None:
             flow.on_attention(index, flow.q, flow.cache)
         if flow.nodes is None:
-            flow.h = dense_attention(flow.cache, index, flow.q, flow.gate, window)
+            flow.h = dense_attention(flow.cache, index, flow.q, flow.gate, rule)
         else:
-            if window is not None and window < len(flow.q):
+            if rule.window is not None and rule.window < len(flow.q):
                 raise ConfigError(
-                    f"layer {index} has a window of {window}, less than the {len(flow.q)} nodes of a tree"
+                    f"layer {index} has a window of {rule.window}, less than the {len(flow.q)} nodes of a tree"
                 )
-            how: dict[str, Any] = {"window": window, "wide": flow.gate, "reader": self.reader}
+            how: dict[str, Any] = {"rule": rule, "wide": flow.gate, "reader": self.reader}
             flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **how)
         flow.q = flow.gate = None  # as large as the prompt: gone before the feed-forward needs room
 
@@ -243,37 +250,29 @@ def added(x: Floats, y: Floats) -> Floats:
     return x + y
 
 
-def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, window: int | None = None) -> Floats:
+def with_reach(
+    mixer: Attention, cache: Cache, positions: Ints, reached: dict[int, Ints], tree: bool = False
+) -> ScoreRule:
+    """What a layer does with scores of tokens at these positions, which it holds; windows that layers before had are in
+    `reached`."""
+    window = mixer.rule.window
+    if window is None:
+        return mixer.rule
+    if window not in reached:
+        reached[window] = cache.reach(mixer.index, positions, window, tree=tree)
+    return replace(mixer.rule, reach=reached[window])
+
+
+def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, rule: ScoreRule = PLAIN_SCORES) -> Floats:
     """Causal attention of the last tokens of what a layer holds, gated: (n, heads * head_dim).
 
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
-    query and gate rows as the wide query matrix gives them. `window`: see `LayerSpec`. Queries go in runs of 64 then,
-    or of a shorter window, by the kernel for trees: each sees all of its run that stand before it."""
+    query and gate rows as the wide query matrix gives them. Eight bits are for the usual scores over all keys: within a
+    window there is little to gain."""
     at = cache.stored(layer)
-    if window is None:
-        output = byte_output if takes_bytes(cache.math, len(q)) else attention_output
-        return output(q, at, gate)
-    n, size, parts = len(q), min(MOST_QUERIES, window), list[Floats]()
-    words = _causal_on(current_device()) if is_device(q) else CAUSAL
-    for first in range(0, n, size):
-        stop = min(first + size, n)
-        behind = n - stop
-        total = at.total if at.total is None or not behind else at.total - behind
-        near, some = replace(at, tokens=at.tokens - behind, total=total), slice(first, stop)
-        wide = None if gate is None else gate[some]
-        parts.append(tree_attention(q[some], near, seen=words[: stop - first], window=window, wide=wide))
-    if parts:
-        return parts[0] if len(parts) == 1 else array_module(q).concatenate(parts)
-    return attention_output(q, at, gate)
-
-
-CAUSAL = seen_words(np.tri(MOST_QUERIES, dtype=bool))  # each of 64 tokens sees itself and those before it
-
-
-@kept
-def _causal_on(device: int) -> Any:
-    """`CAUSAL` on a device."""
-    return import_cupy().asarray(CAUSAL)
+    if rule.is_plain and takes_bytes(cache.math, len(q)):
+        return byte_output(q, at, gate)
+    return attention_output(q, at, gate, rule)
 
 
 Half = tuple[Step, ...]  # steps of half a layer; the last one joins it to the stream

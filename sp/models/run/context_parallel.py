@@ -230,6 +230,8 @@ class _Reading:
         model, halves, repeated = self.models[rank], list[_Half](), None
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
+        if len(cache.places):  # a window of the second stripe may begin on another card
+            cache.places[: len(self.positions)] = model.place(self.positions)
         for which, stripe in enumerate(self.stripes.of(rank)):
             places, attend, behind = slice(*stripe), self.attend, self.stripes.tokens - stripe.stop
             if isinstance(attend, SparseAttention):  # with nothing counted yet

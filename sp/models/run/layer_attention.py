@@ -13,6 +13,7 @@ from sp.models.run.hooks import looked_at
 from sp.ops.attention.attention import gate_output, takes_bytes
 from sp.ops.attention.byte_attention.attend import attend
 from sp.ops.attention.key_blocks import BLOCK
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.block_lists import possible
@@ -26,7 +27,7 @@ ByEnergy = FlashPrefill | TopDensity | BlockBudget  # selectors that go by energ
 class LayerAttention(Protocol):
     """Attention of a whole prompt in one layer, gated: see `sp.models.layer.steps.dense_attention`."""
 
-    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
+    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None, rule: ScoreRule = PLAIN) -> Floats:
         """Queries (n, heads, head_dim) of the layer's last tokens -> (n, heads * head_dim)."""
         ...
 
@@ -43,7 +44,8 @@ class SparseAttention:
     """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse.sparse_attention`.
 
     Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely. Many attend in
-    eight bits where the cache asks for it, but not with the means of what is left out: that takes sums of weights.
+    eight bits where the cache asks for it and scores are the usual ones, but not with the means of what is left out:
+    that takes sums of weights.
 
     Parameters
     ----------
@@ -60,22 +62,23 @@ class SparseAttention:
     ends: bool = True
     reads: dict[int, list[Read]] = field(default_factory=dict)
 
-    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
+    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None, rule: ScoreRule = PLAIN) -> Floats:
         """See `LayerAttention`."""
         at = cache.stored(layer)
         n, heads, d = q.shape
         if n < min(BLOCK, at.tokens):
-            return dense_attention(cache, layer, q, gate)
+            return dense_attention(cache, layer, q, gate, rule)
         selector = self.selector
         if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)
         if at.rotated:
             q = hadamard(q, at.key_block)
-        if takes_bytes(cache.math, n) and not (isinstance(selector, FlashPrefill) and selector.mean_correction):
-            lists = selector.select(q, at, d**-0.5)
-            out, counts = attend(q, at, d**-0.5, lists), lists.counts
+        corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale_of(d)
+        if takes_bytes(cache.math, n) and rule.is_plain and not corrects:
+            lists = selector.select(q, at, scale)
+            out, counts = attend(q, at, scale, lists), lists.counts
         else:
-            out, counts = sparse_attention(q, at, d**-0.5, selector)
+            out, counts = sparse_attention(q, at, scale, selector, rule)
         self.reads.setdefault(layer, []).append(Read(counts, heads * possible(n, at.tokens)))
         return gate_output(out, gate, at.rotated)
 

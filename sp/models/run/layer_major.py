@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.layer.steps import Attend, Flow, Qkv, dense_attention
+from sp.models.layer.steps import Attend, Flow, Qkv, dense_attention, with_reach
 from sp.models.network.model import Model
 from sp.models.run.chunked import CHUNK, checked_prompt, slices
 from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, Progress
@@ -35,6 +35,7 @@ class Walk:
     chunk: int  # tokens that go through a step together, but for attention
     pace: Pace  # counts tokens x layers
     hooks: Hooks = NO_HOOKS
+    reached: dict[int, Ints] = field(default_factory=dict)  # see `with_reach`
 
     def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
         """The stream (n, hidden) through a layer, in place; only its last `rows` come out. Without `finish` an
@@ -65,10 +66,9 @@ class Walk:
         """What queries of the last tokens make of a layer, gated."""
         step = self.model.trunk.layers[index][0][1]
         assert isinstance(step, Attend), f"layer {index} does not attend"
-        window = step.mixer.spec.window
-        if window is None:
-            return self.attend(self.cache, index, q, gate)
-        return dense_attention(self.cache, index, q, gate, window)
+        attend = self.attend if step.mixer.rule.window is None else dense_attention
+        rule = with_reach(step.mixer, self.cache, self.positions, self.reached)
+        return attend(self.cache, index, q, gate, rule.of_last(len(q)))
 
     def enter(
         self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None

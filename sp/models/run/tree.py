@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError
 from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
 from sp.models.layer.steps import Flow, Nodes
@@ -102,18 +101,8 @@ class TreeReader:
         assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
         self._nodes = len(ids)
         return self.read(
-            Nodes(model.place(ids, np.int32), model.place(positions), model.place(self.seen(parents), np.uint64))
+            Nodes(model.place(ids, np.int32), model.place(positions), model.place(ancestry(parents), np.uint64))
         )
-
-    def seen(self, parents: Ints) -> Any:
-        """`ancestry` of a tree that the model can read. ConfigError: it has branches, and layers have windows, which
-        count tokens by where they lie in the cache: siblings would push keys out of them."""
-        if any(self.model.config.windows) and (parents != np.arange(len(parents)) - 1).any():
-            raise ConfigError(
-                "layers with a window read guesses as a chain, not as a tree with branches; take --decode dflash or "
-                "greedy"
-            )
-        return ancestry(parents)
 
     def commit_path(self, path: Ints) -> None:
         """Leave in the cache, of the tree just read, the nodes of one path alone. `path`, int64 (kept,): nodes from the

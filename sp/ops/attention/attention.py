@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.kernels import current_path, import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import GATE_OUTPUT, ROWS_A_BLOCK
 from sp.ops.activations import sigmoid
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PAGE_TOKENS, VALUE_BLOCK, PagedKV, is_packed, rotated_block
+from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel
 from sp.quant import F16, Math
@@ -23,18 +25,18 @@ KEY_TOKENS = 512  # fewest keys of a tile; with few queries, as in decoding, a t
 HEADROOM = 64.0  # a score may pass its row's reference by 2**64 before the accumulator is rescaled
 
 
-def attention(q: Floats, k: Floats, v: Floats) -> Floats:
+def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Floats:
     """Causal attention of the last queries of a sequence over all its keys.
 
     ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys
     ``j <= kv_tokens - n + i``: the queries are the last `n` tokens, so query ``n - 1`` sees every key.
-    ``group = heads / kv_heads`` (grouped-query attention).
+    ``group = heads / kv_heads`` (grouped-query attention). What `rule` changes of it: see `ScoreRule`.
 
     Scores live one tile at a time; memory beside the output does not grow with the sequence, and tiles that lie wholly
-    above the diagonal are never computed. Scores are kept relative to a row reference (the row maximum of the first
-    tile) which moves only when a later score passes it by 2**64: float32 holds the sums until then, and most tiles need
-    no row maximum and no rescaling. Returns float32 (n, heads, d). Source: Dao et al., "FlashAttention", 2022 (online
-    softmax); lazy rescaling as in FlashAttention-4.
+    above the diagonal, or before the window, are never computed. Scores are kept relative to a row reference (the row
+    maximum of the first tile) which moves only when a later score passes it by 2**64: float32 holds the sums until
+    then, and most tiles need no row maximum and no rescaling. Returns float32 (n, heads, d). Source: Dao et al.,
+    "FlashAttention", 2022 (online softmax); lazy rescaling as in FlashAttention-4.
 
     Parameters
     ----------
@@ -53,37 +55,45 @@ def attention(q: Floats, k: Floats, v: Floats) -> Floats:
     assert kv_tokens >= n, f"{n} queries, {kv_tokens} keys"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     group = heads // kv_heads
+    reach = rule.first_seen(n, kv_tokens, q)
     out = np.empty_like(q)
     step = max(1, QUERY_ROWS // group)
-    tiles: list[tuple[Floats, ...]] = []
+    tiles: list[tuple[Any, ...]] = []
     for start in range(0, n, step)[::-1]:  # longest rows first, so that no core is left with a long tile at the end
         rows = slice(start, min(start + step, n))
         seen = kv_tokens - n + rows.stop  # keys the last query of this tile sees
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)
-            tiles.append((q[rows, mine], k[:seen, head], v[:seen, head], out[rows, mine]))
+            near = slice(0 if reach is None else int(reach[start]), seen)  # keys that any query of this tile sees
+            hidden = None if reach is None else reach[rows] - near.start
+            tiles.append((q[rows, mine], k[near, head], v[near, head], out[rows, mine], hidden, rule.of_heads(mine)))
     if tiles:
         run_parallel(_query_tile, *zip(*tiles, strict=True))
     return out
 
 
-def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats) -> None:
-    """Attention of q (tokens, group, d), the last tokens of k, v (seen, d), over one kv head, to `attended`."""
+def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints | None, rule: ScoreRule) -> None:
+    """Attention of q (tokens, group, d), the last tokens of k, v (seen, d), over one kv head, to `attended`. `hidden`,
+    (tokens,): how many of the first keys each does not see."""
     tokens, group, d = q.shape
     rows, first = tokens * group, len(k) - tokens
     # Base 2 and the 1/sqrt(d) folded into q: one multiply a query instead of one a score.
-    q = (q * q.dtype.type(math.log2(math.e) / math.sqrt(d))).reshape(rows, d)
+    q = (q * q.dtype.type(math.log2(math.e) * rule.scale_of(d))).reshape(rows, d)
+    cap = None if rule.softcap is None else math.log2(math.e) * rule.softcap
     reference = total = np.empty((rows, 1), q.dtype)
     out = np.empty((rows, d), q.dtype)
-    step = min(max(KEY_TOKENS, TILE_SCORES // rows), len(k))
+    # Within a window all keys at once: of a part of them some rows would see none.
+    step = len(k) if hidden is not None else min(max(KEY_TOKENS, TILE_SCORES // rows), len(k))
     scratch = np.empty(rows * step, q.dtype)
     for start in range(0, len(k), step):
         keys = slice(start, min(start + step, len(k)))
         width = keys.stop - start
-        score = np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width))
+        score = soft_capped(np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width)), cap)
         if keys.stop - 1 > first:
-            future = np.arange(width) > np.arange(first - start, len(k) - start)[:, None]
-            score.reshape(tokens, group, width)[...] += np.where(future, -np.inf, 0.0).astype(q.dtype)[:, None]
+            unseen = np.arange(width) > np.arange(first - start, len(k) - start)[:, None]
+            if hidden is not None:
+                unseen |= np.arange(width) < hidden[:, None]
+            score.reshape(tokens, group, width)[...] += np.where(unseen, -np.inf, 0.0).astype(q.dtype)[:, None]
         if start == 0:
             reference = score.max(axis=1, keepdims=True)
             score -= reference
@@ -102,6 +112,9 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats) -> None:
         else:
             total += weight.sum(axis=1, keepdims=True)
             out += weight @ v[keys]
+    if rule.sinks is not None:
+        sinks = np.tile(np.asarray(rule.sinks, q.dtype) * q.dtype.type(math.log2(math.e)), tokens)[:, None]
+        total += np.exp2(sinks - reference)
     np.divide(out.reshape(attended.shape), total.reshape(tokens, group, 1), out=attended)
 
 
@@ -123,7 +136,7 @@ def takes_bytes(math: Math, queries: int) -> bool:
     return math is not Math.BF16 and queries >= BYTE_QUERIES
 
 
-def paged_attention(q: Floats, at: PagedKV) -> Floats:
+def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     """Causal attention of the last ``len(q)`` of the tokens of `at`; see `attention` for the formula. Returns float32
     (n, heads, d), on the device bf16, in the basis of the cached values: rotated if those are.
 
@@ -132,40 +145,62 @@ def paged_attention(q: Floats, at: PagedKV) -> Floats:
     q : float32 (n, heads, d), on the device float16, not rotated for the cache
     at : PagedKV, the queries' own keys and values among them. At most 64 queries look at its `total`
     """
-    if is_device(q) and len(q) <= FEW_QUERIES:
-        out: Floats = _few(q, at)
+    out: Floats
+    if is_device(q) and _are_few(q, rule):
+        out = _few(q, at, rule)
         return out
     q = hadamard(q, at.key_block) if at.rotated else q
-    return prefill_attention(q, at, q.shape[2] ** -0.5) if is_device(q) else attention(q, *at.gather())
+    if is_device(q):
+        out = prefill_attention(q, at, rule.scale_of(q.shape[2]), rule=rule)
+        return out
+    if (reach := rule.first_seen(len(q), at.tokens, q)) is not None:  # no page before is unpacked
+        page = at.k.shape[1]
+        first = int(reach[0]) // page
+        at = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
+        rule = replace(rule, reach=reach - first * page)
+    return attention(q, *at.gather(), rule)
 
 
-def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floats:
+def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None, rule: ScoreRule = PLAIN) -> Floats:
     """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device in one go for few queries."""
-    if is_device(q) and len(q) <= FEW_QUERIES:
-        out: Floats = _few(q, at, finish=True, wide=wide)
+    if is_device(q) and _are_few(q, rule):
+        out: Floats = _few(q, at, rule, finish=True, wide=wide)
         return out.reshape(len(q), q.shape[1] * q.shape[2])
-    return gate_output(paged_attention(q, at), wide, at.rotated)
+    return gate_output(paged_attention(q, at, rule), wide, at.rotated)
 
 
-def prefill_attention(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, lse: Any = None) -> Any:
+def prefill_attention(
+    q: Any,
+    at: PagedKV,
+    scale: float,
+    blocks: BlockLists | None = None,
+    *,
+    lse: Any = None,
+    rule: ScoreRule = PLAIN,
+) -> Any:
     """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path. `q`:
     cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: Q4_0 pages are unpacked first, if
-    there is room for them; `scale`, `blocks`, `lse`: see `sp.ops.attention.attention_portable.prefill`. Returns cupy
-    uint16 (n, heads, d), bf16, in the basis of the cached values."""
+    there is room for them; `scale`, `blocks`, `lse`, `rule`: see `sp.ops.attention.attention_portable.prefill`. Returns
+    cupy uint16 (n, heads, d), bf16, in the basis of the cached values."""
     pages = -(-at.tokens // PAGE_TOKENS)
     if is_packed(at.fmt) and 4 * pages * PAGE_TOKENS * at.kv_heads * at.head_dim <= WORKSPACE_BYTES:
         at = at.unpacked()
     if at.fmt is F16 and current_path() == "sm_90a":
         from sp.ops.attention.attention_sm90 import prefill
 
-        return prefill(q, at, scale, blocks, lse=lse)
+        return prefill(q, at, scale, blocks, lse=lse, rule=rule)
     from sp.ops.attention.attention_portable import prefill as portable
 
-    return portable(q, at, scale, blocks, lse=lse)
+    return portable(q, at, scale, blocks, lse=lse, rule=rule)
 
 
-def _few(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
-    if len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads:
+def _are_few(q: Any, rule: ScoreRule) -> bool:
+    """Whether queries go to the kernels for few, which hide none of the last ``len(q)`` keys behind a window."""
+    return len(q) <= FEW_QUERIES and (rule.window is None or rule.window >= len(q))
+
+
+def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
+    if rule.is_plain and len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads:
         from sp.ops.attention.attention_decode import decode
 
         if at.rotated and not is_packed(at.fmt):  # over packed pages the kernel rotates queries itself
@@ -173,7 +208,7 @@ def _few(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
         return decode(q, at, finish=finish, wide=wide)
     from sp.ops.attention.attention_split import split
 
-    return split(q, at, finish=finish, wide=wide)
+    return split(q, at, finish=finish, wide=wide, rule=rule)
 
 
 def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:

@@ -10,9 +10,18 @@ from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, queries, variant
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 
 
-def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, lse: Any = None) -> Any:
+def prefill(
+    q: Any,
+    at: PagedKV,
+    scale: float,
+    blocks: BlockLists | None = None,
+    *,
+    lse: Any = None,
+    rule: ScoreRule = PLAIN,
+) -> Any:
     """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
 
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
@@ -21,7 +30,8 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
     `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: at least `n` tokens, which
     the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`: all key blocks
     if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n), optional, where
-    to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys.
+    to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys; `rule`: its
+    softcap, its sinks and, without `blocks`, its window; the scale is given.
 
     Returns cupy uint16 (n, heads, d), bf16. Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
     and Work Partitioning", 2023."""
@@ -34,7 +44,8 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
         counts, indices = blocks.counts, blocks.indices
         assert counts.shape == (heads, -(-n // 128)) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
         width = indices.shape[2]
-    defines = variant(head_dim, is_packed(at.fmt))
+    assert blocks is None or rule.window is None, "lists of blocks, and a window"
+    defines = variant(head_dim, is_packed(at.fmt), rule.defines("WINDOW", "SINKS", "SOFTCAP"))
     ATTENTION_PORTABLE.launch(
         (heads * -(-n // queries(defines)),),
         q,
@@ -51,6 +62,9 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
         at.kv_heads,
         width,
         scale * float(np.log2(np.e)),
+        rule.first_seen(n, at.tokens, q),
+        rule.cap,
+        rule.sinks,
         defines=defines,
     )
     return out

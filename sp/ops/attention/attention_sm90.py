@@ -14,10 +14,18 @@ from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS,
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.kv_pages import PagedKV, split_count
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 
 
 def prefill(
-    q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, out: Any = None, lse: Any = None
+    q: Any,
+    at: PagedKV,
+    scale: float,
+    blocks: BlockLists | None = None,
+    *,
+    out: Any = None,
+    lse: Any = None,
+    rule: ScoreRule = PLAIN,
 ) -> Any:
     """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
 
@@ -29,7 +37,8 @@ def prefill(
     from `total` where it is given; ``heads % kv_heads == 0``; `scale`: positive; usually ``d ** -0.5``; `blocks`: all
     blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `out`: cupy uint16 (n, heads, d),
     optional, where to write; `lse`: cupy float32 (heads, n), optional, where to write the natural logarithm of each
-    row's sum of ``exp(scale * score)``; -inf for a row without keys.
+    row's sum of ``exp(scale * score)``; -inf for a row without keys; `rule`: its softcap, its sinks and, without
+    `blocks`, its window; the scale is given.
 
     Returns cupy uint16 (n, heads, d), bf16. Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
     Asynchrony and Low-precision", 2024."""
@@ -55,7 +64,8 @@ def prefill(
     if blocks is not None:
         counts, indices = blocks.counts, blocks.indices
         assert counts.shape == (heads, query_blocks) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
-    defines = variant(d)
+    assert blocks is None or rule.window is None, "lists of blocks, and a window"
+    defines = variant(d) | rule.defines("WINDOW", "SINKS", "SOFTCAP")
     ATTENTION_SM90.launch(
         (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
@@ -82,6 +92,9 @@ def prefill(
         0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
+        rule.first_seen(n, at.tokens, q),
+        rule.cap,
+        rule.sinks,
         defines=defines,
     )
     return out

@@ -13,6 +13,7 @@ from sp.kernels.specs.attention.attention_portable import KEYS
 from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.input_tiles import InputTiles
 
 
@@ -23,17 +24,17 @@ def split(
     finish: bool = False,
     wide: Any = None,
     seen: Any = None,
-    window: int | None = None,
+    rule: ScoreRule = PLAIN,
     tiles: InputTiles | None = None,
 ) -> Any:
     """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
 
     For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a kv
     head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The twin
-    with `seen` or `window` is `sp.ops.attention.tree_attention`.
+    with `seen` or a window is `sp.ops.attention.tree_attention`.
 
     `seen`: cupy uint64 (n,), optional, which of the last n tokens each query sees; itself and those before it if left
-    out; `window`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, where the result
+    out; `rule`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, where the result
     goes instead of to an array of BF16; returned then."""
     cupy = import_cupy()
     n, heads, head_dim = q.shape
@@ -41,17 +42,19 @@ def split(
     kv_heads = at.kv_heads
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     group, device = heads // kv_heads, current_device()
+    window = rule.window or 0
     defines = variant(head_dim, is_packed(at.fmt), n * group, at.rotated, is_roomy(device))
     blocks = -(-n * group // queries(defines))
     rows = blocks * queries(defines)
     splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
-    splits = max(1, min(splits, len(at.table) * PAGE_TOKENS // KEYS))
+    most = len(at.table) * PAGE_TOKENS if rule.window is None else rule.window + n + KEYS
+    splits = max(1, min(splits, most // KEYS))
     partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
     states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
     out = cupy.empty((n, heads, head_dim), np.uint16) if tiles is None else None
     count = split_count(at.count)
     shape = n, heads, kv_heads
-    scale = float(np.log2(np.e) / np.sqrt(head_dim))
+    scale = float(np.log2(np.e)) * rule.scale_of(head_dim)
     ATTENTION_SPLIT.launch(
         (splits, kv_heads, blocks),
         q,
@@ -61,12 +64,14 @@ def split(
         len(at.table),
         *count,
         seen,
-        window or 0,
+        window,
         partial,
         states,
         *shape,
         scale,
-        defines=defines,
+        rule.cap,
+        rule.reach,
+        defines=defines | rule.defines("SOFTCAP"),
     )
     ATTENTION_COMBINE.launch(
         (n * heads,),
@@ -77,11 +82,13 @@ def split(
         None if tiles is None else tiles.data,
         0 if tiles is None else tiles.held,
         *count,
-        window or 0,
+        window,
         splits,
         rows,
         *shape,
-        defines={"HEAD_DIM": head_dim, "ROTATE": int(at.rotated), "FINISH": int(finish)},
+        rule.sinks,
+        rule.reach,
+        defines={"HEAD_DIM": head_dim, "ROTATE": int(at.rotated), "FINISH": int(finish)} | rule.defines("SINKS"),
     )
     return out if tiles is None else tiles
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.threads import run_parallel
 
 
-def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools) -> Floats:
+def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools, rule: ScoreRule = PLAIN) -> Floats:
     """Attention of few queries, each over the keys its row of a mask names.
     ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys with
-    ``visible[i, j]``, and ``group = heads / kv_heads``. All scores are held at once: `attention` is for long runs.
-    Returns float32 (n, heads, d).
+    ``visible[i, j]``, and ``group = heads / kv_heads``; `rule` changes all but that, its window is the mask's affair.
+    All scores are held at once: `attention` is for long runs. Returns float32 (n, heads, d).
 
     Parameters
     ----------
@@ -36,16 +35,21 @@ def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools) -> Floats:
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     group = heads // kv_heads
     hidden = np.where(visible, 0.0, -np.inf).astype(q.dtype)[:, None]
-    q = q * q.dtype.type(1 / math.sqrt(d))
+    q = q * q.dtype.type(rule.scale_of(d))
     out = np.empty_like(q)
 
     def attend(kv_head: int) -> None:
         mine = slice(kv_head * group, (kv_head + 1) * group)
         score = (q[:, mine].reshape(n * group, d) @ k[:, kv_head].T).reshape(n, group, keys)
+        score = soft_capped(score, rule.softcap)
         score += hidden
-        score -= score.max(axis=-1, keepdims=True)
+        highest = score.max(axis=-1, keepdims=True)
+        score -= highest
         weight = np.exp(score, out=score)
-        weight /= weight.sum(axis=-1, keepdims=True)
+        total = weight.sum(axis=-1, keepdims=True)
+        if rule.sinks is not None:
+            total += np.exp(np.asarray(rule.sinks[mine], q.dtype)[:, None] - highest)
+        weight /= total
         out[:, mine] = (weight.reshape(n * group, keys) @ v[:, kv_head]).reshape(n, group, d)
 
     run_parallel(attend, range(kv_heads))

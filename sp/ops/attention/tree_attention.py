@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bools, Floats
+from sp.arrays import Bools, Floats, Ints
 from sp.kernels import is_device
 from sp.ops.attention.attention import gate_output
 from sp.ops.attention.attention_split import split
 from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.attention.masked_attention import masked_attention
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.hadamard import hadamard
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
@@ -25,22 +26,23 @@ def tree_attention(
     at: PagedKV,
     *,
     seen: Any,
-    window: int | None = None,
+    rule: ScoreRule = PLAIN,
     wide: Floats | None = None,
     reader: Weight | None = None,
 ) -> Floats:
     """Attention of the last ``n = len(q)`` of the tokens of `at` under a mask among these, then `gate_output`. With
     ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set, and
-    no other rule. Of the tokens before `start` it sees all, or with a window token t if ``start + i - t < window``.
-    Returns float32 (n, heads * d), on the device BF16 (uint16), or InputTiles where the product with `reader` takes
-    them. Source: Miao et al., "SpecInfer", 2024 (tree attention in one pass).
+    no other rule. Of the tokens before `start` it sees all, or those from ``rule.reach[i]`` on, or, where a window has
+    no such, token t if ``start + i - t < window``. Returns float32 (n, heads * d), on the device BF16 (uint16), or
+    InputTiles where the product with `reader` takes them. Source: Miao et al., "SpecInfer", 2024 (tree attention in one
+    pass).
 
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16, not rotated for the cache; n is 1 to 64
     at : PagedKV, the queries' own keys and values among them
     seen : uint64 (n,), bits from n on are not looked at. Every query must see a key
-    window : int, optional, in tokens of the sequence, not in positions
+    rule : ScoreRule
     wide : float32 (n, heads, 2 d), on the device bf16, optional, queries and gates; see `gate_output`
     reader : Weight of shape (out, heads * d), optional, the weight of the `project_add` that alone reads the result
 
@@ -58,31 +60,33 @@ def tree_attention(
     assert 1 <= len(q) <= MOST_QUERIES, f"{len(q)} queries; 1 to {MOST_QUERIES} fit a word"
     assert seen.shape == (len(q),), f"seen {seen.shape} for {len(q)} queries"
     assert seen.dtype == np.uint64, f"seen is {seen.dtype}"
+    window = rule.window
     assert window is None or window >= 1, f"a window of {window} tokens"
     if is_device(q):
         width = q.shape[1] * q.shape[2]
         tiles = tiles_for(reader, len(q))
-        out: Any = split(q, at, finish=True, wide=wide, seen=seen, window=window, tiles=tiles)
+        out: Any = split(q, at, finish=True, wide=wide, seen=seen, rule=rule, tiles=tiles)
         attended: Floats = out.reshape(len(q), width) if tiles is None else out
         return attended
     if at.rotated:
         q = hadamard(q, at.key_block)
-    page = at.k.shape[1]
-    first = 0 if window is None else max(0, at.tokens - len(q) - window + 1) // page  # page that a window reaches
+    page, start = at.k.shape[1], at.tokens - len(q)
+    reach = rule.first_seen(len(q), at.tokens, q)
+    first = 0 if reach is None else min(int(reach.min()), start) // page  # page that a window reaches
     near = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
-    out = masked_attention(q, *near.gather(), visible(seen, near.tokens, window))
+    mask = visible(seen, near.tokens, None if reach is None else reach - first * page)
+    out = masked_attention(q, *near.gather(), mask, rule)
     return gate_output(out, wide, at.rotated)
 
 
-def visible(seen: Any, tokens: int, window: int | None = None) -> Bools:
+def visible(seen: Any, tokens: int, reach: Ints | None = None) -> Bools:
     """Which of `tokens` keys each of the last ``len(seen)`` sees: bool (n, tokens); see `tree_attention`.
 
-    >>> visible(np.array([0b01, 0b11], np.uint64), 5, window=3).astype(int).tolist()
+    >>> visible(np.array([0b01, 0b11], np.uint64), 5, np.array([1, 2])).astype(int).tolist()
     [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
     """
     n = len(seen)
-    back = np.arange(tokens - n, tokens)[:, None] - np.arange(tokens)
-    found = back < (tokens if window is None else window)
+    found = np.arange(tokens) >= (np.zeros(n, np.int64) if reach is None else reach)[:, None]
     found[:, tokens - n :] = seen[:, None] >> np.arange(n, dtype=np.uint64) & np.uint64(1)
     return found
 

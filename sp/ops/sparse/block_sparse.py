@@ -8,6 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.sparse.block_energy import exp2_normal
 from sp.ops.threads import run_parallel
 
@@ -19,6 +20,7 @@ def block_sparse(
     lists: BlockLists,
     scale: float,
     means: tuple[Floats, Floats] | None = None,
+    rule: ScoreRule = PLAIN,
 ) -> Floats:
     """Attention of the last queries over the listed blocks, keys after a row left out. With `means` every block that is
     not listed, and that all rows of the query block see whole, adds ``128 exp(scale q · mean key)`` to the sum of
@@ -31,12 +33,14 @@ def block_sparse(
     k, v : float32 (tokens, kv_heads, d)
     lists : BlockLists, on the host
     means : tuple of float32 (kv_heads, blocks, d), optional, mean keys and values, see `sp.ops.sparse.block_means`
+    rule : ScoreRule, for its softcap and its sinks
     """
     n, heads, _ = q.shape
     tokens, kv_heads, _ = k.shape
     group = heads // kv_heads
     out = np.zeros_like(q)
     factor = q.dtype.type(scale * math.log2(math.e))
+    cap = None if rule.softcap is None else rule.softcap * math.log2(math.e)
 
     def one(place: tuple[int, int]) -> None:
         head, i = place
@@ -46,7 +50,7 @@ def block_sparse(
         keys = (listed[:, None] * BLOCK + np.arange(BLOCK)).ravel()
         keys = keys[keys < tokens]
         query = q[rows, head] * factor
-        score = query @ k[keys, head // group].T
+        score = soft_capped(query @ k[keys, head // group].T, cap)
         values = v[keys, head // group]
         score[keys > np.arange(start, start + len(score))[:, None]] = -np.inf
         if means is not None:
@@ -57,9 +61,12 @@ def block_sparse(
         if not score.shape[1]:
             return
         top = score.max(axis=1, keepdims=True)
-        score -= np.where(np.isinf(top), 0, top)
+        top = np.where(np.isinf(top), 0, top)
+        score -= top
         weight = exp2_normal(score)
         total = weight.sum(axis=1, keepdims=True)
+        if rule.sinks is not None:
+            total += np.exp2(rule.sinks[head] * q.dtype.type(math.log2(math.e)) - top)
         out[rows, head] = weight @ values / np.where(total > 0, total, 1)
 
     run_parallel(one, list(np.ndindex(lists.counts.shape)))

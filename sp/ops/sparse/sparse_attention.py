@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import DeviceError
+from sp.errors import ConfigError, DeviceError
 from sp.kernels import debugging, import_cupy, is_device
 from sp.kernels.specs.flashprefill import CORRECTION_ROWS, MEAN_CORRECTION, variant
 from sp.ops.attention.attention import prefill_attention
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PagedKV
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.sparse.block_means import block_means
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.block_sparse import block_sparse
@@ -21,7 +22,9 @@ from sp.ops.sparse.flashprefill import FlashPrefill, check_sizes
 _debug = debugging()
 
 
-def sparse_attention(q: Floats, at: PagedKV, scale: float, selector: BlockSelector) -> tuple[Floats, Ints]:
+def sparse_attention(
+    q: Floats, at: PagedKV, scale: float, selector: BlockSelector, rule: ScoreRule = PLAIN
+) -> tuple[Floats, Ints]:
     """Attention of the last ``len(q)`` of the tokens of `at` over the blocks of keys that the selector lists for them.
 
     Rows see the keys of their listed blocks up to their own position; what is left out is left out of the softmax too.
@@ -37,17 +40,20 @@ def sparse_attention(q: Floats, at: PagedKV, scale: float, selector: BlockSelect
         In the basis of the cached keys (rotated if those are), not yet scaled.
     scale : float, usually ``d ** -0.5``
     selector : BlockSelector, e.g. ``FlashPrefill(alpha=0.1)``
+    rule : ScoreRule, without a window; the scale is given. Blocks are chosen as if it were the usual one
     """
     check_sizes(q, at)
     correct = isinstance(selector, FlashPrefill) and selector.mean_correction
+    if correct and (rule.softcap is not None or rule.sinks is not None):
+        raise ConfigError("the means of left out blocks know neither softcap nor sinks; leave the correction out")
     if not is_device(q):
         lists = selector.select(q, at, scale)
-        return block_sparse(q, *at.gather(), lists, scale, _means(at) if correct else None), lists.counts
+        return block_sparse(q, *at.gather(), lists, scale, _means(at) if correct else None, rule), lists.counts
     if _debug:
         check_finite(q, at)
     lists = selector.select(q, at, scale)
     if not correct:
-        return prefill_attention(q, at, scale, lists), lists.counts
+        return prefill_attention(q, at, scale, lists, rule=rule), lists.counts
     lse = import_cupy().empty((q.shape[1], len(q)), np.float32)
     out = prefill_attention(q, at, scale, lists, lse=lse)
     correct_by_means(out, lse, q, _means(at), at.tokens, scale, lists)

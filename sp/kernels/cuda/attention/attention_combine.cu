@@ -1,15 +1,16 @@
 // The sum of what the splits of attention_split.cu found, and what follows it.
 //
-//   out[r] = sum_s w[s, r] partial[s, r] / sum_s w[s, r],  w[s, r] = 2^reference[s, r] total[s, r]
+//   out[r] = sum_s w[s, r] partial[s, r] / (sum_s w[s, r] + e^sink),  w[s, r] = 2^reference[s, r] total[s, r]
 //   then, where FINISH: hadamard_64(out) if ROTATE, * sigmoid(gate) if there is one; bf16, or tiles of the next product's input.
 //
 // Layouts: partial f16 (kv_heads, splits, rows, d); states f32 (kv_heads, splits, rows, 2) of (reference, total); row r of a kv
 //   head is query r / group, head r % group of the group; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16,
-//   or null and tiles (n, heads * d), `held` tokens, as in input_tiles.cuh.
+//   or null and tiles (n, heads * d), `held` tokens, as in input_tiles.cuh; sinks f32 (heads,), with SINKS.
 // Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
-//   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH.
+//   always in the same order. tokens_at, tokens, window, reach as for attention_split. 16-byte aligned arrays. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH; SINKS.
 #include "pdl.cuh"
+#include "score_rule.cuh"
 #include "head_row.cuh"
 #include "input_tiles.cuh"
 #include "softmax.cuh"
@@ -21,7 +22,8 @@ constexpr int TOGETHER = 9;  // splits a warp reads at once; one trip for 33 spl
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, u8* tiles, i32 held,
-                  const i32* tokens_at, i32 tokens, i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
+                  const i32* tokens_at, i32 tokens, i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads,
+                  const f32* sinks, const i32* reach) {
     pdl_launch_dependents();
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
     const i32 at = i32(blockIdx.x), group = heads / kv_heads;
@@ -30,7 +32,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     if (FINISH && wide && 64 * warp < HEAD_DIM)
         open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
     tokens += tokens_at ? __ldcg(tokens_at) : 0;
-    const i32 used = SplitRange(tokens, n, window, splits).used();
+    const i32 used = SplitRange(tokens, n, window, reach, splits).used();
     pdl_wait();  // for attention_split alone, which let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;
 
@@ -82,6 +84,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
         const float2 values = *reinterpret_cast<const float2*>(&sums[i][dim]);
         total += weight * found[i].y, x += weight * values.x, y += weight * values.y;
     }
+    if (SINKS) total += sink_weight(sinks, at % heads, highest);
     f32 factor = 1.0f / total;
     if (FINISH && ROTATE) {
         const f32 sum = x + y;

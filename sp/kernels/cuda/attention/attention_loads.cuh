@@ -5,6 +5,9 @@
 
 #define QUERIES 128
 #define PAGE 128
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 #define KEYS (D == 256 ? 64 : 128)  // of a tile
 #define PARTS (PAGE / KEYS)
 #define PANELS (D / 64)
@@ -39,7 +42,8 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
         const i32* listed = counts ? indices + list * width : nullptr;
         const i32 top = blocks == 0 ? 0 : listed ? listed[blocks - 1] : blocks - 1;
         const i32 skip = blocks > 0 && PARTS == 2 && top * PAGE + KEYS > last;  // upper half of the last page unseen
-        const i32 end = blocks * PARTS;
+        // Tiles wholly before the window of the first query are never asked for.
+        const i32 end = blocks * PARTS - (WINDOW ? shape.reach[QUERIES * block] / KEYS : 0);
         if (lane == 0) {
             barrier_wait(&shared.query_empty, query_phase);
             shared.tile = tile, shared.steps = end - skip;

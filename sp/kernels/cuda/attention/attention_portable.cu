@@ -1,6 +1,7 @@
 // Causal attention of many queries over pages, on mma.sync tensor cores, dense or over lists of key blocks.
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in the lists
+//   with WINDOW j >= reach[i] as well; SOFTCAP and SINKS: see score_rule.cuh.
 //   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
 //
 // Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
@@ -9,15 +10,21 @@
 //   read blocks indices[(h * query_blocks + i) * width + 0 .. counts[h * query_blocks + i] - 1], ascending. A row that sees
 //   no key gets zeros and -inf.
 // Launch: heads * ceil(n / QUERIES) blocks of 32 WARPS threads, QUERIES = 16 WARPS SLICES, longest rows first; scale includes log2(e).
-// Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; WARPS; SLICES (16-row slices of a warp); SLOTS of the ring.
+// Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. WINDOW: no lists, reach i32
+//   (n,) ascending, reach[i] <= tokens - n + i. sinks f32 (heads,); cap in base 2, > 0. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; Q4; WARPS; SLICES (16-row slices of a warp); SLOTS of the ring; WINDOW, SINKS, SOFTCAP: 0 or 1.
 //
 // The warps share each tile of 64 keys; one owns 16 SLICES query rows whole. K and V tiles come through one ring
 // K V K V ... of SLOTS tiles by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read. Keys are
 // walked from the diagonal down.
 // Dao, "FlashAttention-2", 2023; lazy rescaling as in FlashAttention-4.
 #include "key_tiles.cuh"
+#include "score_rule.cuh"
 #include "softmax.cuh"
+
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 
 constexpr int ROWS = 16 * SLICES, QUERIES = WARPS * ROWS;
 
@@ -26,7 +33,7 @@ extern __shared__ __align__(128) u8 shared[];  // queries | Q4: the unpacked til
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
                    const i32* indices, u16* out, f32* lse, const i32* stored, i32 more, i32 n, i32 heads,
-                   i32 kv_heads, i32 width, f32 scale) {
+                   i32 kv_heads, i32 width, f32 scale, const i32* reach, f32 cap, const f32* sinks) {
     __shared__ volatile i32 tokens;  // there is no register to spare for it
     if (threadIdx.x == 0) tokens = (stored ? *stored : 0) + more;
     __syncthreads();
@@ -39,6 +46,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     const int g = int(lane) / 4, c = int(lane) % 4;
 
     i32 steps = (limit + KEYS - 1) / KEYS;
+    const i32 bottom = WINDOW ? reach[first_query] / KEYS : 0;  // the first tile in reach
     const i32* list = nullptr;
     if (counts) {
         const i64 row = i64(head) * ((n + 127) / 128) + first_query / 128;
@@ -67,11 +75,11 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     i32 page = 0, page_next = steps > 0 ? table[tile_next / 2] : 0;
     const auto issue = [&](int slot) {
         const i32 step = steps - 1 - issued / 2;
-        if (step >= 0) {
+        if (step >= bottom) {
             const bool values = issued % 2;
             if (!values) {
                 tile_issued = tile_next, page = page_next;
-                if (step > 0) tile_next = tile_of(step - 1), page_next = table[tile_next / 2];
+                if (step > bottom) tile_next = tile_of(step - 1), page_next = table[tile_next / 2];
             }
             const i32 token = tile_issued * KEYS;
             const i64 row = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
@@ -113,7 +121,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     const u32 k_row = (lane % 8 + lane / 16 * 8) * PITCH, v_row = lane % 16 * PITCH;
     const auto chunk_at = [&](u32 chunk) { return ((chunk ^ (lane & 7)) << 4); };
 
-    for (i32 step = steps - 1; step >= 0; step--) {
+    for (i32 step = steps - 1; step >= bottom; step--) {
         const i32 token = tile_of(step) * KEYS;
         const u32 keys = next_unit() + k_row;
         f32 s[SLICES][KEYS / 8][4];
@@ -137,6 +145,15 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
                 }
             }
         }
+        if (SOFTCAP) {
+            const SoftCap capped(cap, scale);
+#pragma unroll
+            for (int m = 0; m < SLICES; m++)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) s[m][j][i] = capped(s[m][j][i]);
+        }
         const i32 warp_row = first_query + i32(warp) * ROWS;
         const i32 before = tokens - n;
         if (token + KEYS > before + warp_row + 1) {
@@ -148,6 +165,19 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
                     for (int i = 0; i < 4; i++)
                         if (token + 8 * j + 2 * c + i % 2 > before + warp_row + 16 * m + g + i / 2 * 8)
                             s[m][j][i] = __int_as_float(0xff800000);
+        }
+        if (WINDOW && token < reach[min(warp_row + ROWS, n) - 1]) {
+#pragma unroll
+            for (int m = 0; m < SLICES; m++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const i32 near = reach[min(warp_row + 16 * m + g + 8 * e, n - 1)] - token - 2 * c;
+#pragma unroll
+                    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            if (8 * j + i < near) s[m][j][2 * e + i] = __int_as_float(0xff800000);
+                }
         }
         // Probabilities; references move, and outputs are rescaled, only when a score outgrew its reference.
         bool outgrown = false;
@@ -214,6 +244,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
             f32 sum = total[m][e];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (SINKS && sum > 0) sum += sink_weight(sinks, head, reference[m][e]);
             const f32 inverse = sum > 0 ? 1.0f / sum : 0.0f;
             const u32 row = 16 * m + g + 8 * e;
             const i32 query = warp_first + i32(row);

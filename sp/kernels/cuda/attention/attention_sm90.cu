@@ -1,6 +1,7 @@
 // Causal attention of many queries over f16 pages, on tensor cores of sm_90a, dense or over lists of key blocks.
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
+//   with WINDOW j >= reach[i] as well; SOFTCAP and SINKS: see score_rule.cuh.
 //   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
 //
 // Layouts  q f16 (n, heads, D). Pages of K and V f16 (pool_pages, 128, kv_heads, D): token j is slot j % 128 of page
@@ -14,12 +15,15 @@
 //   `early` query blocks at the end of each head, known to be long, go first; then `section` heads after `section`.
 // Needs    D 64, 128 or 256; q, pages, out 16-byte aligned; scale > 0; 1 <= n <= tokens; heads % section == 0. Slots past
 //   `tokens` may hold NaN.
+//   WINDOW: no lists, reach i32 (n,) ascending, reach[i] <= tokens - n + i. sinks f32 (heads,). cap in base 2, > 0.
+// Defines  D, STAGES; WINDOW, SINKS, SOFTCAP: 0 or 1.
 // Arch     sm_90a.
 //
 // Warpgroup 0 loads: one warp feeds a ring of stages (32 KiB, at D 64 16) K0 K1 V0 K2 V1 ... by TMA. Warpgroups 1 and 2 compute 64
 // query rows each, from the diagonal down: while the softmax of one tile runs, the tensor cores multiply the weights
 // of the tile before by V, and whatever the other group has for them. After Shah et al., "FlashAttention-3", 2024.
 #include "attention_loads.cuh"
+#include "score_rule.cuh"
 #include "softmax_sm90.cuh"
 #include "wgmma_f16.cuh"
 
@@ -73,12 +77,19 @@ SP_DEVICE void clear_tail(u8* values, i32 key, i32 tokens, u32 group) {
     named_barrier(1 + group, 128);
 }
 
-SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& shared, u8* queries, u8* stages) {
+SP_DEVICE void compute(u16* out, f32* lse, f32 c, f32 cap, const f32* sinks, const Shape& shape, Shared& shared, u8* queries, u8* stages) {
     const u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0), lane = threadIdx.x % 32;
     const i32 row = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and row + 8
     const u64 query_tile = wgmma_descriptor(shared_address(queries) + group * 8192);
     const u64 key_tiles = wgmma_descriptor(shared_address(stages));
     const u64 value_tiles = wgmma_descriptor(shared_address(stages), 1024, KEYS * 128);
+    const SoftCap capped(cap, c);
+    const auto cap_all = [&](f32 (&s)[SCORES]) {
+        if (SOFTCAP) {
+#pragma unroll
+            for (int i = 0; i < SCORES; ++i) s[i] = capped(s[i]);
+        }
+    };
     const auto release = [&](u64* barrier) { barrier_arrive_warp(barrier, lane); };
     Ring ring;
     for (u32 query_phase = 0;; query_phase ^= 1) {
@@ -89,6 +100,9 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
         shape.place(tile, head, block);
         const i32 first_row = QUERIES * block, start = shape.tokens - shape.n + first_row;  // position of row 0
         const i32 group_start = start + 64 * group;
+        const auto reach_of = [&](i32 i) { return shape.reach[min(first_row + i, shape.n - 1)]; };
+        const i32 reached[2] = {WINDOW ? reach_of(row) : 0, WINDOW ? reach_of(row + 8) : 0};
+        const i32 far_end = WINDOW ? reach_of(64 * group + 63) : 0;  // before it some row of the group sees nothing
 
         f32 o[OUTS];
         Rows rows;
@@ -109,7 +123,9 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
             release(&shared.empty[ring.stage]);
             ring.advance();
             if (steps == 1) release(&shared.query_empty);
+            cap_all(s);
             if (key + KEYS - 1 > group_start) mask(s, key, start + row);
+            if (WINDOW && key < far_end) mask_far(s, key, reached);
             bool moved = soften(s, rows, c);
             u32 v_stage = 0;
             // The weights of the last scores become the A operand once the products that read the older ones are done.
@@ -147,14 +163,19 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
                 wgmma_commit();
                 wgmma_wait<1>();
                 accumulators_ready(s);
-                const bool masked = key + KEYS - 1 > group_start;
+                const bool far = WINDOW && key < far_end;
+                const bool masked = key + KEYS - 1 > group_start || far;
+                cap_all(s);
                 moved = masked || !soften_below(s, rows, c);
                 if (moved) {
-                    if (masked)
+                    if (masked) {
                         mask(s, key, start + row);
-                    else
+                        if (far) mask_far(s, key, reached);
+                    } else {
                         scores_again(s, shared_address(queries) + (row - lane / 4) * 128,
                                      shared_address(stages) + k_at.stage * STAGE_BYTES);
+                        cap_all(s);
+                    }
                     moved = soften(s, rows, c);
                 }
                 accumulators_ready(s);
@@ -176,7 +197,9 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const i32 i = first_row + row + 8 * r;
-            const f32 sum = quad_sum(rows.sum[r]), inverse = sum > 0 ? 1.0f / sum : sum;
+            f32 sum = quad_sum(rows.sum[r]);
+            if (SINKS && sum > 0) sum += sink_weight(sinks, head, rows.reference[r] * c);
+            const f32 inverse = sum > 0 ? 1.0f / sum : sum;
             store_row(out + (i64(i) * shape.heads + head) * D, o, r, inverse, i < shape.n);
             const f32 log2_sum = sum > 0 ? rows.reference[r] * c + log2f(sum) : -INFINITY_F;
             if (lse && i < shape.n && lane % 4 == 0) lse[i64(head) * shape.n + i] = log2_sum * 0.6931471805599453f;
@@ -188,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     attention_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map, const i32* table, const i32* counts, const i32* indices,
                    u16* out, f32* lse, i32* next_tile, const i32* stored, i32 more, i32 n, i32 heads, i32 group,
-                   i32 section, i32 early, i32 width, f32 scale) {
+                   i32 section, i32 early, i32 width, f32 scale, const i32* reach, f32 cap, const f32* sinks) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *stages = memory + QUERY_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -200,13 +223,13 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     __syncthreads();
     const i32 tokens = (stored ? *stored : 0) + more;
-    const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES};
+    const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES, reach};
     if (threadIdx.x < 128) {
         registers_lower<40>();
         if (threadIdx.x < 32)
             load(&q_map, &k_map, &v_map, table, counts, indices, width, next_tile, shape, shared, queries, stages);
     } else {
         registers_raise<232>();
-        compute(out, lse, scale * 1.4426950408889634f, shape, shared, queries, stages);
+        compute(out, lse, scale * 1.4426950408889634f, cap, sinks, shape, shared, queries, stages);
     }
 }

@@ -2,17 +2,19 @@
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group] over the keys j that query i sees:
 //   of the last n tokens those whose bit is set in seen[i] (without `seen`: itself and those before it), of the tokens before
-//   them all or, with a window, those with total - n + i - j < window. q is first rotated over its d values where ROTATE.
+//   them all or those from reach[i] on or, with a window, those with total - n + i - j < window. SOFTCAP: see score_rule.cuh; sinks
+//   join in attention_combine.cu. q is first rotated over its d values where ROTATE.
 //
 // Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
-//   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows
+//   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none; reach i32 (n,), the
+//   first the least, or null. Rows
 //   of a kv head are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each
 //   split finds; states f32 (kv_heads, splits, rows, 2), its reference and its total; rows = gridDim.z QUERIES.
 //   attention_combine.cu goes on.
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
 //   grid may stay while the cache grows.
-// Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n. Slots past the last token may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); AHEAD, with Q4: two
+// Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n; cap in base 2, > 0. Slots past the last token may hold NaN. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); SOFTCAP; AHEAD, with Q4: two
 //   unpacked tiles, one of keys and one of values, the next being unpacked while the other is at work.
 //
 // A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
@@ -21,6 +23,7 @@
 // by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
 // Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
 #include "pdl.cuh"
+#include "score_rule.cuh"
 #include "softmax.cuh"
 #include "split_queries.cuh"
 #include "split_range.cuh"
@@ -28,13 +31,13 @@
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
                 i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
-                f32 scale) {
+                f32 scale, f32 cap, const i32* reach) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
     const u32 token_bytes = u32(kv_heads) * ROW;
     const Rows rows(n, heads, kv_heads, kv_head);
     if (tokens_at) {  // perhaps the count of the pass before, which is good enough to have the first tile brought nearer
-        const SplitRange likely(__ldcg(tokens_at) + tokens, n, window, i32(gridDim.x));
+        const SplitRange likely(__ldcg(tokens_at) + tokens, n, window, reach, i32(gridDim.x));
         const i32 token = likely.begin(i32(blockIdx.x)), end = min(likely.end(i32(blockIdx.x)), blocks * PAGE_TOKENS);
         if (0 <= token && token < end) {
             const i64 first = (i64(table[token / PAGE_TOKENS]) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
@@ -51,7 +54,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     load_queries(q, rows, first_row, warp, lane);
     cp_async_commit();
     tokens += stored;
-    const SplitRange range(tokens, n, window, i32(gridDim.x));
+    const SplitRange range(tokens, n, window, reach, i32(gridDim.x));
     const i32 begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x)), before = tokens - n;
     if (begin >= end) {
         cp_async_wait<0>();
@@ -109,12 +112,12 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     const i32 pair_row = first_row + 16 * i32(pair);
     const bool busy = rows.exists(pair_row);
     u64 bits[2];
-    i32 nearest[2];  // of the keys before the last n that the window hides
+    i32 nearest[2];  // of the keys before the last n that a window hides
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         const i32 query = min(rows.query(pair_row + g + 8 * e), n - 1);
         bits[e] = seen ? seen[query] : ~0ull >> (63 - query);
-        nearest[e] = window ? before + query - window : -1;
+        nearest[e] = reach ? reach[query] - 1 : window ? before + query - window : -1;
     }
     f32 o[D / 16][4];
     f32 reference[2] = {NEVER, NEVER}, total[2] = {};
@@ -173,7 +176,14 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
                     }
                 }
             }
-            if (token + KEYS > before || (window && before + n - 1 - token >= window)) {
+            if (SOFTCAP) {
+                const SoftCap capped(cap, scale);
+#pragma unroll
+                for (int j = 0; j < KEYS / 16; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) s[j][i] = capped(s[j][i]);
+            }
+            if (token + KEYS > before || reach || (window && before + n - 1 - token >= window)) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const u64 sees = visible(bits[e], nearest[e] - token, before - token, tokens - token);

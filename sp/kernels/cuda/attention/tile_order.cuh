@@ -11,6 +11,7 @@ struct Ring {
 
 struct Shape {
     i32 n, tokens, heads, group, section, early, query_blocks;
+    const i32* reach;  // first key that a query sees, with WINDOW
     // Longest rows first, in the early part and in each section.
     SP_DEVICE void place(i32 tile, i32& head, i32& block) const {
         const bool now = tile < heads * early;

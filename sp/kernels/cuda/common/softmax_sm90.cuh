@@ -46,6 +46,15 @@ SP_DEVICE void mask(f32 (&s)[Scores], i32 key, i32 position) {
     }
 }
 
+// Scores of keys before the first one that a row sees, `reached`, become -inf; `key` as above.
+template <int Scores>
+SP_DEVICE void mask_far(f32 (&s)[Scores], i32 key, const i32 (&reached)[2]) {
+    const i32 mine = key + 2 * i32(threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < Scores; ++i)
+        if (mine + i / 4 * 8 + i % 2 < reached[i / 2 % 2]) s[i] = -INFINITY_F;
+}
+
 // Scores -> weights in place. True when references of the warp moved: outputs must then be scaled by rows.keep.
 template <int Scores>
 SP_DEVICE bool soften(f32 (&s)[Scores], Rows& rows, f32 c) {

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.attention.score_rule import RULES
 
 KEYS = 64  # keys of a tile
 TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
 """16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
 WARPS = 4
+NO_RULE: Mapping[str, int] = {}
 PACKED_PITCH = {64: 48, 128: 80, 256: 144}  # bytes from row to row of a packed tile in shared memory
 
 
-def variant(head_dim: int, packed: bool) -> dict[str, int]:
-    """Defines of a head size and page format; see ``attention_portable.cu``."""
+def variant(head_dim: int, packed: bool, rule: Mapping[str, int] = NO_RULE) -> dict[str, int]:
+    """Defines of a head size, a page format and a rule of scores; see ``attention_portable.cu``."""
     slices, slots = TUNED[head_dim]
-    return {"HEAD_DIM": head_dim, "Q4": int(packed), "WARPS": WARPS, "SLICES": slices, "SLOTS": slots}
+    if "WINDOW" in rule or "SOFTCAP" in rule:  # which take registers that a second slice needs
+        slices = 1
+    return {"HEAD_DIM": head_dim, "Q4": int(packed), "WARPS": WARPS, "SLICES": slices, "SLOTS": slots, **rule}
 
 
 def queries(defines: Defines) -> int:
@@ -36,9 +42,12 @@ ATTENTION_PORTABLE = KernelSpec(
     args=(
         "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "const i32*? counts",
         "const i32*? indices", "u16* out", "f32*? lse", "const i32*? stored", "i32 more", "i32 n", "i32 heads",
-        "i32 kv_heads", "i32 width", "f32 scale",
+        "i32 kv_heads", "i32 width", "f32 scale", "const i32*? reach", "f32 cap", "const f32*? sinks",
     ),
     threads=32 * WARPS,
-    variants=tuple(variant(d, packed) for d in (64, 128, 256) for packed in (False, True)),
+    variants=(
+        *(variant(d, packed) for d in (64, 128, 256) for packed in (False, True)),
+        *(variant(d, False, rule) for d, rule in RULES),
+    ),
     smem=lambda defines: shared_bytes(defines, queries(defines)),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.attention.score_rule import RULES
 
 HEAD_DIMS = (64, 128, 256)
 MOST_STAGES = 8
@@ -33,10 +34,10 @@ ATTENTION_SM90 = KernelSpec(
     args=(
         "map q_map", "map k_map", "map v_map", "const i32* table", "const i32*? counts", "const i32*? indices",
         "u16* out", "f32*? lse", "i32* next_tile", "const i32*? stored", "i32 more", "i32 n", "i32 heads", "i32 group",
-        "i32 section", "i32 early", "i32 width", "f32 scale",
+        "i32 section", "i32 early", "i32 width", "f32 scale", "const i32*? reach", "f32 cap", "const f32*? sinks",
     ),
     threads=384,
-    variants=tuple(map(variant, HEAD_DIMS)),
+    variants=(*map(variant, HEAD_DIMS), *(variant(d) | rule for d, rule in RULES)),
     arches="90a",
     smem=smem,
 )  # fmt: skip

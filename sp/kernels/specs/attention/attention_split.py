@@ -44,7 +44,7 @@ ATTENTION_SPLIT = KernelSpec(
     args=(
         "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "i32 blocks",
         "const i32*? tokens_at", "i32 tokens", "const u64*? seen", "i32 window", "f16* partial", "f32* states", "i32 n",
-        "i32 heads", "i32 kv_heads", "f32 scale",
+        "i32 heads", "i32 kv_heads", "f32 scale", "f32 cap", "const i32*? reach",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
@@ -53,6 +53,7 @@ ATTENTION_SPLIT = KernelSpec(
         *(variant(128, False, 64, False, roomy) for roomy in (False, True)),  # 16 queries, 32 heads on 8
         *(variant(128, packed, 96, packed, True) for packed in (False, True)),
         *(variant(64, packed, 112, packed, True) for packed in (False, True)),
+        {**variant(256, False, 16, False, True), "SOFTCAP": 1},
     ),
     smem=_shared_bytes,
     pdl=True,
@@ -64,12 +65,12 @@ ATTENTION_COMBINE = KernelSpec(
     args=(
         "const f16* partial", "const f32* states", "const u16*? wide", "u16*? out", "u8*? tiles", "i32 held",
         "const i32*? tokens_at", "i32 tokens", "i32 window", "i32 splits", "i32 rows", "i32 n", "i32 heads",
-        "i32 kv_heads",
+        "i32 kv_heads", "const f32*? sinks", "const i32*? reach",
     ),
     threads=32 * COMBINE_WARPS,
     variants=(
         {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
-        {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1},
+        {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 64, "ROTATE": 0, "FINISH": 1, "SINKS": 1},
     ),
     pdl=True,
 )  # fmt: skip

@@ -1,0 +1,135 @@
+"""ScoreRule: what a layer does with its scores besides the usual; read by every way to attend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.sequence import WINDOW_REACH
+from sp.ops.array_module import array_module
+from sp.ops.attention.kv_pages import split_count
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How scores of queries and keys become weights.
+
+    ``s = scale q · k``, then ``s = softcap tanh(s / softcap)``; weights of a query are ``exp(s_j)`` over their sum and
+    ``exp(sink)`` of its head. Of the keys before it a query sees those from `reach` on, or the last `window` ones,
+    itself among them.
+
+    Attributes
+    ----------
+    scale : float, optional
+        ``1 / sqrt(d)`` by default.
+    softcap : float, optional
+        Scores stay below it. Source: Gemma Team, "Gemma 2", arXiv 2408.00118.
+    sinks : float32 (heads,), optional
+        A logit for each query head that no value belongs to. Where the queries are. Source: OpenAI, "gpt-oss-120b &
+        gpt-oss-20b Model Card", arXiv 2508.10925.
+    window : int, optional
+        All keys are seen by default.
+    reach : int32 (n,), optional
+        The first key that each query sees, ascending: see `window_reach`. Where the queries are. By default a window is
+        one of tokens, whatever their positions.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Any = None
+    window: int | None = None
+    reach: Any = None
+
+    def scale_of(self, head_dim: int) -> float:
+        """What queries times keys are multiplied by."""
+        return float(head_dim**-0.5) if self.scale is None else self.scale
+
+    def first_seen(self, n: int, tokens: int, like: Any) -> Any:
+        """The first key that each of the last `n` of so many tokens sees, where the array `like` is: int32 (n,); None
+        for all keys."""
+        if self.window is None or self.reach is not None:
+            return self.reach
+        xp = array_module(like)
+        return xp.maximum(xp.arange(tokens - n, tokens) - (self.window - 1), 0).astype(np.int32)
+
+    def of_last(self, n: int) -> ScoreRule:
+        """The same for the last `n` queries alone."""
+        return self if self.reach is None else replace(self, reach=self.reach[len(self.reach) - n :])
+
+    def of_heads(self, heads: slice) -> ScoreRule:
+        """The same for some of the heads."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are the usual ones, over all keys."""
+        return self.window is None and not self.changes
+
+    @property
+    def changes(self) -> bool:
+        """Whether weights differ from the usual ones over the same keys."""
+        return self.scale is not None or self.softcap is not None or self.sinks is not None
+
+    def defines(self, *names: str) -> dict[str, int]:
+        """Those of ``WINDOW``, ``SINKS`` and ``SOFTCAP``, of a kernel that knows these, which it is built with."""
+        asked = {"WINDOW": self.window, "SINKS": self.sinks is not None, "SOFTCAP": self.softcap}
+        return {name: 1 for name in names if asked[name]}
+
+    @property
+    def cap(self) -> float:
+        """The softcap in base 2, as kernels take it; 0 without one."""
+        return 0.0 if self.softcap is None else self.softcap * float(np.log2(np.e))
+
+
+PLAIN = ScoreRule()
+
+
+def soft_capped(scores: Floats, cap: float | None) -> Floats:
+    """``cap tanh(scores / cap)`` in place; the scores as they are without a cap.
+
+    >>> soft_capped(np.array([0.0, 1000.0], np.float32), 50.0).tolist()
+    [0.0, 50.0]
+    """
+    if cap is not None:
+        scores *= scores.dtype.type(1 / cap)
+        np.tanh(scores, out=scores)
+        scores *= scores.dtype.type(cap)
+    return scores
+
+
+def window_reach(positions: Ints, places: Ints, count: Any, window: int, *, tree: bool = False) -> Ints:
+    """The first key that each of the last tokens of a sequence sees: those whose position is less than `window` behind
+    its own. Where a prompt was compressed, a window of so many kept tokens would reach over distances that no layer
+    with windows has learnt. Returns int32 (n,), where `positions` are.
+
+    Parameters
+    ----------
+    positions : int64 (n,)
+        Of the last n tokens, ascending; of a tree the root's first.
+    places : int64 (count or more,)
+        Positions of all tokens: those of the last n are stored, for calls to come. Of a tree as if it were a chain,
+        which what is kept of it will be.
+    count : int, or on the device int32 (1,)
+        Tokens, the last n among them.
+    tree : bool
+        Whether the tokens are a tree: keys among them are not looked at.
+
+    Examples
+    --------
+    >>> places = np.array([0, 1, 2, 90, 91, 0])
+    >>> window_reach(np.array([93]), places, 6, 4).tolist(), places.tolist()
+    ([3], [0, 1, 2, 90, 91, 93])
+    """
+    n = len(positions)
+    if is_device(positions):
+        reach: Ints = import_cupy().empty(n, np.int32)
+        WINDOW_REACH.launch((-(-n // 128),), positions, places, *split_count(count), n, window, int(tree), reach)
+        return reach
+    start = count - n
+    places[start:count] = positions[0] + np.arange(n) if tree else positions
+    found: Ints = np.searchsorted(places[: start if tree else count], positions - window, side="right").astype(np.int32)
+    return found
