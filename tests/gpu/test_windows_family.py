@@ -75,6 +75,14 @@ def test_a_tree_and_graphs(case, path) -> None:
     prefill(model, ids[:-16], positions[:-16], store)
     found = TreeReader(model, store, most=16).read_tree(ids[-16:], np.arange(16) - 1, positions[-16:])
     assert nmse(found.logits, want[-16:]) < BOUND
+    # A second guess beside the last eight: siblings push nothing out of each other's windows.
+    store = model.new_cache(N + 20)
+    prefill(model, ids[:-16], positions[:-16], store)
+    parents = np.concatenate([np.arange(16) - 1, [7], 15 + np.arange(1, 8)])
+    last = np.concatenate([ids[-16:], ids[-8:]]), np.concatenate([positions[-16:], positions[-8:]])
+    found = TreeReader(model, store, most=24).read_tree(last[0], parents, last[1])
+    assert nmse(found.logits[:16], want[-16:]) < BOUND
+    assert nmse(found.logits[16:], want[-8:]) < BOUND
     store = model.new_cache(N + 20)
     graphs = PrefillGraphs(model, store)
     for _ in range(3):  # launch by launch, captured, replayed

@@ -1,4 +1,4 @@
-"""Windows, sinks, softcap and scale of scores, in every way that attends on the host, against plain loops in float64."""
+"""Windows, sinks, softcap and scale of scores, in all that attends on the host, against plain loops."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def main(path: str) -> None:
         print(f"{how}: best {logits.argmax()}, largest change {change:.3g}")
         kept[how] = {"at": at, "logits": [float(f"{logits[i]:.11g}") for i in at], "best": int(logits.argmax())}
     kept["made"] = (
-        f"transformers {transformers.__version__}, torch.float64, weights as gguf decodes them: Gemma3ForCausalLM, eager "
-        "attention, windows by positions"
+        f"transformers {transformers.__version__}, torch.float64, weights as gguf decodes them: Gemma3ForCausalLM, "
+        "eager attention, windows by positions"
     )
     KEPT.write_text(json.dumps(kept, separators=(",", ":")) + "\n", "utf-8")
 
