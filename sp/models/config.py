@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from sp.ops.attention.position_scale import PositionScale
 from sp.ops.rope import Rope
 
 LayerKind = Literal["attention", "delta"]
@@ -146,6 +147,8 @@ class ModelConfig:
         Of layers with a window, if it is another one.
     embedding_scale : float
         What embeddings are multiplied by.
+    query_growth : PositionScale or None
+        What queries are multiplied by behind RoPE, by their position.
 
     Examples
     --------
@@ -173,6 +176,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()
     local_rope: Rope | None = None
     embedding_scale: float = 1.0
+    query_growth: PositionScale | None = None
 
     @cached_property
     def layers(self) -> int:

@@ -60,13 +60,14 @@ def shared_config(
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
     base: float | None = None,
+    quieted: bool = False,
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
     `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. ModelError for a missing or senseless key; the
+    ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a missing or senseless key; the
     message names key and file.
     """
     layers = keys.layers(len(file.tensors))
@@ -85,7 +86,8 @@ def shared_config(
     rope_dim = keys.count("rope.dimension_count", default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
-    rope, context = read_rope(keys, rope_dim, keys.count("context_length", most=1 << 40), pairing, scaling, base)
+    most = keys.count("context_length", most=1 << 40)
+    rope, context = read_rope(keys, rope_dim, most, pairing, scaling, base, quieted)
     return ModelConfig(
         architecture=keys.arch,
         hidden=hidden,

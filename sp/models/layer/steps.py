@@ -25,6 +25,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.attention import attention_output, takes_bytes
 from sp.ops.attention.attention_heads import attention_heads, head_norm_rope
 from sp.ops.attention.byte_attention.attend import byte_output
+from sp.ops.attention.position_scale import scale_queries
 from sp.ops.attention.score_rule import PLAIN as PLAIN_SCORES
 from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.attention.tree_attention import tree_attention
@@ -140,11 +141,14 @@ class Qkv:
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
         rotary = m.spec.rope or flow.cache.config.rope  # not that of the weights: a reading may scale it
         flow.gate, at = wide if c.gated else None, flow.cache.add(m.index, n)
+        places = flow.positions if rows == n else flow.positions[n - rows :]
         if rows == n:
             flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
-            return
-        at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
-        flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, flow.positions[n - rows :], rotary)
+        else:
+            at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
+            flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, places, rotary)
+        if c.query_growth is not None:
+            scale_queries(flow.q, places, c.query_growth)
 
     def reads(self) -> list[Any]:
         """See `Step`."""

@@ -21,7 +21,8 @@ from sp.models.families.llama import llama3_factors
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
-from sp.ops.rope import LinearScaling, Rope
+from sp.ops.attention.position_scale import PositionScale
+from sp.ops.rope import LinearScaling, Rope, YarnScaling
 from sp.quant import BlockFormat
 
 Plan = list[tuple[str, tuple[int, ...], BlockFormat]]
@@ -120,6 +121,15 @@ def _llama3(
     return _dense("llama", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
 
 
+def _mistral3(
+    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, base: float, yarn: YarnScaling
+) -> ModelConfig:
+    context = int(yarn.original_context * yarn.factor)
+    rope = Rope(base, head_dim, "interleaved", yarn)
+    dense = _dense("mistral3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context, 1e-5)
+    return replace(dense, query_growth=PositionScale(0.1, yarn.original_context))
+
+
 def _gemma3(
     hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, context: int
 ) -> ModelConfig:
@@ -165,6 +175,8 @@ def _mixture(name: str, dense: ModelConfig, experts: ExpertConfig) -> ModelConfi
 _LLAMA = {"text_tokens": 128000}
 _QWEN = {"text_tokens": 151643}
 _GEMMA = {"text_tokens": 256000}
+_MISTRAL = {"text_tokens": 130072}
+_MINISTRAL = YarnScaling(16.0, 16384)
 _TINY = {"text_tokens": 2000}
 _SHAPES: Mapping[str, Shape] = {
     shape.name: shape
@@ -202,6 +214,16 @@ _SHAPES: Mapping[str, Shape] = {
         Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
+        Shape(
+            "devstral-small-2",
+            _mistral3(5120, 131072, 32768, 40, 32, 8, 128, 1e8, YarnScaling(48.0, 8192, beta_fast=4.0)),
+            tied=False,
+            **_MISTRAL,
+        ),
+        Shape("ministral-3-14b", _mistral3(5120, 131072, 16384, 40, 32, 8, 128, 1e9, _MINISTRAL), tied=False, **_MISTRAL),
+        Shape("ministral-3-8b", _mistral3(4096, 131072, 14336, 34, 32, 8, 128, 1e6, _MINISTRAL), tied=False, **_MISTRAL),
+        Shape("ministral-3-3b", _mistral3(3072, 131072, 9216, 26, 32, 8, 128, 1e6, _MINISTRAL), tied=True, **_MISTRAL),
+        Shape("tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
