@@ -82,9 +82,9 @@ Tools = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class CallStyle:
     """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
-    `begin`, `end`: what stands round a call; both empty where a call is the whole answer; `read`: from the text
-    between, and the tools, the calls in it; None if it is none; `opening`: how a call begins: of a tool by its name, or
-    of any (None).
+    `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on to
+    the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is none;
+    `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens that are part of it.
     """
 
     name: str
@@ -93,6 +93,12 @@ class CallStyle:
     end: str
     read: Callable[[str, Tools], tuple[Call, ...] | None]
     opening: Callable[[str | None], str]
+    inside: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Special tokens that belong to calls, and are no text."""
+        return self.begin, self.end, *self.inside
 
 
 def function_of(tools: Tools, name: str) -> Mapping[str, Any] | None:
@@ -186,6 +192,16 @@ def _typed(text: str, types: frozenset[str]) -> Any:
         return text
 
 
+_NAMED = re.compile(r"\s*([^\s\[\]{}]{1,256})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]")
+
+
+def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """A name, and an object behind its mark."""
+    head = _NAMED.match(text)
+    arguments = None if head is None else read_object(text[head.end() :] or "{}")
+    return None if head is None or arguments is None else (Call(head[1], arguments),)
+
+
 CALLS = (
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
@@ -199,7 +215,12 @@ CALLS = (
         *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _bare_json),
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
     ),
-)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3
+    CallStyle(
+        *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
+        lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
+        ("[CALL_ID]", "[ARGS]"),
+    ),
+)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
@@ -310,17 +331,19 @@ class CallSplitter:
         """A call up to its end."""
         assert self._calling is not None
         style = self._calling.style
-        at = (self._tail + text).find(style.end)
+        mark = style.end or style.begin
+        at = (self._tail + text).find(mark)
         if at < 0:
             self._body.append(text)
-            self._tail = (self._tail + text)[-len(style.end) + 1 :]
+            self._tail = (self._tail + text)[-len(mark) + 1 :]
             self._rest = None
             return Said()
-        cut = at + len(style.end) - len(self._tail)  # of the new text, with which the mark ends
+        cut = at + len(mark) - len(self._tail)  # of the new text, with which the mark ends
         body = "".join([*self._body, text[:cut]])
-        calls = style.read(body[: -len(style.end)], self._calling.tools)
+        calls = style.read(body[: -len(mark)], self._calling.tools)
         self._rest, self._tries = text[cut:], self._tries + 1
         if calls:
+            self._rest = self._rest if style.end else mark + self._rest
             self._inside, self._called, self._body = False, True, []
             self.done = self._calling.single
             return Said("", calls[:1] if self._calling.single else calls)

@@ -42,7 +42,7 @@ class ReplyText:
         self.stopped, self.called, self.reasoning_tokens = False, False, 0
         self._tokenizer, self._stops = tokenizer, stops
         self._marks = thinks.marks.tokens if thinks else ()
-        self._marks += (calling.style.begin, calling.style.end) if calling else ()
+        self._marks += calling.style.tokens if calling else ()
         self._splitter, self._calls = Splitter(thinks), CallSplitter(calling)
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

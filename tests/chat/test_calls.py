@@ -34,7 +34,7 @@ def written(name: str, call: Call) -> str:
     """A call as a template writes it in an assistant's turn."""
     message = message_of(Turn("assistant", "", calls=(call,)), None)
     said = render_chat(STYLES[name], [message], add_generation_prompt=False)
-    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
+    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")
 
 
 def test_styles_are_known_by_their_templates() -> None:
@@ -71,6 +71,13 @@ def test_styles_are_known_by_their_templates() -> None:
          "", (Call("read_file", {"most": "many"}),)),
         ("tagged_parameters", "<tool_call>\n<function=f>\n<parameter=path>\na",
          "<tool_call>\n<function=f>\n<parameter=path>\na", ()),
+        ("named_json", 'I look. [TOOL_CALLS]read_file[ARGS]{"path": "a.py"}', "I look.", (PATH,)),
+        ("named_json", '[TOOL_CALLS]list_files[ARGS]{}[TOOL_CALLS]read_file[CALL_ID]abcdefghi[ARGS]{"path": "a.py"}\n',
+         "", (Call("list_files"), PATH)),
+        ("named_json", '[TOOL_CALLS]read_file[ARGS]{"path": "[TOOL_CALLS]"}', "",
+         (Call("read_file", {"path": "[TOOL_CALLS]"}),)),
+        ("named_json", 'So [TOOL_CALLS]read_file[ARGS]{"pa', 'So [TOOL_CALLS]read_file[ARGS]{"pa', ()),
+        ("named_json", "a [TOOL_CALLS]no b", "a [TOOL_CALLS]no b", ()),
         ("bare_json", ' {"name": "read_file", "parameters": {"path": "a.py"}}', "", (PATH,)),
         ("bare_json", '{"name": "list_files", "parameters": {}}; {"name": "read_file", "parameters": {"path": "a.py"}}',
          "", (Call("list_files"), PATH)),
@@ -131,15 +138,11 @@ def cut(data: st.DataObject, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *edges], [*edges, len(text)], strict=True)]
 
 
-@given(st.data(), st.sampled_from(["tagged_json", "bare_json"]), st.dictionaries(texts, values, max_size=4))
+@given(st.data(), st.sampled_from(["tagged_json", "bare_json", "named_json"]), st.dictionaries(texts, values, max_size=4))
 @settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
     call = Call("read_file", arguments)
-    said = render_chat(
-        STYLES[name], [message_of(Turn("assistant", "", calls=(call,)), None)], add_generation_prompt=False
-    )
-    written = said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
-    assert taken(name, *cut(data, written)) == ("", (call,))
+    assert taken(name, *cut(data, written(name, call))) == ("", (call,))
 
 
 @given(
@@ -157,7 +160,7 @@ def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, ar
 
 
 PARTS = ("<tool_call>", "</tool_call>", "hm", '{"name": "list_files"}', "<function=list_files>", "</function>",
-         "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";")  # fmt: skip
+         "[TOOL_CALLS]", "list_files[ARGS]{}", "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";")  # fmt: skip
 pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 
@@ -208,7 +211,7 @@ KNOWN = {
     "Qwen-QwQ-32B": "tagged_json", "Qwen-Qwen2.5-7B-Instruct": "tagged_json", "Qwen-Qwen3-0.6B": "tagged_json",
     "Qwen3-Coder": "tagged_parameters", "Qwen3.5-4B": "tagged_parameters",
     "meta-llama-Llama-3.1-8B-Instruct": "bare_json", "meta-llama-Llama-3.2-3B-Instruct": "bare_json",
-    "meta-llama-Llama-3.3-70B-Instruct": "bare_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "bare_json", "mistralai-Ministral-3-14B-Reasoning-2512": "named_json",
 }  # fmt: skip
 """How models of these templates write calls, as their vendors' documentation has it; of others it is not known."""
 

@@ -16,8 +16,8 @@ class PositionScale:
     """Queries are multiplied by ``1 + scale * ln(1 + floor(position / length))``: by 1 within the first `length`
     positions, those of the first training. Source: Nakanishi, "Scalable-Softmax", 2025, in the steps of Llama 4.
 
-    >>> PositionScale(0.1, 8192).of(np.array([8191, 8192])).tolist()
-    [1.0, 1.0693147182464600]
+    >>> PositionScale(0.1, 8192).of(np.array([8191, 8192])).round(4).tolist() == [1.0, np.float32(1.0693)]
+    True
     """
 
     scale: float
@@ -42,8 +42,8 @@ def scale_queries(q: Floats, positions: Ints, by: PositionScale) -> None:
     --------
     >>> q = np.ones((2, 1, 1), np.float32)
     >>> scale_queries(q, np.array([0, 1]), PositionScale(1.0, 1))
-    >>> q.ravel().round(3).tolist()
-    [1.0, 1.693000078201294]
+    >>> q.ravel()
+    array([1.       , 1.6931472], dtype=float32)
     """
     tokens, heads, d = q.shape
     assert len(positions) == tokens, f"q {q.shape}, positions {len(positions)}"
