@@ -82,9 +82,9 @@ Tools = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class CallStyle:
     """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
-    `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on to
-    the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is none;
-    `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens that are part of it.
+    `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on
+    to the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is
+    none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
     """
 
     name: str

@@ -24,12 +24,15 @@ class DeltaConfig:
         Width of a key head and of a value head.
     conv_kernel : int
         Taps of the short convolution before the recurrence.
+    copies : int
+        Key heads, one beside the other, that are one of the file's.
     """
 
     key_heads: int
     value_heads: int
     head_dim: int
     conv_kernel: int
+    copies: int = 1
 
     @property
     def key_dim(self) -> int:

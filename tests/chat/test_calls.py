@@ -138,7 +138,9 @@ def cut(data: st.DataObject, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *edges], [*edges, len(text)], strict=True)]
 
 
-@given(st.data(), st.sampled_from(["tagged_json", "bare_json", "named_json"]), st.dictionaries(texts, values, max_size=4))
+@given(
+    st.data(), st.sampled_from(["tagged_json", "bare_json", "named_json"]), st.dictionaries(texts, values, max_size=4)
+)
 @settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
     call = Call("read_file", arguments)
@@ -160,7 +162,8 @@ def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, ar
 
 
 PARTS = ("<tool_call>", "</tool_call>", "hm", '{"name": "list_files"}', "<function=list_files>", "</function>",
-         "[TOOL_CALLS]", "list_files[ARGS]{}", "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";")  # fmt: skip
+         "[TOOL_CALLS]", "list_files[ARGS]{}", "\n", "  ", "{", "<parameter=a>", "</parameter>", "<",
+         "tool_call>", ";")  # fmt: skip
 pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 

@@ -26,6 +26,7 @@ CASES = [
     "qwen35moe",
     "gemma3",
     "mistral3",
+    "qwen3next",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

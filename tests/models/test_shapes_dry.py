@@ -48,11 +48,14 @@ class Unfilled:
     def stack(self, name, size):
         return empty_matrix(name, self.formats[name], (size[0] * size[1], size[2]))
 
+    def picked(self, name, size, rows):
+        return [empty_matrix(name, self.formats[name], (len(some), size[1])) for some in rows]
+
     def vector(self, name, size):
         return dry_device.empty(size)
 
-    def table(self, name, size):
-        return dry_device.empty(size)
+    def table(self, name, size, rows=None):
+        return dry_device.empty(size if rows is None else (len(rows), size[1]))
 
 
 store = Unfilled(shape.plan(sys.argv[3]))

@@ -1,9 +1,9 @@
-"""mistral3: Ministral 3 (3B to 14B) and Devstral Small 2: llama's layers, YaRN, and queries that grow with their position.
+"""mistral3: Ministral 3 (3B to 14B) and Devstral Small 2: llama's layers, YaRN, queries that grow with their position.
 
-YaRN leaves scores as loud as they were (``rope.scaling.yarn_log_multiplier`` of 1). Behind RoPE a query is multiplied by
-``1 + scale * ln(1 + floor(position / length))``, where `length` is YaRN's original context unless a key says otherwise.
-Rows of q and k come as in files of `llama`. Source: Liu et al., "Ministral 3", arXiv 2601.08584; transformers,
-``models/ministral3``; keys: llama.cpp, ``src/models/mistral3.cpp`` and ``conversion/mistral3.py``.
+YaRN leaves scores as loud as they were (``rope.scaling.yarn_log_multiplier`` of 1). Behind RoPE a query is multiplied
+by ``1 + scale * ln(1 + floor(position / length))``, where `length` is YaRN's original context unless a key says
+otherwise. Rows of q and k come as in files of `llama`. Source: Liu et al., "Ministral 3", arXiv 2601.08584;
+transformers, ``models/ministral3``; keys: llama.cpp, ``src/models/mistral3.cpp`` and ``conversion/mistral3.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from sp.ops.attention.position_scale import PositionScale
 from sp.ops.rope import YarnScaling
 
 SCALE, LENGTH = "attention.temperature_scale", "attention.temperature_length"
+OLLAMA = "rope.scaling_beta"
 MOST_SCALE = 16.0  # of a factor that is 0.1 in published files
 
 
 def mistral3_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
+    if keys.get(OLLAMA) is not None and keys.get(SCALE) is None:
+        keys.refuse(
+            OLLAMA, f"stands for {SCALE}: the file is of Ollama's own making; take one that llama.cpp converted"
+        )
     config = shared_config(keys, file, pairing="interleaved", base=BASE, quieted=True)
     return replace(config, query_growth=_growth(keys, config)) if keys.told(SCALE) else config
 

@@ -67,8 +67,8 @@ def shared_config(
     `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a missing or senseless key; the
-    message names key and file.
+    ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a
+    missing or senseless key; the message names key and file.
     """
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers

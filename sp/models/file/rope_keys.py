@@ -56,8 +56,8 @@ class AskedScaling:
     def applied(self, config: ModelConfig) -> ModelConfig:
         """The model with this scaling alone, of as many positions as that serves. The original context is that of the
         file's YaRN, or else the file's context; a factor multiplies it. Nothing of the file's own scaling stays, and
-        YaRN has the edges of the paper, and its attention factor unless the file's YaRN leaves scores as they are. ConfigError: frequencies come from a tensor of the
-        file, which the scaling would replace."""
+        YaRN has the edges of the paper, and its attention factor unless the file's YaRN leaves scores as they are.
+        ConfigError: frequencies come from a tensor of the file, which the scaling would replace."""
         own = config.rope.scaling
         if own is not None and not isinstance(own, LinearScaling | YarnScaling):
             raise ConfigError(
@@ -99,10 +99,10 @@ def read_rope(
     config.json, from which it is converted, is nothing that transformers reads.
     `dim`, `pairing`, `scaling`: see `Rope`. A scaling that the family has read elsewhere leaves no room for one of the
     keys. `context`: ``context_length``. `base`: ``rope.freq_base`` of files that do not tell it; needed if left out.
-    `quieted`: whether ``yarn_log_multiplier`` m counts, as transformers' ``mscale_all_dim``: YaRN's factor is divided by
-    1 + 0.1 m ln(factor); elsewhere the key is refused.
-    Returns `context`: positions that it serves: `context`, or what YaRN makes of an original context that the file
-    names. ModelError for a senseless value, or a type other than none, linear and yarn.
+    `quieted`: whether ``yarn_log_multiplier`` m counts, as transformers' ``mscale_all_dim``: YaRN's factor is divided
+    by 1 + 0.1 m ln(factor); elsewhere the key is refused. Returns `context`: positions that it serves: `context`, or
+    what YaRN makes of an original context that the file names. ModelError for a senseless value, or a type other than
+    none, linear and yarn.
     """
     base = keys.real("rope.freq_base", above=1.0, default=base)
     told = _scaling(keys, context)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
@@ -18,6 +20,7 @@ from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.families.gemma3 import windowed
 from sp.models.families.llama import llama3_factors
+from sp.models.families.qwen3next import repeated
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
@@ -122,12 +125,20 @@ def _llama3(
 
 
 def _mistral3(
-    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, base: float, yarn: YarnScaling
+    hidden: int,
+    vocab: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    base: float,
+    yarn: YarnScaling,
 ) -> ModelConfig:
     context = int(yarn.original_context * yarn.factor)
     rope = Rope(base, head_dim, "interleaved", yarn)
     dense = _dense("mistral3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context, 1e-5)
-    return replace(dense, query_growth=PositionScale(0.1, yarn.original_context))
+    return replace(dense, query_growth=PositionScale(float(np.float32(0.1)), yarn.original_context))  # as files hold it
 
 
 def _gemma3(
@@ -148,6 +159,7 @@ def _qwen35(
     head_dim: int,
     rope_dim: int,
     delta: DeltaConfig,
+    base: float = 1e7,
 ) -> ModelConfig:
     kinds: list[LayerKind] = ["delta" if (i + 1) % INTERVAL else "attention" for i in range(layers)]
     return ModelConfig(
@@ -160,7 +172,7 @@ def _qwen35(
         heads,
         kv_heads,
         head_dim,
-        Rope(1e7, rope_dim),
+        Rope(base, rope_dim),
         1e-6,
         gated=True,
         delta=delta,
@@ -220,10 +232,16 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_MISTRAL,
         ),
-        Shape("ministral-3-14b", _mistral3(5120, 131072, 16384, 40, 32, 8, 128, 1e9, _MINISTRAL), tied=False, **_MISTRAL),
-        Shape("ministral-3-8b", _mistral3(4096, 131072, 14336, 34, 32, 8, 128, 1e6, _MINISTRAL), tied=False, **_MISTRAL),
+        Shape(
+            "ministral-3-14b", _mistral3(5120, 131072, 16384, 40, 32, 8, 128, 1e9, _MINISTRAL), tied=False, **_MISTRAL
+        ),
+        Shape(
+            "ministral-3-8b", _mistral3(4096, 131072, 14336, 34, 32, 8, 128, 1e6, _MINISTRAL), tied=False, **_MISTRAL
+        ),
         Shape("ministral-3-3b", _mistral3(3072, 131072, 9216, 26, 32, 8, 128, 1e6, _MINISTRAL), tied=True, **_MISTRAL),
-        Shape("tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY),
+        Shape(
+            "tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY
+        ),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
@@ -239,6 +257,26 @@ _SHAPES: Mapping[str, Shape] = {
             _mixture(
                 "qwen35moe",
                 _qwen35(256, 2048, 0, 4, 4, 2, 256, 64, DeltaConfig(2, 4, 128, 4)),
+                ExpertConfig(16, 4, 256, 256),
+            ),
+            tied=False,
+            **_TINY,
+        ),
+        Shape(
+            "qwen3-coder-next",
+            _mixture(
+                "qwen3next",
+                _qwen35(2048, 151936, 0, 48, 16, 2, 256, 64, repeated(DeltaConfig(16, 32, 128, 4)), 5e6),
+                ExpertConfig(512, 10, 512, 512),
+            ),
+            tied=False,
+            **_QWEN,
+        ),
+        Shape(
+            "tiny-qwen3next",
+            _mixture(
+                "qwen3next",
+                _qwen35(256, 2048, 0, 4, 4, 2, 256, 64, repeated(DeltaConfig(2, 4, 128, 4))),
                 ExpertConfig(16, 4, 256, 256),
             ),
             tied=False,
