@@ -147,11 +147,17 @@ class ModelConfig:
     windows : tuple of int or None
         Tokens that a query of each layer sees back to, itself among them; None, or no tuple at all, for all.
     local_rope : Rope or None
-        Of layers with a window, if it is another one.
+        Of layers with a window, if it is another one than `rope`, that of the others; with a `dim` of 0 it is none.
     embedding_scale : float
         What embeddings are multiplied by.
     query_growth : PositionScale or None
         What queries are multiplied by behind RoPE, by their position.
+    embedding_norm : bool
+        Whether embeddings pass an RMS norm without weights.
+    logit_scale : float
+        What logits are multiplied by.
+    final_softcap : float or None
+        What logits are then kept within: x becomes ``cap * tanh(x / cap)``.
 
     Examples
     --------
@@ -180,6 +186,9 @@ class ModelConfig:
     local_rope: Rope | None = None
     embedding_scale: float = 1.0
     query_growth: PositionScale | None = None
+    embedding_norm: bool = False
+    logit_scale: float = 1.0
+    final_softcap: float | None = None
 
     @cached_property
     def layers(self) -> int:

@@ -27,6 +27,7 @@ CASES = [
     "gemma3",
     "mistral3",
     "qwen3next",
+    "muse-glimmer",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

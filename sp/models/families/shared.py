@@ -106,6 +106,40 @@ def shared_config(
     )
 
 
+WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern"
+
+
+def read_windows(keys: Keys, layers: int, window: int, every: int) -> tuple[int | None, ...]:
+    """The window of each layer, from flags by layer, or from a number: of so many layers the last has none. `every`:
+    that number where files do not tell."""
+    if keys.get(WINDOWED) is not None and values.listed(keys.get(WINDOWED)) is not None:
+        flags = keys.flags(WINDOWED, layers)
+        return tuple(window if flag else None for flag in flags or ())
+    return every_window(layers, window, keys.count(WINDOWED, default=every))
+
+
+def every_window(layers: int, window: int, every: int) -> tuple[int | None, ...]:
+    """Windows of all layers but the last of every so many.
+
+    >>> every_window(5, 96, 2)
+    (96, None, 96, None, 96)
+    """
+    return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
+
+def window_metadata(windows: Sequence[int | None]) -> dict[str, Value]:
+    """The keys that `read_windows` reads, without prefix: a number where one says it all, or flags."""
+    window = next(window for window in windows if window is not None)
+    every = next((layer + 1 for layer, window in enumerate(windows) if window is None), len(windows) + 1)
+    alike = tuple(windows) == every_window(len(windows), window, every)
+    return {WINDOW: window, WINDOWED: every if alike else [window is not None for window in windows]}
+
+
+def read_softcap(keys: Keys, key: str) -> float | None:
+    """A bound that numbers are softly kept within; None where there is none."""
+    return keys.real(key, above=0.0) if keys.told(key) else None
+
+
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:
     """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads."""
     c = config

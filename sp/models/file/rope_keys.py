@@ -57,8 +57,14 @@ class AskedScaling:
         """The model with this scaling alone, of as many positions as that serves. The original context is that of the
         file's YaRN, or else the file's context; a factor multiplies it. Nothing of the file's own scaling stays, and
         YaRN has the edges of the paper, and its attention factor unless the file's YaRN leaves scores as they are.
-        ConfigError: frequencies come from a tensor of the file, which the scaling would replace."""
+        ConfigError: frequencies come from a tensor of the file, which the scaling would replace, or only layers with a
+        window have RoPE."""
         own = config.rope.scaling
+        if not config.rope.dim:
+            raise ConfigError(
+                f"RoPE {self} cannot be asked of {config.architecture}, whose layers that see everything have none; "
+                "leave the option out"
+            )
         if own is not None and not isinstance(own, LinearScaling | YarnScaling):
             raise ConfigError(
                 f"RoPE {self} cannot be asked of this {config.architecture}: a tensor of its file scales the "
@@ -226,6 +232,8 @@ def unscalable(config: ModelConfig) -> str | None:
     'it has recurrent layers'
     """
     scaling = config.rope.scaling
+    if not config.rope.dim:
+        return "layers that see everything have no RoPE"
     if config.delta_layers:
         return "it has recurrent layers"
     if isinstance(scaling, LinearScaling):

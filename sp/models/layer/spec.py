@@ -32,6 +32,8 @@ class LayerSpec:
     bias: bool | None = False  # biases of q, k and v; None: where the file has them
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None
+    behind_eps: float | None = None  # of those norms; None: the model's
+    gate: str | None = None  # what files call the matrix of a `gated` model's gates, where it is not one with q's
     rope: Rope | None = None  # of this layer alone, however a reading scales the model's; by default that of the model
     window: int | None = None
     activation: Activation = "silu"

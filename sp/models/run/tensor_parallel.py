@@ -100,9 +100,9 @@ class ShardModel(Model):
         """Of a norm of the stream, of one over the number of cards."""
         return eps / self.share.size**2
 
-    def embed(self, ids: Ints) -> Floats:
+    def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
         """See `Model`; over the number of cards, as all streams are that layers take and give."""
-        x = super().embed(ids)
+        x = super().embed(ids, normed=normed)
         x *= np.float32(1 / self.share.size)
         return x
 
@@ -171,6 +171,7 @@ class ShardModel(Model):
         norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
         assert self.trunk.output is not None, "shards have heads"
         (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
+        mine = self.capped(mine)
         xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
         parts[card.rank, :, : mine.shape[1]] = mine

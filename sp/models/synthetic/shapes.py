@@ -18,9 +18,13 @@ from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
+from sp.models.families.gemma3 import EVERY as GEMMA3_EVERY
 from sp.models.families.gemma3 import windowed
 from sp.models.families.llama import llama3_factors
+from sp.models.families.muse_glimmer import EVERY as MUSE_EVERY
+from sp.models.families.muse_glimmer import windowed as muse_windowed
 from sp.models.families.qwen3next import repeated
+from sp.models.families.shared import every_window
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
@@ -146,7 +150,16 @@ def _gemma3(
 ) -> ModelConfig:
     rope = Rope(1e6, head_dim, scaling=LinearScaling(8.0) if context > 32768 else None)
     dense = _dense("gemma3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context)
-    return windowed(dense, window)
+    return windowed(dense, every_window(layers, window, GEMMA3_EVERY))
+
+
+def _muse_glimmer(
+    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, scale: float
+) -> ModelConfig:
+    rope = Rope(5e5, head_dim, "interleaved")
+    dense = _dense("muse-glimmer", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
+    found = muse_windowed(dense, every_window(layers, window, MUSE_EVERY))
+    return replace(found, logit_scale=scale, final_softcap=20.0)
 
 
 def _qwen35(
@@ -242,6 +255,13 @@ _SHAPES: Mapping[str, Shape] = {
         Shape(
             "tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY
         ),
+        Shape(
+            "muse-glimmer-30b",
+            _muse_glimmer(6656, 202048, 19968, 52, 32, 2, 128, 2048, float(np.float32((6656 / 256) ** -0.5))),
+            tied=False,
+            text_tokens=200000,
+        ),
+        Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 8, 16, 1, 128, 96, 0.5), tied=False, **_TINY),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
