@@ -261,7 +261,7 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             text_tokens=200000,
         ),
-        Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 8, 16, 1, 128, 96, 0.5), tied=False, **_TINY),
+        Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
