@@ -202,6 +202,27 @@ def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
     return None if head is None or arguments is None else (Call(head[1], arguments),)
 
 
+_INVOKED = re.compile(r'\s*<atem:invoke name="([^"<>\n]{1,256})">(.*?)\s*</atem:invoke>', re.DOTALL)
+_GIVEN = re.compile(r'\s*<atem:parameter name="([^"<>\n]{1,256})"[^<>\n]{0,64}>(.*?)</atem:parameter>', re.DOTALL)
+
+
+def _invoked(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """Functions with their parameters, each between tags; a name may have that of a namespace before it."""
+    calls, at = list[Call](), 0
+    while found := _INVOKED.match(text, at):
+        name, arguments, inside = found[1], dict[str, Any](), 0
+        if function_of(tools, name) is None and function_of(tools, name.rpartition(".")[2]) is not None:
+            name = name.rpartition(".")[2]
+        while given := _GIVEN.match(found[2], inside):
+            arguments[given[1]] = _typed(given[2], _types(tools, name, given[1]))
+            inside = given.end()
+        if found[2][inside:].strip():
+            return None
+        calls.append(Call(name, arguments))
+        at = found.end()
+    return tuple(calls) if calls and not text[at:].strip() else None
+
+
 CALLS = (
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
@@ -220,7 +241,11 @@ CALLS = (
         lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
         ("[CALL_ID]", "[ARGS]"),
     ),
-)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3
+    CallStyle(
+        *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
+        lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
+    ),
+)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3; Muse Glimmer
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:

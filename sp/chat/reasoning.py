@@ -28,6 +28,9 @@ class Marks:
         `start` and `end` are a part of a message with a header; what is no thinking has one of its own.
     closing : str
         What ends a thinking that the template itself began, as templates write it that can switch thinking off.
+    lead, thought, parts, breaks : str, str, tuple of str, tuple of str
+        Of channels: how a reply's first header begins, what is found in the header of thinking, a regular expression,
+        special tokens that belong to messages, and those that end their text.
     """
 
     start: str
@@ -36,21 +39,30 @@ class Marks:
     history: Literal["reasoning_content", "thinking", "blocks"] = "reasoning_content"
     channels: bool = False
     closing: str = ""
+    lead: str = "<|"
+    thought: str = r"<\|channel\|>\s*analysis\b"
+    parts: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+    breaks: tuple[str, ...] = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """Special tokens that belong to the marks, and are no text."""
-        return ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>") if self.channels else (
-            self.start,
-            self.end,
-        )  # fmt: skip
+        return self.parts if self.channels else (self.start, self.end)
 
 
 MARKS = (
     Marks("<|channel|>analysis<|message|>", "<|end|>", "<|channel|>analysis<|message|>", "thinking", channels=True),
     Marks("[THINK]", "[/THINK]", "[/THINK]", "blocks", closing="[/THINK]"),
     Marks("<think>", "</think>", "</think>", closing="\n</think>\n\n"),
-)  # gpt-oss; Mistral's reasoning models; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills
+    Marks(
+        *(" to=self<|message|>", "<|eom|>", "to=self<|message|>"),
+        channels=True,
+        lead=" to=",
+        thought=r"\bto=self\b",
+        parts=("<|start|>", "<|message|>", "<|eom|>"),
+        breaks=("<|eom|>", "<|eot|>", "<|start|>"),
+    ),
+)  # gpt-oss; reasoning Mistral; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills; Muse Glimmer
 
 
 def marks_of(template: str | ChatTemplate) -> Marks | None:
@@ -157,11 +169,13 @@ class Splitter:
 
     def _header(self, final: bool) -> None:
         """Of a message in channels, up to its text; a reply without one is all answer."""
+        assert self._marks is not None
         head, mark, rest = self._held.partition("<|message|>")
+        lead = self._marks.lead
         if mark:
-            self._enter("thinking" if re.search(r"<\|channel\|>\s*analysis\b", head) else "content", rest)
-        elif final or not ("<|".startswith(self._held[:2]) or self._begun):
-            self._enter("content", "" if self._held.startswith("<|") else self._held)
+            self._enter("thinking" if re.search(self._marks.thought, head) else "content", rest)
+        elif final or not (lead.startswith(self._held[: len(lead)]) or self._begun):
+            self._enter("content", "" if self._held.startswith((lead, "<|start|>")) else self._held)
 
     def _body(self, final: bool) -> str:
         """Text of the part at hand that is certain."""
@@ -186,9 +200,7 @@ class Splitter:
     def _ends(self) -> tuple[str, ...]:
         if self._marks is None or (self._state == "content" and not self._marks.channels):
             return ()
-        return ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>") if self._marks.channels else (
-            self._marks.end,
-        )  # fmt: skip
+        return self._marks.breaks if self._marks.channels else (self._marks.end,)
 
     def _enter(self, state: str, held: str) -> None:
         self._begun = state == "header"
@@ -222,6 +234,8 @@ Mode = Literal["auto", "on", "off"]
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether to think: that of Qwen3 and most others, and DeepSeek-V3.1's."""
 EFFORT = "reasoning_effort"
+EFFORTS = (EFFORT, "reasoning_strength")
+"""Variables by which templates are told how much to think: that of most, and Muse Glimmer's."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +277,7 @@ class Thinking:
         """Variables for a template: of those that stand for thinking, the ones it reads."""
         names, mode = template.names, self._mode(template)
         told: dict[str, Any] = {} if mode == "auto" else {name: mode == "on" for name in SWITCHES if name in names}
-        return told | ({EFFORT: self.effort} if self.effort is not None and EFFORT in names else {})
+        return told | {name: self.effort for name in EFFORTS if self.effort is not None and name in names}
 
     def note(self, template: ChatTemplate | None) -> str | None:
         """What of this a template cannot be told, in one line; None if nothing is lost."""
@@ -275,7 +289,7 @@ class Thinking:
             lost.append("knows of no thinking, so on changes nothing")
         if self.mode == "off" and not switched and marks is not None and not _begins(template, marks):
             lost.append("has no switch for thinking, so the model may think all the same")
-        if self.effort is not None and EFFORT not in template.names and self._mode(template) == self.mode:
+        if self.effort is not None and not _takes_effort(template) and self._mode(template) == self.mode:
             lost.append(f"reads no {EFFORT}, so {self.effort} changes nothing")
         return f"the chat template {' and '.join(lost)}" if lost else None
 
@@ -306,8 +320,13 @@ class Thinking:
 
     def _mode(self, template: ChatTemplate) -> Mode:
         """The mode, where an effort of none decides it."""
-        none = self.effort == "none" and self.mode == "auto" and EFFORT not in template.names
+        none = self.effort == "none" and self.mode == "auto" and not _takes_effort(template)
         return "off" if none and any(name in template.names for name in SWITCHES) else self.mode
+
+
+def _takes_effort(template: ChatTemplate) -> bool:
+    """Whether a template can be told how much to think."""
+    return any(name in template.names for name in EFFORTS)
 
 
 def begins(generation_prompt: str, marks: Marks) -> bool:

@@ -78,6 +78,14 @@ def test_styles_are_known_by_their_templates() -> None:
          (Call("read_file", {"path": "[TOOL_CALLS]"}),)),
         ("named_json", 'So [TOOL_CALLS]read_file[ARGS]{"pa', 'So [TOOL_CALLS]read_file[ARGS]{"pa', ()),
         ("named_json", "a [TOOL_CALLS]no b", "a [TOOL_CALLS]no b", ()),
+        ("invoked", 'I look.\n<atem:function_calls>\n<atem:invoke name="read_file">\n<atem:parameter name="path">a.py'
+         '</atem:parameter>\n</atem:invoke>\n</atem:function_calls>', "I look.", (PATH,)),
+        ("invoked", '<atem:function_calls><atem:invoke name="functions.read_file"><atem:parameter name="lines">[1, 2]'
+         '</atem:parameter><atem:parameter name="path">7</atem:parameter></atem:invoke>\n<atem:invoke '
+         'name="other.look"></atem:invoke></atem:function_calls> Done.', "Done.",
+         (Call("read_file", {"lines": [1, 2], "path": "7"}), Call("other.look"))),
+        ("invoked", "a <atem:function_calls>no</atem:function_calls>", "a <atem:function_calls>no"
+         "</atem:function_calls>", ()),
         ("bare_json", ' {"name": "read_file", "parameters": {"path": "a.py"}}', "", (PATH,)),
         ("bare_json", '{"name": "list_files", "parameters": {}}; {"name": "read_file", "parameters": {"path": "a.py"}}',
          "", (Call("list_files"), PATH)),
