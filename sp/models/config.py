@@ -158,6 +158,8 @@ class ModelConfig:
         What logits are multiplied by.
     final_softcap : float or None
         What logits are then kept within: x becomes ``cap * tanh(x / cap)``.
+    attention_softcap : float or None
+        What scores of attention are kept within.
 
     Examples
     --------
@@ -189,6 +191,7 @@ class ModelConfig:
     embedding_norm: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    attention_softcap: float | None = None
 
     @cached_property
     def layers(self) -> int:

@@ -28,6 +28,8 @@ CASES = [
     "mistral3",
     "qwen3next",
     "muse-glimmer",
+    "gemma2",
+    "gemma2-large",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

@@ -77,7 +77,8 @@ for path in ("sm_90a", "portable"):
             cache.reset()
             prefill_by_layer(model, ids, ids, cache)
             cache.reset()
-            prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=True))
+            means = full.attention_softcap is None
+            prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=means))
         for options in ({}, {"sparse": "alpha:0.1"}, {"rotary": "none"}):
             found = SCORERS.build("tail", options).score(ScoreRequest(model, ids, ids, none, none))
             assert found.scores.shape == (N,)

@@ -223,9 +223,5 @@ class Model:
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
         assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
-        return self.capped(logits)
-
-    def capped(self, logits: Floats) -> Floats:
-        """Products with the head (n, vocab), or some columns of them, as logits: in place."""
         scale, cap = self.config.logit_scale, self.config.final_softcap
         return logits if scale == 1 and cap is None else cap_logits(logits, scale, cap)

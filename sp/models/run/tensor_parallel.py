@@ -37,6 +37,7 @@ from sp.models.network.trunk import Trunk
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
+from sp.ops.sampling.cap_logits import cap_logits
 from sp.parallel.group import Card, Group
 from sp.quant.repack import Repacked
 
@@ -171,7 +172,8 @@ class ShardModel(Model):
         norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
         assert self.trunk.output is not None, "shards have heads"
         (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
-        mine = self.capped(mine)
+        scale, cap = self.config.logit_scale, self.config.final_softcap
+        mine = mine if scale == 1 and cap is None else cap_logits(mine, scale, cap)
         xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
         parts[card.rank, :, : mine.shape[1]] = mine

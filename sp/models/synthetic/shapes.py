@@ -18,6 +18,8 @@ from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
+from sp.models.families.gemma2 import EVERY as GEMMA2_EVERY
+from sp.models.families.gemma2 import windowed as gemma2_windowed
 from sp.models.families.gemma3 import EVERY as GEMMA3_EVERY
 from sp.models.families.gemma3 import windowed
 from sp.models.families.llama import llama3_factors
@@ -153,6 +155,20 @@ def _gemma3(
     return windowed(dense, every_window(layers, window, GEMMA3_EVERY))
 
 
+def _gemma2(
+    hidden: int,
+    vocab: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int = 4096,
+) -> ModelConfig:
+    dense = _dense("gemma2", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, Rope(1e4, head_dim), 8192)
+    return gemma2_windowed(dense, every_window(layers, window, GEMMA2_EVERY))
+
+
 def _muse_glimmer(
     hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, scale: float
 ) -> ModelConfig:
@@ -236,6 +252,9 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_QWEN,
         ),
+        Shape("gemma-2-27b", _gemma2(4608, 256000, 36864, 46, 32, 16, 128), tied=True, **_GEMMA),
+        Shape("gemma-2-9b", _gemma2(3584, 256000, 14336, 42, 16, 8, 256), tied=True, **_GEMMA),
+        Shape("gemma-2-2b", _gemma2(2304, 256000, 9216, 26, 8, 4, 256), tied=True, **_GEMMA),
         Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
@@ -262,6 +281,7 @@ _SHAPES: Mapping[str, Shape] = {
             text_tokens=200000,
         ),
         Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
+        Shape("tiny-gemma2", _gemma2(256, 2048, 768, 4, 4, 2, 128, 96), tied=True, **_TINY),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
