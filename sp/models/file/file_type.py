@@ -53,7 +53,8 @@ _MORE_BITS = (
     "attn_v.weight",
     "attn_qkv.weight",
 )
-_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight")  # matrices that no file type packs: convolution taps and routers
+_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight", ".bias")
+"""Matrices that no file type packs: convolution taps, routers, biases of experts."""
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 _TURN = 16
@@ -93,7 +94,7 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
 
     `file_type`: one of `FILE_TYPES`. `name`: GGUF name, e.g. ``"blk.3.ffn_down.weight"``. `shape`: fastest axis last.
     `layers`: layers of the trunk, which the rule of ``q4_k_m`` divides. `tied`: whether the embedding also serves as
-    output matrix and so takes its format. Returns F32 for vectors, convolution taps and routers. Where a row is not
+    output matrix and so takes its format. Returns F32 for vectors, and for `_PLAIN`. Where a row is not
     whole blocks of the chosen format, that of 32 values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K,
     Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. ConfigError when
     the file type is unknown.
