@@ -103,6 +103,7 @@ register_architecture(
         gpt_oss_config,
         gpt_oss_metadata,
         honours=(WINDOW, "expert_count"),
+        usual_type="mxfp4_moe",
         about="gpt-oss, a mixture of experts with windows and sinks (20B, 120B)",
     )
 )
