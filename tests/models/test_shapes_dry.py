@@ -86,9 +86,14 @@ PUBLISHED = [name for name in list_shapes() if not name.startswith("tiny-")]
 DRAFTERS = [name for name in PUBLISHED if find_shape(name).tied]
 
 
-@pytest.mark.parametrize(
-    ("shape", "file_type"), [*((name, "q4_k_m") for name in PUBLISHED), *((name, "bf16") for name in DRAFTERS)]
-)
+CASES = [
+    *((name, "q4_k_m") for name in PUBLISHED),
+    *((name, "bf16") for name in DRAFTERS),
+    ("gpt-oss-20b", "mxfp4_moe"),
+]
+
+
+@pytest.mark.parametrize(("shape", "file_type"), CASES)
 def test_every_launch_fits(shape, file_type) -> None:
     hopper, portable = map(int, walked(WALK, shape, file_type).split())
     assert hopper > 0 < portable
