@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from host_code import aligned, compiled, pointer
 
+from sp.kernels.specs.experts import strip_variant
 from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.activations import swiglu
 from sp.ops.experts.clamped import CLAMP, SLOPE, clamped_swiglu
@@ -108,8 +109,9 @@ class Slots(ctypes.Structure):
 
 
 @cache
-def library(source: str, kind: int, clamped: int) -> ctypes.CDLL:
-    defines = {"KIND": kind, "WARPS": 1, "DEPTH": 2, "CLAMPED": clamped, "__CUDA_ARCH__": 800}
+def library(source: str, kind: int, width: int, clamped: int) -> ctypes.CDLL:
+    defines = strip_variant(kind, 2, tail=width % STAGE > 0) | {"WARPS": 1, "DEPTH": 2, "CLAMPED": clamped}
+    defines["__CUDA_ARCH__"] = 800
     return compiled(source, START.replace("CALL", CALLS[source]), defines, Path(mkdtemp()), whole=True)
 
 
@@ -153,7 +155,7 @@ def test_first_half(name: str, width: int, rows: int, biased: bool) -> None:
     experts = aligned(np.array([[2, 0], [1, 2]], np.int32))
     a, b = (aligned(rng.standard_normal((COUNT, rows)).astype(np.float32)) if biased else None for _ in range(2))
     mid = aligned(np.full((TOKENS, USED, rows), 0x7FC1, np.uint16))
-    library("expert_gated.cu", fmt.ggml_type, int(biased)).run(
+    library("expert_gated.cu", fmt.ggml_type, width, int(biased)).run(
         ctypes.byref(job(h, experts, width, rows, mid, one=gate, two=up, bias=a, second=b)), rows // 16, TOKENS * USED
     )
     left, right = (np.einsum("tjrk,tk->tjr", m[experts], wide(h)) for m in (g, u))
@@ -174,7 +176,7 @@ def test_second_half(name: str, width: int, rows: int, biased: bool) -> None:
     bias = aligned(rng.standard_normal((COUNT, rows)).astype(np.float32)) if biased else None
     x = aligned(rng.standard_normal((TOKENS, rows)).astype(np.float32))
     before = x.astype(np.float64)
-    library("expert_down.cu", fmt.ggml_type, 0).run(
+    library("expert_down.cu", fmt.ggml_type, width, 0).run(
         ctypes.byref(job(mid, experts, width, rows, x, weights=weights, one=down, bias=bias)), rows // 16, TOKENS
     )
     said = np.einsum("tjrk,tjk->tjr", d[experts], wide(mid)) + (0 if bias is None else bias[experts])

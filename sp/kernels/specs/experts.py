@@ -1,7 +1,7 @@
 """Kernels of mixtures of experts around their products, and those of few tokens.
 
-Define of `ROUTE`: EACH, logits of a lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH, see
-their header; of `GATE_SLOTS` and `EXPERT_GATED`: CLAMPED, 1 where gates are those of `clamped_swiglu`."""
+Define of `ROUTE`: EACH, logits of a lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH,
+TAIL, see their header; of `GATE_SLOTS` and `EXPERT_GATED`: CLAMPED, 1 where gates are those of `clamped_swiglu`."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ STRIP_DEPTH = 2
 INPUT_BYTES = 544 + 32 + 64 + 16  # of a warp: 256 inputs as integers, their sums and their factor
 
 
-def strip_variant(kind: int, stages: int) -> dict[str, int]:
-    """Defines for a ggml type id where a block reads so many stages of 256 inputs of a row."""
-    return {"KIND": kind, "WARPS": STRIP_WARPS, "DEPTH": min(STRIP_DEPTH, -(-stages // STRIP_WARPS))}
+def strip_variant(kind: int, stages: int, *, tail: bool = False) -> dict[str, int]:
+    """Defines for a ggml type id where a block reads so many stages of 256 inputs; with a `tail` the last has fewer."""
+    depth = min(STRIP_DEPTH, -(-stages // STRIP_WARPS))
+    return {"KIND": kind, "WARPS": STRIP_WARPS, "DEPTH": depth} | ({"TAIL": 1} if tail else {})
 
 
 def _strip_smem(parts: int, defines: Defines) -> int:
@@ -96,7 +97,7 @@ EXPERT_GATED = KernelSpec(
         "u32 held", "u32 pitch", "u32 first", "u32 second", "i32 tail", "const f32*? gate_bias", "const f32*? up_bias",
     ),
     threads=32 * STRIP_WARPS,
-    variants=(*_STRIPS, *({**strip_variant(MXFP4.ggml_type, stages), "CLAMPED": 1} for stages in (8, 16))),
+    variants=(*_STRIPS, {**strip_variant(MXFP4.ggml_type, 12, tail=True), "CLAMPED": 1}),
     smem=partial(_strip_smem, 2),
     pdl=True,
 )  # fmt: skip
@@ -110,7 +111,7 @@ EXPERT_DOWN = KernelSpec(
         "i32 wide", "i32 tail", "const f32*? bias",
     ),
     threads=32 * STRIP_WARPS,
-    variants=(*_STRIPS, *(strip_variant(MXFP4.ggml_type, stages) for stages in (8, 16))),
+    variants=(*_STRIPS, strip_variant(MXFP4.ggml_type, 48, tail=True)),
     smem=partial(_strip_smem, 1),
     pdl=True,
 )  # fmt: skip

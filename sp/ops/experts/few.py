@@ -96,7 +96,7 @@ def _tail(width: int) -> int:
 
 def _variant(kernel: KernelSpec, stack: Stack, stages: int) -> dict[str, int]:
     """As deep as there are stages and room for."""
-    defines = strip_variant(stack.weight.format.ggml_type, stages)
+    defines = strip_variant(stack.weight.format.ggml_type, stages, tail=stack.weight.shape[1] % STAGE > 0)
     if kernel.shared_bytes(defines) > shared_bytes_per_block(current_device()):
         defines["DEPTH"] = 1
     return defines

@@ -4,15 +4,20 @@
 // Nobody waits for another warp before the sums: each makes integers of the 256 inputs of its own stage (one_input.cuh) while
 // the codes are on their way, and multiplies them as gemv.cu does (strip_one.cuh). Where a row is no whole number of stages, which
 // only blocks of 32 allow, its last one is of `tail` tiles of 64 inputs: scales and inputs behind them are zeros there.
-// Defines: KIND (super-blocks, or blocks of 32 with a scale for 32), WARPS, DEPTH (stages of a warp under way).
+// Defines: KIND (super-blocks, or blocks of 32 with a scale for 32), WARPS, DEPTH (stages of a warp under way), TAIL (1: rows may
+// be no whole stages).
 #pragma once
 #include "activations.cuh"
 #include "one_input.cuh"
 #include "pdl.cuh"
 
+#ifndef TAIL
+#define TAIL 0
+#endif
+
 using F = Packing<KIND>;
 using S = Slot<KIND, STAGE_ROWS, 256 / TILE_K>;
-static_assert(F::super || F::group == 32, "stages are of 256 inputs");
+static_assert(F::super ? !TAIL : F::group == 32, "stages are of 256 inputs");
 
 // 256 inputs of a token, as strip_one.cuh reads them.
 struct __align__(16) StageInputs {
@@ -47,12 +52,12 @@ struct Room {
 };
 
 // Tiles of 64 inputs in a row of so many stages; whole ones are of four.
-SP_DEVICE int tiles_of(int supers, int tail) { return F::super ? 4 * supers : 4 * supers - 4 + tail; }
+SP_DEVICE int tiles_of(int supers, int tail) { return TAIL ? 4 * supers - 4 + tail : 4 * supers; }
 
 // fetch_stage of a row of `k_tiles` tiles.
 SP_DEVICE void fetch_stage_of(u8* slot, const Planes& p, int index, int k_tiles, int lane) {
     const int tiles = k_tiles - 4 * index;
-    if (F::super || tiles >= 4) return fetch_stage<S>(shared_address(slot), p, index, lane);
+    if (!TAIL || tiles >= 4) return fetch_stage<S>(shared_address(slot), p, index, lane);
     using N = Pieces<S>;
     const auto copy = [&](u32 to, const u8* from, int bytes) {  // codes behind the last tile may be anything
         for (int i = 0; i * 512 + lane * 16 < bytes / S::tiles * tiles; ++i)
@@ -71,7 +76,7 @@ SP_DEVICE void load_inputs_of(f32 (&v)[2][4], const u16* row, int super, int k_t
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         uint2 a = {};
-        if (F::super || 4 * super + 2 * i + lane / 16 < k_tiles)
+        if (!TAIL || 4 * super + 2 * i + lane / 16 < k_tiles)
             a = *reinterpret_cast<const uint2*>(row + super * 256 + i * 128 + lane * 4);
         v[i][0] = low_bf16(a.x), v[i][1] = high_bf16(a.x), v[i][2] = low_bf16(a.y), v[i][3] = high_bf16(a.y);
     }
