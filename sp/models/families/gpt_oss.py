@@ -86,6 +86,7 @@ def gpt_oss_layer(config: ModelConfig, index: int) -> LayerSpec:
     """What a layer computes."""
     return LayerSpec(
         qk_norm=False,
+        sinks="attn_sinks",
         bias=True,
         out_bias=True,
         ffn_norm="post_attention_norm",
