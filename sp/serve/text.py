@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
@@ -43,7 +43,13 @@ class ReplyText:
         self._tokenizer, self._stops = tokenizer, stops
         self._marks = thinks.marks.tokens if thinks else ()
         self._marks += (calling.style.begin, calling.style.end) if calling else ()
-        self._splitter, self._calls = Splitter(thinks), CallSplitter(calling)
+        self._splitter = Splitter(thinks, calls=calling is not None)
+        if calling and thinks and thinks.marks.channels:  # what the prompt has begun of a call is a part of its header
+            opening, calling = calling.opening, replace(calling, opening="")
+            self._calls = CallSplitter(calling)
+            self._calls.push(self._splitter.push(opening).content)
+        else:
+            self._calls = CallSplitter(calling)
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""

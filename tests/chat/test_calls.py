@@ -34,6 +34,8 @@ def written(name: str, call: Call) -> str:
     """A call as a template writes it in an assistant's turn."""
     message = message_of(Turn("assistant", "", calls=(call,)), None)
     said = render_chat(STYLES[name], [message], add_generation_prompt=False)
+    if name == "in_channel":
+        return said.rpartition("<|start|>assistant")[2]
     return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
 
 
@@ -77,6 +79,13 @@ def test_styles_are_known_by_their_templates() -> None:
         ("bare_json", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', ()),
         ("bare_json", ' {"a": 1}\n', ' {"a": 1}\n', ()),
         ("bare_json", '  No: {"name": "list_files"} ', '  No: {"name": "list_files"} ', ()),
+        ("in_channel", 'I look. to=functions.read_file<|channel|>commentary json<|message|>{"path": "a.py"}<|call|>',
+         "I look.", (PATH,)),
+        ("in_channel", 'to=functions.list_files <|constrain|>json<|message|><|call|>to=functions.read_file<|message|>'
+         '{"path": "a.py"}', "", (Call("list_files"), PATH)),
+        ("in_channel", "to=functions.read_file<|message|>[1]<|call|>",
+         "to=functions.read_file<|message|>[1]<|call|>", ()),
+        ("in_channel", "send it to=func", "send it to=func", ()),
     ],
 )  # fmt: skip
 def test_answers_by_hand_whole_and_letter_by_letter(name: str, answer: str, text: str, calls: tuple[Call, ...]) -> None:
@@ -131,15 +140,13 @@ def cut(data: st.DataObject, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *edges], [*edges, len(text)], strict=True)]
 
 
-@given(st.data(), st.sampled_from(["tagged_json", "bare_json"]), st.dictionaries(texts, values, max_size=4))
+@given(
+    st.data(), st.sampled_from(["tagged_json", "bare_json", "in_channel"]), st.dictionaries(texts, values, max_size=4)
+)
 @settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
     call = Call("read_file", arguments)
-    said = render_chat(
-        STYLES[name], [message_of(Turn("assistant", "", calls=(call,)), None)], add_generation_prompt=False
-    )
-    written = said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
-    assert taken(name, *cut(data, written)) == ("", (call,))
+    assert taken(name, *cut(data, written(name, call))) == ("", (call,))
 
 
 @given(
@@ -157,7 +164,8 @@ def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, ar
 
 
 PARTS = ("<tool_call>", "</tool_call>", "hm", '{"name": "list_files"}', "<function=list_files>", "</function>",
-         "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";")  # fmt: skip
+         "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";",
+         "to=functions.", "list_files<|message|>", "<|call|>", "{}")  # fmt: skip
 pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 
@@ -208,7 +216,7 @@ KNOWN = {
     "Qwen-QwQ-32B": "tagged_json", "Qwen-Qwen2.5-7B-Instruct": "tagged_json", "Qwen-Qwen3-0.6B": "tagged_json",
     "Qwen3-Coder": "tagged_parameters", "Qwen3.5-4B": "tagged_parameters",
     "meta-llama-Llama-3.1-8B-Instruct": "bare_json", "meta-llama-Llama-3.2-3B-Instruct": "bare_json",
-    "meta-llama-Llama-3.3-70B-Instruct": "bare_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "bare_json", "openai-gpt-oss-120b": "in_channel",
 }  # fmt: skip
 """How models of these templates write calls, as their vendors' documentation has it; of others it is not known."""
 

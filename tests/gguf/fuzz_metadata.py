@@ -47,6 +47,7 @@ PRE = {"tiny-llama": "llama-bpe", "tiny-qwen2": "qwen2", "tiny-qwen3": "llama", 
     "tiny-qwen3moe": "qwen2",
     "tiny-qwen35moe": "qwen35",
     "tiny-gemma3": "llama",
+    "tiny-gpt-oss": "gpt-4o",
 }
 YARN = {
     "rope.scaling.type": "yarn",

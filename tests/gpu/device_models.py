@@ -26,7 +26,7 @@ FAMILIES = (
     "tiny-gemma3:bf16",
 )
 """Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven."""
-EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl")
+EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl", "tiny-gpt-oss:mxfp4_moe")
 """Of mixtures; held to bounds of their own, since routers send a token elsewhere for a rounding."""
 NAMES = (*EMBEDDED, *RANDOM, *FAMILIES)
 

@@ -25,6 +25,7 @@ CASES = [
     "qwen3moe-plain",
     "qwen35moe",
     "gemma3",
+    "gpt-oss",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

@@ -58,7 +58,6 @@ KINDS = {
     "clip": "an encoder of pictures or sound, no language model",
     "bert": "an encoder, no language model",
     "moe": EXPERTS,
-    "gpt-oss": EXPERTS,
     "mixtral": EXPERTS,
     "deepseek2": EXPERTS,
 }  # what a piece of an architecture's name tells of files that sp does not run; the first that fits counts

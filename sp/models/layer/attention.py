@@ -25,6 +25,8 @@ class Attention:
         If it is `gated`, a sigmoid gate lies on the output and its rows beside those of q.
     biases : tuple of float32, optional
         Of q, k and v, added before anything else.
+    out_bias : float32, optional
+        Added to what `out` makes.
     norms : HeadNorms
         Of q and k before RoPE, if there are any.
     spec : LayerSpec
@@ -43,6 +45,7 @@ class Attention:
     out: Weight
     spec: LayerSpec = PLAIN
     sinks: Floats | None = None
+    out_bias: Floats | None = None
 
     @classmethod
     def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Attention:
@@ -67,7 +70,8 @@ class Attention:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
             normed = HeadNorms(q_norm, k_norm, config.eps)
         sinks = None if spec.sinks is None else store.vector(f"{blk}{spec.sinks}.weight", config.heads)
-        return cls(index, config, q, k, v, added, normed, out, spec, sinks)
+        out_bias = store.vector(f"{blk}attn_output.bias", hidden) if spec.out_bias else None
+        return cls(index, config, q, k, v, added, normed, out, spec, sinks, out_bias)
 
     @cached_property
     def rule(self) -> ScoreRule:
@@ -85,4 +89,5 @@ class Attention:
             biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
             out=share.columns(self.out),
             sinks=None if self.sinks is None else share.values(self.sinks),
+            out_bias=share.once(self.out_bias),
         )
