@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-cards.md"
 RECORDS = ROOT / "results" / "nvidia-h200" / "ttft.jsonl"
 TYPES = ("q4_k_m", "ud-q4_k_xl", "q8_0")
-"""File types that the page tells of."""
+"""File types that the page tells of; of models that are published in another one, that alone."""
 
 
 def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]:
@@ -34,7 +34,7 @@ def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]
         size = sum(tensor.size for tensor in shape.tensors())
         if size <= LARGEST_DRAFTER or name.startswith("tiny-"):
             continue
-        for file_type in TYPES:
+        for file_type in TYPES if shape.usual in TYPES else (shape.usual,):
             plan = shape.plan(file_type)
             formats = {tensor: fmt for tensor, _, fmt in plan}
             held = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)

@@ -69,6 +69,32 @@ BARE = """\
 """
 """As Llama 3: the whole answer is an object, results are quoted, one call a turn."""
 
+IN_CHANNEL = """\
+{{- '<|start|>system<|message|>Channels: analysis, commentary, final.<|end|>' }}
+{%- if tools %}
+    {{- '<|start|>developer<|message|># Tools\\n' }}
+    {%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|end|>' }}
+{%- endif %}
+{%- set last, done = namespace(name=''), messages | selectattr('role', 'equalto', 'assistant') | list %}
+{%- for m in messages %}
+    {%- if m.tool_calls %}
+        {%- set call, thought = m.tool_calls[0].function, m.content or m.thinking %}
+        {%- set last.name = call.name %}
+        {%- if thought and done[-1].tool_calls %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}
+        {%- endif %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif m.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- m.content | tojson + '<|end|>' }}
+    {%- elif m.role == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}
+    {%- else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
+"""
+"""As gpt-oss: a message to a function in a channel, results as JSON; what was said before a call goes in the end."""
+
 TEXTUAL = """\
 {%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
 {%- for m in messages %}
@@ -94,7 +120,13 @@ NAMED = """\
 """
 """As Devstral 2 and Ministral 3: a name and an object, each behind a mark; where a call ends is not marked."""
 
-STYLES = {"tagged_json": TAGGED, "tagged_parameters": PARAMETERS, "bare_json": BARE, "named_json": NAMED}
+STYLES = {
+    "tagged_json": TAGGED,
+    "tagged_parameters": PARAMETERS,
+    "bare_json": BARE,
+    "named_json": NAMED,
+    "in_channel": IN_CHANNEL,
+}
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sp.chat.reasoning import overlap
+from sp.chat.reasoning import CALLED, TO_TOOL, overlap
 from sp.chat.turn import Call
 from sp.gguf.template import ChatTemplate
 
@@ -144,6 +144,13 @@ def _bare_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
     return tuple(calls) or None
 
 
+def _in_channel(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """What follows the name of the tools' namespace in a message's header: a name, and behind the header an object."""
+    head, mark, body = text.partition("<|message|>")
+    name, arguments = re.match(r"[A-Za-z0-9_.:-]{1,128}", head), read_object(body.strip() or "{}")
+    return (Call(name[0], arguments),) if mark and name and arguments is not None else None
+
+
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]{1,256})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,256})>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))")
@@ -245,7 +252,18 @@ CALLS = (
         *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
         lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
     ),
-)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3; Muse Glimmer
+    CallStyle(
+        *(
+            "in_channel",
+            r"<\|start\|>assistant to=(.|\n){0,40}functions\.",
+            TO_TOOL.partition("{")[0],
+            CALLED,
+            _in_channel,
+        ),
+        lambda name: " " + (TO_TOOL.format(name) if name else TO_TOOL.partition("{")[0]),
+    ),
+)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3; Muse Glimmer;
+# gpt-oss
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:

@@ -199,7 +199,8 @@ class Masked:
             turn = self.given[index]
             thought = name == "reasoning"
             if marks is not None and turn.role == "assistant" and name == "content":
-                thought = end <= turn.content.rfind(marks.end)
+                # In channels what is said before a call is thinking, and dropped as such.
+                thought = end <= turn.content.rfind(marks.end) or (marks.channels and bool(turn.calls))
             often = name == "call_names"  # some templates name the tool beside its result, too
             if ((count := seen.get((index, name, start), 0)) > 1 and not often) or (count == 0 and not thought):
                 raise HiddenMessageError(index, calls=often or name == "argument_text")

@@ -28,9 +28,9 @@ class Marks:
         `start` and `end` are a part of a message with a header; what is no thinking has one of its own.
     closing : str
         What ends a thinking that the template itself began, as templates write it that can switch thinking off.
-    lead, thought, parts, breaks : str, str, tuple of str, tuple of str
-        Of channels: how a reply's first header begins, what is found in the header of thinking, a regular expression,
-        special tokens that belong to messages, and those that end their text.
+    leads, tool, thought, parts, breaks : tuple of str, str, str, tuple of str, tuple of str
+        Of channels: how a reply's first header may begin; regular expressions for what is found in the header of a
+        call, with the tool's name, and of thinking; special tokens that belong to messages, and that end their text.
     """
 
     start: str
@@ -39,7 +39,8 @@ class Marks:
     history: Literal["reasoning_content", "thinking", "blocks"] = "reasoning_content"
     channels: bool = False
     closing: str = ""
-    lead: str = "<|"
+    leads: tuple[str, ...] = ("<|", " to=")
+    tool: str = r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})"
     thought: str = r"<\|channel\|>\s*analysis\b"
     parts: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
     breaks: tuple[str, ...] = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
@@ -57,7 +58,8 @@ MARKS = (
     Marks(
         *(" to=self<|message|>", "<|eom|>", "to=self<|message|>"),
         channels=True,
-        lead=" to=",
+        leads=(" to=",),
+        tool="(?!)",  # calls are marked in the text
         thought=r"\bto=self\b",
         parts=("<|start|>", "<|message|>", "<|eom|>"),
         breaks=("<|eom|>", "<|eot|>", "<|start|>"),
@@ -99,13 +101,18 @@ class Thinks:
     written: bool = False
 
 
+TO_TOOL, CALLED = "to=functions.{}<|channel|>commentary json<|message|>", "<|call|>"
+"""What stands round a call in channels, but for the begin of its message's header, as templates write it."""
+
+
 class Splitter:
     """Feeds on the text of a reply, hands out thinking and answer as soon as each is certain.
 
     White space round both parts is dropped, and held back until it is known to lie inside one. A reply that begins
     with no mark is all answer, to the letter.
 
-    `thinks`: None for a model that marks no thinking.
+    `thinks`: None for a model that marks no thinking; `calls`: messages in channels that are for a tool are handed out
+    as an answer with `TO_TOOL` and `CALLED` round what they say, for a `CallSplitter`.
 
     Examples
     --------
@@ -114,9 +121,13 @@ class Splitter:
     [Split(reasoning='', content=''), Split(reasoning='hm', content=''), Split(reasoning='', content='Yes. ')]
     """
 
-    def __init__(self, thinks: Thinks | None) -> None:
+    def __init__(self, thinks: Thinks | None, *, calls: bool = False) -> None:
         self._marks = thinks.marks if thinks else None
         self._held = ""
+        self._calls, self._tool = (
+            calls,
+            "",
+        )  # whether calls are wanted; the name of the tool that the part at hand is for
         self._begun = False  # of the part at hand, some text is out
         self._state = "content"
         if self._marks:
@@ -144,6 +155,9 @@ class Splitter:
     def _advance(self, *, final: bool) -> Split:
         found: dict[str, list[str]] = {"thinking": [], "content": []}
         while True:
+            if self._tool and not self._begun and self._state == "content":
+                found["content"].append(TO_TOOL.format(self._tool))
+                self._begun = True
             before = self._state, self._held
             step = {"start": self._start, "header": self._header, "after": self._after}.get(self._state)
             if step:
@@ -171,11 +185,14 @@ class Splitter:
         """Of a message in channels, up to its text; a reply without one is all answer."""
         assert self._marks is not None
         head, mark, rest = self._held.partition("<|message|>")
-        lead = self._marks.lead
+        leads = self._marks.leads
         if mark:
-            self._enter("thinking" if re.search(self._marks.thought, head) else "content", rest)
-        elif final or not (lead.startswith(self._held[: len(lead)]) or self._begun):
-            self._enter("content", "" if self._held.startswith((lead, "<|start|>")) else self._held)
+            to = re.search(self._marks.tool, head) if self._calls else None
+            thought = to is None and re.search(self._marks.thought, head) is not None
+            self._tool = to[1] if to else ""
+            self._enter("thinking" if thought else "content", rest)
+        elif final or not (self._begun or any(one.startswith(self._held[: len(one)]) for one in leads)):
+            self._enter("content", "" if self._held.startswith(("<|", leads[0])) else self._held)
 
     def _body(self, final: bool) -> str:
         """Text of the part at hand that is certain."""
@@ -188,8 +205,9 @@ class Splitter:
         at, mark = min(((at, mark) for mark in ends if (at := self._held.find(mark)) >= 0), default=(-1, ""))
         if mark:
             text, rest = self._held[:at], self._held[at + len(mark) :]
+            ended, self._tool = CALLED if self._tool else "", ""
             self._enter("header" if self._marks and self._marks.channels else "after", rest)
-            return text.rstrip()
+            return text.rstrip() + ended
         keep = 0 if final else max(overlap(self._held, mark) for mark in ends)
         whole = self._held[: len(self._held) - keep]
         text = whole.rstrip()

@@ -77,7 +77,9 @@ def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[s
     message |= {key: value for key, value in (("tool_call_id", turn.call_id), ("name", turn.name)) if value}
     if turn.reasoning:
         way = marks.history if marks else "reasoning_content"
-        if way == "blocks":
+        if way == "thinking" and turn.calls and turn.content:
+            pass  # the template takes either before a call
+        elif way == "blocks":
             thought = {"type": "thinking", "thinking": turn.reasoning}
             message["content"] = [thought, {"type": "text", "text": turn.content}] if turn.content else [thought]
         else:

@@ -140,14 +140,16 @@ class Synthetic:
     ----------
     synthetic_target, synthetic_drafter : str, optional
         Random weights in a named shape instead, e.g. qwen3.6-27b or qwen3-0.6b.
-    target_type, drafter_type : str
-        File type of the random weights.
+    target_type : str, optional
+        File type of the target's random weights; the one that its shape is meant in if left out, q4_k_m of most.
+    drafter_type : str
+        File type of the drafter's random weights.
     """
 
     group: ClassVar[str] = "Models"
 
     synthetic_target: str | None = None
-    target_type: str = "q4_k_m"
+    target_type: str | None = None
     synthetic_drafter: str | None = None
     drafter_type: str = "bf16"
 

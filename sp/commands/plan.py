@@ -170,8 +170,11 @@ def read_maths(math: str, drafter_math: str) -> dict[str, AskedMath]:
     return found
 
 
-def read_model(role: str, path: Path | None, shape: str | None, file_type: str, cards: int = 1) -> Subject | None:
+def read_model(
+    role: str, path: Path | None, shape: str | None, file_type: str | None, cards: int = 1
+) -> Subject | None:
     """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
+    from sp.models.synthetic.shapes import type_of_shape
     from sp.planning.plan import read_file
     from sp.planning.subject import shape_subject
     from sp.scoring.calibration.measure import default_depth
@@ -179,7 +182,7 @@ def read_model(role: str, path: Path | None, shape: str | None, file_type: str, 
     if path is not None and shape is not None:
         raise ConfigError(f"give either a file or --synthetic-{role}")
     if shape is not None:
-        return shape_subject(shape, file_type, cards, default_depth)
+        return shape_subject(shape, type_of_shape(shape, file_type), cards, default_depth)
     return None if path is None else read_file(path, cards, default_depth)
 
 

@@ -16,7 +16,10 @@ def synth(
     out: Annotated[Path, opt("-o", "--out", help="GGUF file to write.")],
     type_: Annotated[
         str | None,
-        opt("--type", help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m (default), ud-q4_k_xl; f16 of retrievers."),
+        opt(
+            "--type",
+            help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m, ud-q4_k_xl, mxfp4_moe; the shape's own if left out.",
+        ),
     ] = None,
     seed: Annotated[int, opt(help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
@@ -31,7 +34,7 @@ def synth(
     """
     from sp.models.synthetic.dflash_synthetic import find_draft_shape, list_draft_shapes, write_synthetic_draft
     from sp.models.synthetic.retriever import RETRIEVER_SHAPES, write_retriever
-    from sp.models.synthetic.shapes import list_shapes, tensor_plan
+    from sp.models.synthetic.shapes import list_shapes, tensor_plan, type_of_shape
     from sp.models.synthetic.synthetic import write_synthetic
 
     drafts = list_draft_shapes()
@@ -42,7 +45,7 @@ def synth(
         type_ = type_ or "f16"
         write_retriever(out, shape, type_, seed=seed)
     else:
-        type_ = type_ or "q4_k_m"
+        type_ = type_ or ("q4_k_m" if shape in drafts else type_of_shape(shape, None))
         plan = find_draft_shape(shape).plan(type_) if shape in drafts else tensor_plan(shape, type_)
         write = write_synthetic_draft if shape in drafts else write_synthetic
         with progress_bar("writing", sum(fmt.nbytes(dims) for _, dims, fmt in plan)) as progress:

@@ -28,7 +28,7 @@ from sp.models.file.rope_keys import rope_facts
 from sp.models.layer.share import shared_config
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
-from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.shapes import find_shape, tensor_plan, type_of_shape
 from sp.parallel.group import Group
 from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.planning.memory import cold_within, file_formats
@@ -222,7 +222,7 @@ def load(
 
 def synthetic(
     shape: str,
-    file_type: str = "q4_k_m",
+    file_type: str | None = None,
     *,
     extrapolate: bool = False,
     device: Where = "auto",
@@ -241,8 +241,8 @@ def synthetic(
     ----------
     shape : str
         One of `sp.models.synthetic.shapes.list_shapes`.
-    file_type : str
-        One of `sp.models.file.file_type.FILE_TYPES`.
+    file_type : str, optional
+        One of `sp.models.file.file_type.FILE_TYPES`; the one that the shape is meant in if left out.
     extrapolate, device, rope, room, math, group, scorers
         See `load`; there is no calibration of random weights.
     seed : int
@@ -261,6 +261,7 @@ def synthetic(
     """
     from sp.models.synthetic.synthetic import synthetic_metadata, write_synthetic
 
+    file_type = type_of_shape(shape, file_type)
     nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
     name = Path(f"{shape}-{file_type}.synthetic")
     if pick_device(device) == "cpu":

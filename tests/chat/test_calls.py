@@ -34,6 +34,8 @@ def written(name: str, call: Call) -> str:
     """A call as a template writes it in an assistant's turn."""
     message = message_of(Turn("assistant", "", calls=(call,)), None)
     said = render_chat(STYLES[name], [message], add_generation_prompt=False)
+    if name == "in_channel":
+        return said.rpartition("<|start|>assistant")[2]
     return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")
 
 
@@ -92,6 +94,13 @@ def test_styles_are_known_by_their_templates() -> None:
         ("bare_json", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', ()),
         ("bare_json", ' {"a": 1}\n', ' {"a": 1}\n', ()),
         ("bare_json", '  No: {"name": "list_files"} ', '  No: {"name": "list_files"} ', ()),
+        ("in_channel", 'I look. to=functions.read_file<|channel|>commentary json<|message|>{"path": "a.py"}<|call|>',
+         "I look.", (PATH,)),
+        ("in_channel", 'to=functions.list_files <|constrain|>json<|message|><|call|>to=functions.read_file<|message|>'
+         '{"path": "a.py"}', "", (Call("list_files"), PATH)),
+        ("in_channel", "to=functions.read_file<|message|>[1]<|call|>",
+         "to=functions.read_file<|message|>[1]<|call|>", ()),
+        ("in_channel", "send it to=func", "send it to=func", ()),
     ],
 )  # fmt: skip
 def test_answers_by_hand_whole_and_letter_by_letter(name: str, answer: str, text: str, calls: tuple[Call, ...]) -> None:
@@ -147,7 +156,9 @@ def cut(data: st.DataObject, text: str) -> list[str]:
 
 
 @given(
-    st.data(), st.sampled_from(["tagged_json", "bare_json", "named_json"]), st.dictionaries(texts, values, max_size=4)
+    st.data(),
+    st.sampled_from(["tagged_json", "bare_json", "named_json", "in_channel"]),
+    st.dictionaries(texts, values, max_size=4),
 )
 @settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
@@ -171,7 +182,7 @@ def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, ar
 
 PARTS = ("<tool_call>", "</tool_call>", "hm", '{"name": "list_files"}', "<function=list_files>", "</function>",
          "[TOOL_CALLS]", "list_files[ARGS]{}", "\n", "  ", "{", "<parameter=a>", "</parameter>", "<",
-         "tool_call>", ";")  # fmt: skip
+         "tool_call>", ";", "to=functions.", "list_files<|message|>", "<|call|>", "{}")  # fmt: skip
 pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 
@@ -223,6 +234,7 @@ KNOWN = {
     "Qwen3-Coder": "tagged_parameters", "Qwen3.5-4B": "tagged_parameters",
     "meta-llama-Llama-3.1-8B-Instruct": "bare_json", "meta-llama-Llama-3.2-3B-Instruct": "bare_json",
     "meta-llama-Llama-3.3-70B-Instruct": "bare_json", "mistralai-Ministral-3-14B-Reasoning-2512": "named_json",
+    "openai-gpt-oss-120b": "in_channel",
 }  # fmt: skip
 """How models of these templates write calls, as their vendors' documentation has it; of others it is not known."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinking_templates import BLOCKS, CHANNELS, OPENED, SWITCHED, switched
-from tool_templates import BARE, STYLES, TAGGED, TEXTUAL
+from tool_templates import BARE, IN_CHANNEL, STYLES, TAGGED, TEXTUAL
 
 from sp.chat import Call, HiddenMessageError, Located, Turn, render_located
 from sp.errors import SpError
@@ -77,7 +77,7 @@ AGENT = (
 @pytest.mark.parametrize("name", STYLES)
 def test_calls_are_markup_and_results_are_text(name: str) -> None:
     found = locate(STYLES[name], *AGENT)
-    quoted = name == "bare_json"
+    quoted = name in ("bare_json", "in_channel")
     second = '\\"second\\"' if quoted else '"second"'
     assert shown(found) == [
         (0, "content", "Read both."), (2, "content", "first result"), (4, "content", second),
@@ -95,6 +95,17 @@ def test_text_beside_several_calls() -> None:
         '\n<tool_call>\n{"name": "read", "arguments": {"path": "Let me'
     )
     assert [found.text[copy.at : copy.stop] for copy in found.arguments] == ["Let me look."]
+
+
+def test_what_is_said_before_a_call_in_a_channel_is_dropped_with_it() -> None:
+    turns = Turn("user", "Go."), Turn("assistant", "Let me look.", reasoning="hm", calls=(Call("look"),))
+    found = locate(IN_CHANNEL, *turns, Turn("tool", "seen"))
+    assert shown(found) == [(0, "content", "Go."), (1, "content", "Let me look."), (2, "content", "seen")]
+    assert "hm" not in found.text, "a template that takes either gets what was said"
+    found = locate(IN_CHANNEL, *turns, Turn("tool", "seen"), Turn("assistant", "Done."), Turn("user", "More?"))
+    assert [index for index, *_ in shown(found)] == [0, 2, 3, 4]
+    alone = locate(IN_CHANNEL, turns[0], Turn("assistant", "", reasoning="hm", calls=(Call("look"),)))
+    assert "<|channel|>analysis<|message|>hm<|end|>" in alone.text
 
 
 def test_arguments_are_given_as_text_where_the_template_takes_no_object() -> None:

@@ -49,6 +49,35 @@ def test_a_reply_in_any_pieces(thinks: Thinks | None, reply: str, reasoning: str
     assert joined([*parts, splitter.finish()]) == (reasoning, content)
 
 
+CALL = "to=functions.look<|channel|>commentary json<|message|>"
+CALLING = [
+    (f"{ANALYSIS}hm<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+     '{"a": 1}<|call|>', "hm", CALL + '{"a": 1}<|call|>'),
+    (f' {CALL}{{"a": "<|"}}', "", CALL + '{"a": "<|"}'),
+    (f"<|channel|>analysis to=functions.look<|message|>{{}}<|end|>{FINAL}Yes.", "", CALL + "{}<|call|>Yes."),
+    (f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant {CALL}{{}}<|call|>", "",
+     f"I look.{CALL}{{}}<|call|>"),
+    (f"{ANALYSIS}to=functions.look<|end|>{FINAL}No to=functions.look<|message|>", "to=functions.look",
+     "No to=functions.look<|message|>"),
+    ("<|channel|>commentary to=browser.open<|message|>{}<|call|>", "", "{}"),
+    (" to", "", " to"),
+    (" to=fu", "", " to=fu"),
+]  # fmt: skip
+"""Replies in channels with what is thought, and what a `CallSplitter` gets to read."""
+
+
+@pytest.mark.parametrize(("reply", "reasoning", "content"), CALLING)
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.sets(st.integers(0, 150), max_size=8))
+def test_calls_in_channels_in_any_pieces(reply: str, reasoning: str, content: str, cuts: set[int]) -> None:
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(reply)), len(reply)]
+    splitter = Splitter(Thinks(CHANNELS), calls=True)
+    parts = [splitter.push(reply[a:b]) for a, b in pairwise(edges)]
+    assert joined([*parts, splitter.finish()]) == (reasoning, content)
+    if "functions.look <|" in reply:
+        assert split_reply(reply, Thinks(CHANNELS)) == (reasoning, '{"a": 1}'), "whoever wants no calls gets no marks"
+
+
 def test_thinking_and_answer_come_as_soon_as_they_are_certain() -> None:
     splitter = Splitter(Thinks(TAGS))
     pushed = [splitter.push(text) for text in ("<think>", "\nI", " see", "\n", "<", "/think>", "\n\n", "Yes", ".")]

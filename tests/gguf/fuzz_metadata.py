@@ -51,6 +51,7 @@ PRE = {"tiny-llama": "llama-bpe", "tiny-qwen2": "qwen2", "tiny-qwen3": "llama", 
     "tiny-gemma3": "llama",
     "tiny-mistral3": "tekken",
     "tiny-muse-glimmer": "llama4",
+    "tiny-gpt-oss": "gpt-4o",
 }
 YARN = {
     "rope.scaling.type": "yarn",

@@ -23,8 +23,9 @@ COLS8 = 20
 
 
 ROUTE = """
-extern "C" void run(const f32* logits, i32* experts, f32* weights, i32 tokens, i32 count, i32 used, i32 normalised) {
-    run_blocks((tokens + 3) / 4, 128, [=] { route(logits, experts, weights, tokens, count, used, normalised); });
+extern "C" void run(const f32* logits, i32* experts, f32* weights, i32 tokens, i32 count, i32 used, i32 normalised,
+                    const f32* bias) {
+    run_blocks((tokens + 3) / 4, 128, [=] { route(logits, experts, weights, tokens, count, used, normalised, bias); });
 }"""
 SORT = """
 extern "C" void run(const i32* experts, i32* places, i32* tiles, u32* made, i32 slots, i32 count, i32 block,
@@ -38,6 +39,11 @@ extern "C" void there(const u16* h, const i32* places, u16* sorted, i32 tokens, 
 extern "C" void back(const u16* y, const i32* places, const f32* weights, const u16* h, const f32* mix,
                      const u16* shared, f32* x, i32 tokens, i32 used, i32 cols8) {
     run_blocks(tokens, 128, [=] { combine_rows(y, places, weights, h, mix, shared, x, used, cols8); });
+}
+extern "C" void back_biased(const u16* y, const i32* places, const f32* weights, const u16* h, const f32* mix,
+                            const u16* shared, f32* x, i32 tokens, i32 used, i32 cols8, const i32* experts,
+                            const f32* bias) {
+    run_blocks(tokens, 128, [=] { combine_biased(y, places, weights, h, mix, shared, x, used, cols8, experts, bias); });
 }"""
 
 
@@ -59,7 +65,8 @@ def wide(bits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("count", "used", "each"), [(7, 3, 4), (128, 8, 4), (256, 8, 8), (300, 32, 16), (1, 1, 4)])
 @pytest.mark.parametrize("normalised", [0, 1])
-def test_route(count, used, each, normalised) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_route(count, used, each, normalised, biased) -> None:
     tokens = 9
     logits = np.random.default_rng(count).standard_normal((tokens, count)).astype(np.float32)
     logits[3] = 0  # all alike: by index
@@ -67,8 +74,16 @@ def test_route(count, used, each, normalised) -> None:
     logits[5] = np.float32(1e30) * (np.arange(count) % 3)
     library = compiled("route.cu", ROUTE, EACH=each)
     experts, weights = np.full((tokens + 1, used), -7, np.int32), np.full((tokens + 1, used), np.nan, np.float32)
-    library.run(pointer(logits), pointer(experts), pointer(weights), tokens, count, used, normalised)
-    want = route(logits, used, normalised=bool(normalised))
+    bias = (2 * np.random.default_rng(used).standard_normal(count)).astype(np.float32) if biased else None
+    library.run(
+        *map(pointer, (logits, experts, weights)),
+        tokens,
+        count,
+        used,
+        normalised,
+        None if bias is None else pointer(bias),
+    )
+    want = route(logits, used, normalised=bool(normalised), bias=bias)
     assert (experts[:tokens] == want.experts).all()
     np.testing.assert_allclose(weights[:tokens], want.weights, rtol=2e-6)
     assert (experts[tokens] == -7).all(), "past the end nothing is written"
@@ -78,7 +93,7 @@ def test_route(count, used, each, normalised) -> None:
 def test_a_router_that_gives_no_numbers_stays_within_bounds() -> None:
     experts, weights = np.full((1, 4), -7, np.int32), np.empty((1, 4), np.float32)
     logits = np.full((1, 16), np.nan, np.float32)
-    compiled("route.cu", ROUTE, EACH=4).run(pointer(logits), pointer(experts), pointer(weights), 1, 16, 4, 1)
+    compiled("route.cu", ROUTE, EACH=4).run(pointer(logits), pointer(experts), pointer(weights), 1, 16, 4, 1, None)
     assert set(experts.ravel().tolist()) <= set(range(16))
 
 
@@ -112,7 +127,8 @@ def test_sort_slots(slots, count, kind, block, widest) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_rows_there_and_back(shared) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_there_and_back(shared, biased) -> None:
     library, rng = compiled("expert_rows.cu", ROWS), np.random.default_rng(2)
     tokens, used, cols, rows = 5, 3, 8 * COLS8, 40
     places = rng.permutation(rows)[: tokens * used].reshape(tokens, used).astype(np.int32)
@@ -127,11 +143,20 @@ def test_rows_there_and_back(shared) -> None:
     y[places] = bf16(rng.standard_normal((tokens, used, cols)))
     weights, x = rng.random((tokens, used), np.float32), rng.standard_normal((tokens, cols)).astype(np.float32)
     mix = (rng.standard_normal(cols) / 10).astype(np.float32)
-    exact = x + (weights[..., None].astype(np.float64) * wide(y[places])).sum(1)
+    experts, bias = (
+        rng.integers(0, 4, (tokens, used)).astype(np.int32),
+        rng.standard_normal((4, cols)).astype(np.float32),
+    )
+    said = wide(y[places]) + bias[experts].astype(np.float64) if biased else wide(y[places])
+    exact = x + (weights[..., None].astype(np.float64) * said).sum(1)
     if shared:
         exact += wide(common) / (1 + np.exp(-(wide(h).astype(np.float64) @ mix)))[:, None]
     given = [pointer(h), pointer(mix), pointer(common)] if shared else [None, None, None]
     guarded = np.concatenate([x, np.full((1, cols), 3, np.float32)])
-    library.back(pointer(y), pointer(places), pointer(weights), *given, pointer(guarded), tokens, used, COLS8)
+    args = pointer(y), pointer(places), pointer(weights), *given, pointer(guarded), tokens, used, COLS8
+    if biased:
+        library.back_biased(*args, pointer(experts), pointer(bias))
+    else:
+        library.back(*args)
     assert np.abs(guarded[:tokens] - exact).max() < 2e-6 * np.abs(exact).max()
     assert (guarded[tokens] == 3).all()

@@ -44,13 +44,13 @@ def mark(trunk, but=()):
 
 def reads():
     seen, add = [], experts.add_experts
-    def noted(x, h, gate, up, down, *given):
+    def noted(x, h, gate, up, down, *given, **how):
         found = {int(s.weight.data.host[0]) for s in (gate, up, down)}
         assert all((s.weight.data.host == s.weight.data.host[0]).all() for s in (gate, up, down))
         layer = min(found) // 10
         assert len(found) == len(stacks(model.trunk.blocks[layer])), found
         seen.append([layer, len(x), type(down.weight).__name__])
-        return add(x, h, gate, up, down, *given)
+        return add(x, h, gate, up, down, *given, **how)
     experts.add_experts = noted
     return seen
 
@@ -93,7 +93,7 @@ prefill(model, ids, ids, cache, chunk=100)
 out["again"] = list(seen) == out["prefill"]
 print(json.dumps(out))
 """
-SHAPES = ("tiny-qwen3moe", "tiny-qwen35moe")
+SHAPES = ("tiny-qwen3moe", "tiny-qwen35moe", "tiny-gpt-oss")
 
 
 def sizes(shape: str, file_type: str = "q4_k_m") -> tuple[Any, int, Any]:

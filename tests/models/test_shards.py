@@ -126,7 +126,9 @@ def transformers_apart(path: Path, name: str) -> float:
     return float(np.abs(shards.run(work)[1] - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-yarn", "mistral3", "qwen2", "qwen3", "qwen35", *MIXTURES])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-3", "llama-yarn", "mistral3", "qwen2", "qwen3", "qwen35", "gpt-oss", *MIXTURES]
+)
 def test_two_cards_say_what_transformers_says(name) -> None:
     assert transformers_apart(fixture(name), name) < 1e-4
 
@@ -157,7 +159,7 @@ def test_a_card_holds_its_share(arch, folder) -> None:
     assert [cache.nbytes for cache in caches[1:]] == [caches[0].nbytes // 4] * 4
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-qwen35moe"])
+@pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-qwen35moe", "tiny-gpt-oss"])
 def test_experts_are_cut_between_blocks(shape, tmp_path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", shape, "q8_0")
     ids = np.arange(90)

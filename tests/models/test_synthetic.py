@@ -155,12 +155,11 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
     if find_architecture(find_shape(shape).config.architecture).tokenizers == (SENTENCEPIECE,):
         assert text.startswith("[INST] The quiet harbour")
         return
-    headed = find_shape(shape).config.architecture == "llama"
-    begin, end, ending = (
-        (6, 9, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
-        if headed
-        else (1, 2, "<|im_end|>\n<|im_start|>assistant\n")
-    )
+    begin, end, ending = {
+        "llama": (6, 9, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+        "gpt-oss": (8, 4, "<|end|><|start|>assistant"),
+        "muse-glimmer": (8, 4, "<|end|><|start|>assistant"),  # of the same pre-tokenizer, with the template of gpt-oss
+    }.get(find_shape(shape).config.architecture, (1, 2, "<|im_end|>\n<|im_start|>assistant\n"))
     assert text.endswith(ending)
     assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + end}
     assert list(encoding.ids).count(find_shape(shape).text_tokens + begin) == 2, "one header a message"

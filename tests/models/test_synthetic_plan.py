@@ -16,6 +16,7 @@ from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import F32, FORMATS, Q6_K, format_by_name
 
+MIXES = "q4_k_m", "ud-q4_k_xl", "mxfp4_moe"
 # The 32 of 64 layers that get more bits.
 MORE = {*range(8), *range(10, 56, 3), *range(56, 64)}
 
@@ -140,6 +141,8 @@ def test_0_6b_is_the_published_model() -> None:
         ("qwen2.5-32b", 32_763_876_352, False),
         ("qwen2.5-7b", 7_615_616_512, False),
         ("qwen2.5-0.5b", 494_032_768, True),
+        ("gpt-oss-20b", 20_914_757_184, False),
+        ("gpt-oss-120b", 116_829_156_672, False),
     ],
 )
 def test_published_models_have_their_parameters(shape: str, parameters: int, tied: bool) -> None:
@@ -148,7 +151,17 @@ def test_published_models_have_their_parameters(shape: str, parameters: int, tie
     assert sum(prod(size) for name, size in plan.items() if name != "rope_freqs.weight") == parameters
     assert ("output.weight" not in plan) == tied == find_shape(shape).tied
     assert ("rope_freqs.weight" in plan) == shape.startswith("llama")
-    assert ("blk.0.attn_q.bias" in plan) == shape.startswith("qwen2.5")
+    assert ("blk.0.attn_q.bias" in plan) == shape.startswith(("qwen2.5", "gpt-oss"))
+
+
+def test_gpt_oss_is_the_published_file() -> None:
+    """Tensors by format, and bytes of the data, as a published file of 20B in MXFP4 has them."""
+    plan = tensor_plan("gpt-oss-20b", find_shape("gpt-oss-20b").usual)
+    assert Counter(fmt.name for *_, fmt in plan) == {"F32": 289, "Q8_0": 98, "MXFP4": 72}
+    sizes = {name: size for name, size, _ in plan}
+    assert sizes["blk.23.ffn_down_exps.weight"] == (32, 2880, 2880)
+    assert sizes["blk.0.ffn_gate_exps.bias"] == (32, 2880)
+    assert sizes["blk.0.attn_q.weight"] == (4096, 2880)
 
 
 @pytest.mark.parametrize("shape", list_shapes())
@@ -156,9 +169,9 @@ def test_published_models_have_their_parameters(shape: str, parameters: int, tie
 def test_every_plan_is_whole_blocks_and_keeps_vectors(shape: str, file_type: str) -> None:
     for name, size, fmt in tensor_plan(shape, file_type):
         assert fmt.row_bytes(size[-1]) > 0
-        vector = len(size) == 1 or "conv1d" in name or name.endswith("ffn_gate_inp.weight")
+        vector = len(size) == 1 or "conv1d" in name or name.endswith(("ffn_gate_inp.weight", ".bias"))
         assert (fmt is F32) == (vector or file_type == "f32")
-        if not vector and file_type not in ("q4_k_m", "ud-q4_k_xl"):
+        if not vector and file_type not in MIXES:
             whole = size[-1] % format_by_name(file_type).block_size == 0
             assert (fmt.name.lower() == file_type) == whole
 
@@ -176,11 +189,11 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
 
 def test_every_format_is_a_file_type_with_the_number_of_gguf() -> None:
     """The mixes aside, each name of the package's own list with the family's plain or smallest kind."""
-    assert set(FILE_TYPES) == {fmt.name.lower() for fmt in FORMATS.values()} | {"q4_k_m", "ud-q4_k_xl"}
+    assert set(FILE_TYPES) == {fmt.name.lower() for fmt in FORMATS.values()} | {*MIXES}
     for name, number in FILE_TYPES.items():
         said = LlamaFileType(number).name
         assert name.upper() in said or (name == "ud-q4_k_xl" and said == "MOSTLY_Q4_K_M")
-    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) - 1
+    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) - 2
 
 
 def test_the_dynamic_mix_of_27b_is_like_the_published_file() -> None:

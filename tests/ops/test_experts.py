@@ -58,13 +58,24 @@ def test_sorting_keeps_every_slot_once(tokens) -> None:
         assert (experts.ravel()[mine] == e).all()
 
 
-def exact_mlp(h: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, routing: Routing) -> np.ndarray:
-    """In float64; matrices (experts, out, in)."""
+def exact_mlp(
+    h: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    routing: Routing,
+    biases: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+) -> np.ndarray:
+    """In float64; matrices (experts, out, in). With biases gates are clamped."""
     out = np.zeros((len(h), down.shape[1]))
     for t, token in enumerate(h.astype(np.float64)):
         for e, weight in zip(routing.experts[t], routing.weights[t].astype(np.float64), strict=True):
             g, u = gate[e].astype(np.float64) @ token, up[e].astype(np.float64) @ token
-            out[t] += weight * (down[e].astype(np.float64) @ (g / (1 + np.exp(-g)) * u))
+            more, slope = 0.0, 1.0
+            if biases is not None:
+                g, u = np.minimum(g + biases[0][e], 7.0), np.clip(u + biases[1][e], -7.0, 7.0) + 1
+                more, slope = biases[2][e], 1.702
+            out[t] += weight * (down[e].astype(np.float64) @ (g / (1 + np.exp(-slope * g)) * u) + more)
     return out
 
 
@@ -105,6 +116,34 @@ def test_experts_are_the_formula(fmt, fused, load) -> None:
     assert (x == kept).all()
     assert 0.05 < share.min() < share.max() < 0.95 or tokens == 1
     assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_experts_with_biases_and_clamped_gates(tokens: int) -> None:
+    count, used, hidden, width = 5, 3, 64, 96
+    rng = np.random.default_rng(6)
+    matrices = [
+        rng.standard_normal((count, *shape)).astype(np.float32) / 4
+        for shape in ((width, hidden), (width, hidden), (hidden, width))
+    ]
+    biases = [rng.standard_normal((count, rows)).astype(np.float32) for rows in (width, width, hidden)]
+    stacks = [
+        Stack(Weight.from_floats("w", m.reshape(-1, m.shape[-1]), F32), m.shape[1], 0, m.shape[1], bias)
+        for m, bias in zip(matrices, biases, strict=True)
+    ]
+    bias = rng.standard_normal(count).astype(np.float32)
+    logits = rng.standard_normal((tokens, count)).astype(np.float32)
+    routing = route(logits, used, bias=bias)
+    for t, row in enumerate((logits + bias).astype(np.float64)):
+        assert routing.experts[t].tolist() == np.argsort(-row)[:used].tolist()
+        chosen = np.exp(row[routing.experts[t]])
+        np.testing.assert_allclose(routing.weights[t], chosen / chosen.sum(), rtol=1e-5)
+    x, h = (3 * rng.standard_normal((tokens, hidden)).astype(np.float32) for _ in range(2))
+    found = add_experts(x, h, *stacks, routing, clamped=True)
+    want = x + exact_mlp(h, *matrices, routing, (biases[0], biases[1], biases[2]))
+    assert np.abs(found - want).max() < 3e-6 * np.abs(want).max()
+    gated = h @ matrices[0][0].T + biases[0][0]
+    assert (gated > 7).any(), "some are cut"
 
 
 def test_no_tokens() -> None:

@@ -12,7 +12,7 @@ import pytest
 import serving as tool
 import web
 from thinking_templates import OPENED
-from tool_templates import BARE, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
+from tool_templates import BARE, IN_CHANNEL, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 
 from sp.chat import Call
 from sp.gguf import ChatTemplate
@@ -158,6 +158,28 @@ def test_a_call_after_thinking(pair: Pipeline) -> None:
         again = create(running, messages=[*ASK, message, result], tool_choice="required").choices[0].message
         assert again.tool_calls
         assert again.content is None
+
+
+def test_calls_in_channels(pair: Pipeline) -> None:
+    call = ' to=functions.read_file<|channel|>commentary json<|message|>{"path": "a.py"}<|call|>'
+    said = f"<|channel|>analysis<|message|>It must be read.<|end|><|start|>assistant{call}"
+    with tool.serving(scripted(pair, IN_CHANNEL, said), answer=LONG) as running:
+        choice = create(running).choices[0]
+        message, found = choice.message, choice.message.tool_calls[0]
+        assert (message.content, message.reasoning_content) == (None, "It must be read.")
+        assert (found.function.name, json.loads(found.function.arguments)) == ("read_file", {"path": "a.py"})
+        assert choice.finish_reason == "tool_calls"
+        result = {"role": "tool", "tool_call_id": found.id, "content": "seen"}
+        for choice in ("required", {"type": "function", "function": {"name": "read_file"}}):
+            forced = create(running, messages=[*ASK, message, result], tool_choice=choice).choices[0].message
+            assert [each.function.name for each in forced.tool_calls] == ["read_file"]
+            assert (forced.content, getattr(forced, "reasoning_content", None)) == (None, None)
+        text = SEEN[-1].text
+        assert f"It must be read.<|end|><|start|>assistant{call}<|start|>functions.read_file to=assistant" in text
+        assert text.endswith(call.partition("{")[0])
+        chunks = list(create(running, stream=True))
+        names = [each.function.name for chunk in chunks for each in chunk.choices[0].delta.tool_calls or []]
+        assert names == ["read_file", None]
 
 
 def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None:

@@ -42,7 +42,10 @@ def bench_decode(
     synthetic: Annotated[
         str | None, opt(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
     ] = None,
-    type_: Annotated[str, opt("--type", help="File type of the target's random weights.")] = "q4_k_m",
+    type_: Annotated[
+        str | None,
+        opt("--type", help="File type of the target's random weights; the shape's own if left out, q4_k_m of most."),
+    ] = None,
     draft_type: Annotated[str, opt(help="File type of the draft's random weights.")] = "q8_0",
     accept: Annotated[
         tuple[int, ...], opt(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
@@ -91,6 +94,7 @@ def bench_decode(
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
     from sp.models.cache.cache import cache_name
+    from sp.models.synthetic.shapes import type_of_shape
 
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
         check_folder(folder, option)
@@ -105,6 +109,7 @@ def bench_decode(
     options = replace(run, compress="off")
     made = read_strategies(tasks, KNOWN, "--tasks")
     where = pick_device(device)
+    type_ = type_ if synthetic is None else type_of_shape(synthetic, type_)
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
     ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
@@ -162,7 +167,7 @@ def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequenc
 
 
 def open_models(
-    target: Path | None, draft: Path | None, synthetic: str | None, type_: str, draft_type: str, where: Any
+    target: Path | None, draft: Path | None, synthetic: str | None, type_: str | None, draft_type: str, where: Any
 ) -> tuple[Any, Any]:
     """Target and draft, from files or with random weights."""
     from sp.models.drafts.dflash import load_draft

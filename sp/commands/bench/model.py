@@ -28,7 +28,9 @@ def bench_model(
     synthetic: Annotated[
         str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
     ] = None,
-    type_: Annotated[str, opt("--type", help="File type of the random weights.")] = "q4_k_m",
+    type_: Annotated[
+        str | None, opt("--type", help="File type of the random weights; the shape's own if left out, q4_k_m of most.")
+    ] = None,
     prompts: Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")] = (512,),
     new: Annotated[tuple[Tokens, ...], opt("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = (64,),
     depth: Annotated[tuple[Tokens, ...], opt("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = (
@@ -63,6 +65,7 @@ def bench_model(
     from sp.kernels.device import pick_device
     from sp.models import read_math
     from sp.models.cache.cache import cache_name
+    from sp.models.synthetic.shapes import type_of_shape
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):
@@ -70,6 +73,7 @@ def bench_model(
     tests = [Trial(n, sparse=sparse) for n in prompts if n] + [Trial(d, n) for d in depth for n in new if n]
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
+    type_ = type_ if synthetic is None else type_of_shape(synthetic, type_)
     where, asked = pick_device(device), read_math(math, "--math")
     if kernels and cards > 1:
         raise ConfigError("--kernels is for one card; leave --cards away")
@@ -163,7 +167,7 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 
 
 def open_model(
-    file: Path | None, shape: str | None, file_type: str, device: Any, math: str, group: Any = None
+    file: Path | None, shape: str | None, file_type: str | None, device: Any, math: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
     last is None for random weights."""
@@ -173,6 +177,7 @@ def open_model(
     from sp.models.synthetic.random_store import random_model, random_shards
 
     if shape is not None:
+        assert file_type is not None
         if device == "cpu":
             raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
         random = random_shards(shape, file_type, group, math) if group else random_model(shape, file_type, math=math)

@@ -203,7 +203,7 @@ def open_timed_pair(
     return settled(pair)
 
 
-def open_model(role: str, file: Path | None, shape: str | None, file_type: str, **how: Any) -> Any:
+def open_model(role: str, file: Path | None, shape: str | None, file_type: str | None, **how: Any) -> Any:
     """A file, random weights in a shape, or the embedded model of a role; the rest as for `load`."""
     from sp.session import embedded, load, synthetic
 

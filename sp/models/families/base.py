@@ -46,6 +46,8 @@ class Architecture:
         its numbers, or None if a file of that configuration has no such tensor.
     honours : tuple of str
         Keys of `sp.models.file.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
+    usual_type : str
+        File type in which its models are most often published; see `sp.models.file.file_type.FILE_TYPES`.
     about : str
         What `sp list families` says of it.
     """
@@ -57,6 +59,7 @@ class Architecture:
     metadata: Callable[[ModelConfig], Mapping[str, Value]] = shared_metadata
     config_tensors: Mapping[str, Callable[[ModelConfig], Floats | None]] = field(default_factory=dict)
     honours: tuple[str, ...] = ()
+    usual_type: str = "q4_k_m"
     about: str = ""
 
     def spec(self, config: ModelConfig, index: int) -> LayerSpec:

@@ -1,6 +1,6 @@
 """File types: which block format each tensor of a model gets.
 
-By the name of a format, all matrices have it. Two names are mixes, which spend more bits where they matter.
+By the name of a format, all matrices have it. Three names are mixes, which spend more bits where they matter.
 ``q4_k_m`` is llama.cpp's rule: Q6_K for the output matrix, and for the value projections and feed-forward outputs of
 the first eighth, the last eighth and every third layer between, Q4_K elsewhere. Source: ``llama_tensor_get_type`` in
 llama.cpp, as of 2026 also for the joint projection of recurrent layers.
@@ -10,6 +10,8 @@ every tensor. Those choices come from measurements of each model and follow no r
 formats in the places where published lists have them, by layer in turns of sixteen, so that the 27B file is as large as
 the published one of 17.6 GB. Shares of its bytes: Q5_K 34 %, Q6_K 32 %, IQ4_XS 14 %, Q4_K 14 %, Q3_K 2.6 %,
 IQ4_NL 2.3 %, IQ3_S 1.7 %, Q8_0 0.1 %.
+
+``mxfp4_moe`` is how gpt-oss is published: experts in MXFP4, in which they were trained, and Q8_0 elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from collections.abc import Mapping
 from gguf.constants import LlamaFileType
 
 from sp.errors import unknown_name
-from sp.quant import F16, F32, FORMATS, Q4_K, Q6_K, BlockFormat, format_by_name
+from sp.quant import F16, F32, FORMATS, MXFP4, Q4_K, Q6_K, Q8_0, BlockFormat, format_by_name
 
-_MIXES = {"q4_k_m": LlamaFileType.MOSTLY_Q4_K_M, "ud-q4_k_xl": LlamaFileType.MOSTLY_Q4_K_M}
+_MIXES = {
+    "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
+    "ud-q4_k_xl": LlamaFileType.MOSTLY_Q4_K_M,
+    "mxfp4_moe": LlamaFileType.MOSTLY_MXFP4_MOE,
+}
 
 
 def _file_types() -> dict[str, int]:
@@ -53,7 +59,8 @@ _MORE_BITS = (
     "attn_v.weight",
     "attn_qkv.weight",
 )
-_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight")  # matrices that no file type packs: convolution taps and routers
+_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight", ".bias")
+"""Matrices that no file type packs: convolution taps, routers, biases of experts."""
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 _TURN = 16
@@ -93,7 +100,7 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
 
     `file_type`: one of `FILE_TYPES`. `name`: GGUF name, e.g. ``"blk.3.ffn_down.weight"``. `shape`: fastest axis last.
     `layers`: layers of the trunk, which the rule of ``q4_k_m`` divides. `tied`: whether the embedding also serves as
-    output matrix and so takes its format. Returns F32 for vectors, convolution taps and routers. Where a row is not
+    output matrix and so takes its format. Returns F32 for vectors, and for `_PLAIN`. Where a row is not
     whole blocks of the chosen format, that of 32 values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K,
     Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. ConfigError when
     the file type is unknown.
@@ -105,6 +112,8 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
         fmt = _mixed(name, layers, tied)
     elif file_type == "ud-q4_k_xl":
         fmt = _dynamic(name)
+    elif file_type == "mxfp4_moe":
+        fmt = MXFP4 if name.endswith("_exps.weight") else Q8_0
     else:
         fmt = format_by_name(file_type)
     return fmt if shape[-1] % fmt.block_size == 0 else _narrow(fmt, shape[-1])

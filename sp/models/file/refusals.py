@@ -52,6 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 Source: gguf-py, ``gguf/constants.py``, and the loaders of llama.cpp, ``src/models``.
 """
 EXPERTS = "a mixture of experts"
+SHORT = 24  # characters of what a file calls its architecture, beside the names of all that run
 KINDS = {
     "dflash": "a DFlash draft, no model by itself: give it with --draft, and with --target the model it was made for",
     "dspark": "a DSpark draft, no model by itself",
@@ -68,7 +69,6 @@ KINDS = {
     "minimax-m3": "with an indexer of keys and sigmoid routers, which sp does not compute",
     "nemotron_h": "with layers of Mamba-2 and latent experts, which sp does not compute",
     "moe": EXPERTS,
-    "gpt-oss": EXPERTS,
     "mixtral": EXPERTS,
     "deepseek2": EXPERTS,
 }  # what a piece of an architecture's name tells of files that sp does not run; the first that fits counts
@@ -127,10 +127,10 @@ def unsupported(architecture: object, known: Iterable[str], metadata: Mapping[st
     if what is None and Keys(name, metadata, "").told(OF_LAYERS):
         what = "an E-model, with embeddings of every layer, which sp does not compute"
     if what is not None and ":" in what:
-        return f"architecture {values.shown(architecture)} is {what}"
+        return f"architecture {values.shown(architecture, SHORT)} is {what}"
     kind = f" ({what})" if what else ""
     return (
-        f"architecture {values.shown(architecture)}{kind} is not supported; sp runs {', '.join(known)}: "
+        f"architecture {values.shown(architecture, SHORT)}{kind} is not supported; sp runs {', '.join(known)}: "
         "take a model of one of them"
     )
 

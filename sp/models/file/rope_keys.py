@@ -146,8 +146,9 @@ def rope_metadata(rope: Rope) -> dict[str, Value]:
 
 def rope_facts(rope: Rope) -> dict[str, object]:
     """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where one of the file scales frequencies."""
-    kinds = {LinearScaling: "linear", YarnScaling: "yarn", type(None): None}
-    named = {"scaling": kinds.get(type(rope.scaling), "tensor")}
+    scaling = rope.scaling
+    kind = "linear" if isinstance(scaling, LinearScaling) else "yarn" if isinstance(scaling, YarnScaling) else "tensor"
+    named = {"scaling": None if scaling is None else kind}
     own = asdict(rope.scaling) if isinstance(rope.scaling, LinearScaling | YarnScaling) else {}
     return {"base": rope.base, "dim": rope.dim, **named, **own, "magnitude": rope.magnitude}
 

@@ -27,6 +27,8 @@ class Attention:
         Of that gate; without it its rows lie beside those of q, head by head.
     biases : tuple of float32, optional
         Of q, k and v, added before anything else.
+    out_bias : float32, optional
+        Added to what `out` makes.
     norms : HeadNorms
         Of q and k before RoPE, if there are any.
     spec : LayerSpec
@@ -45,6 +47,7 @@ class Attention:
     out: Weight
     spec: LayerSpec = PLAIN
     sinks: Floats | None = None
+    out_bias: Floats | None = None
     gate: Weight | None = None
 
     @classmethod
@@ -72,7 +75,8 @@ class Attention:
             normed = HeadNorms(q_norm, k_norm, config.eps)
         assert added is None or gate is None, f"layer {index} has biases and a gate apart, which no step adds to"
         sinks = None if spec.sinks is None else store.vector(f"{blk}{spec.sinks}.weight", config.heads)
-        return cls(index, config, q, k, v, added, normed, out, spec, sinks, gate)
+        out_bias = store.vector(f"{blk}attn_output.bias", hidden) if spec.out_bias else None
+        return cls(index, config, q, k, v, added, normed, out, spec, sinks, out_bias, gate)
 
     @cached_property
     def rule(self) -> ScoreRule:
@@ -90,5 +94,6 @@ class Attention:
             biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
             out=share.columns(self.out),
             sinks=None if self.sinks is None else share.values(self.sinks),
+            out_bias=share.once(self.out_bias),
             gate=None if self.gate is None else share.rows(self.gate),
         )

@@ -62,11 +62,12 @@ class Block:
         mixer, ffn = self.mixer, self.ffn
         if isinstance(mixer, Attention):
             mix: Half = Qkv(mixer, (self.attn_norm, self.eps)), Attend(mixer)
+            bias = mixer.out_bias
         else:
-            mix = (Mix(mixer, (self.attn_norm, self.eps)),)
+            mix, bias = (Mix(mixer, (self.attn_norm, self.eps)),), None
         feed = Mlp(ffn, (self.ffn_norm, self.eps))
         return (
-            with_reader((*mix, Join(mixer.out, self._behind(self.attn_behind)))),
+            with_reader((*mix, Join(mixer.out, self._behind(self.attn_behind), bias=bias))),
             with_reader((feed, Join(ffn.down, self._behind(self.ffn_behind)))),
         )
 
@@ -78,10 +79,9 @@ class Block:
 def _feed_forward(store: Store, index: int, spec: LayerSpec) -> Any:
     if spec.ffn is not None:
         return spec.ffn(store, index)
-    if store.config.experts is None:
-        return GatedMLP.take(store, index, spec.activation)
-    assert spec.activation == "silu", f"layer {index} has experts with {spec.activation}, which none of them computes"
-    return Experts.take(store, index)
+    dense = store.config.experts is None
+    assert spec.activation != ("clamped" if dense else "gelu"), f"layer {index} has {spec.activation} where none is"
+    return GatedMLP.take(store, index, spec.activation) if dense else Experts.take(store, index, spec)
 
 
 def with_reader(half: Half) -> Half:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.models.config import ExpertConfig
 from sp.models.file.weights import Store
 from sp.models.layer.cold_experts import BY_NEED, ColdLayer
 from sp.models.layer.share import Share
-from sp.models.layer.spec import Activation
+from sp.models.layer.spec import PLAIN, Activation, LayerSpec
 from sp.ops.activations import geglu
 from sp.ops.experts.expert_mlp import Shared, add_experts
 from sp.ops.experts.routing import Routing, route
@@ -87,6 +89,34 @@ class SharedExpert:
 
 
 @dataclass(frozen=True)
+class ExpertBiases:
+    """Of router (count,), of gates and of what they gate (count, width), and of the way back (count, hidden)."""
+
+    router: Floats
+    gate: Floats
+    up: Floats
+    down: Floats
+
+    @classmethod
+    def take(cls, store: Store, index: int, sizes: ExpertConfig) -> ExpertBiases:
+        """Build those of block `index`."""
+        hidden, blk = store.config.hidden, f"blk.{index}."
+        return cls(
+            router=store.vector(f"{blk}ffn_gate_inp.bias", sizes.count),
+            gate=store.table(f"{blk}ffn_gate_exps.bias", (sizes.count, sizes.width)),
+            up=store.table(f"{blk}ffn_up_exps.bias", (sizes.count, sizes.width)),
+            down=store.table(f"{blk}ffn_down_exps.bias", (sizes.count, hidden)),
+        )
+
+    def cut(self, share: Share) -> ExpertBiases:
+        """See `Shareable`: as the rows they are added to; that of the way back once."""
+        gate, up = (np.ascontiguousarray(share.values(bias.T).T) for bias in (self.gate, self.up))
+        down = share.once(self.down)
+        assert down is not None
+        return ExpertBiases(self.router, gate, up, down)
+
+
+@dataclass(frozen=True)
 class Experts:
     """A router, the experts it chooses from, and perhaps one that is always asked; see `FeedForward`.
 
@@ -102,11 +132,13 @@ class Experts:
     down_stack: Weight
     shared: SharedExpert | None
     cold: ColdLayer | None = None
+    biases: ExpertBiases | None = None
+    clamped: bool = False  # gated by `clamped_swiglu`
 
     down: ClassVar[None] = None  # experts add up what they say themselves, see `Spoken`
 
     @classmethod
-    def take(cls, store: Store, index: int) -> Experts:
+    def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Experts:
         """Build those of block `index`."""
         c, hidden, blk = store.config.experts, store.config.hidden, f"blk.{index}."
         assert c is not None, "a layer of experts without their sizes"
@@ -119,6 +151,8 @@ class Experts:
             into=tuple(store.stack(name, (c.count, rows, hidden)) for name in names),
             down_stack=store.stack(f"{blk}ffn_down_exps.weight", (c.count, hidden, c.width)),
             shared=SharedExpert.take(store, index, c.shared) if c.shared else None,
+            biases=ExpertBiases.take(store, index, c) if spec.expert_bias else None,
+            clamped=spec.activation == "clamped",
         )
 
     def cut(self, share: Share) -> Experts:
@@ -130,18 +164,21 @@ class Experts:
             into=tuple(share.rows(stack, groups) for stack in self.into),
             down_stack=share.columns(self.down_stack),
             shared=None if self.shared is None else self.shared.cut(share),
+            biases=None if self.biases is None else self.biases.cut(share),
         )
 
     @property
     def gate(self) -> Stack:
         """The gate of every expert."""
-        return Stack(self.into[0], self.sizes.width * 2 // len(self.into), 0, self.sizes.width)
+        bias = None if self.biases is None else self.biases.gate
+        return Stack(self.into[0], self.sizes.width * 2 // len(self.into), 0, self.sizes.width, bias)
 
     @property
     def up(self) -> Stack:
         """The matrix that is gated, of every expert."""
         width, fused = self.sizes.width, len(self.into) == 1
-        return Stack(self.into[-1], 2 * width if fused else width, width if fused else 0, width)
+        bias = None if self.biases is None else self.biases.up
+        return Stack(self.into[-1], 2 * width if fused else width, width if fused else 0, width, bias)
 
     def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Spoken:
         """See `FeedForward`."""
@@ -153,7 +190,8 @@ class Experts:
     def routed(self, h: Floats) -> Routing:
         """Where normed tokens (n, hidden) go."""
         (logits,) = project(h, (self.router,), f32=(True,))
-        return route(logits, self.sizes.used, normalised=self.sizes.normalised)
+        bias = None if self.biases is None else self.biases.router
+        return route(logits, self.sizes.used, normalised=self.sizes.normalised, bias=bias)
 
 
 @dataclass(frozen=True)
@@ -177,5 +215,7 @@ class Spoken:
             return self._add(replace(self.experts, into=tuple(into), down_stack=down), x)
 
     def _add(self, experts: Experts, x: Floats) -> Floats:
-        down = Stack(experts.down_stack, x.shape[1], 0, x.shape[1])
-        return add_experts(x, self.h, experts.gate, experts.up, down, self.routing, self.shared)
+        bias = None if experts.biases is None else experts.biases.down
+        down = Stack(experts.down_stack, x.shape[1], 0, x.shape[1], bias)
+        stacks = experts.gate, experts.up, down
+        return add_experts(x, self.h, *stacks, self.routing, self.shared, clamped=experts.clamped)

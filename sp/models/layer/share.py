@@ -73,6 +73,10 @@ class Share:
         parts = values.reshape(groups, self.size, -1, *values.shape[1:])[:, self.rank]
         return np.ascontiguousarray(parts.reshape(-1, *values.shape[1:]))
 
+    def once(self, values: Floats | None) -> Floats | None:
+        """What one card adds for all, where there is something: the first has the values, the others zeros."""
+        return values if values is None or self.rank == 0 else np.zeros_like(values)
+
     def vocabulary(self, vocab: int) -> slice:
         """Rows of the head that are this card's; the last card's are fewer where it does not come out even."""
         most = -(-vocab // self.size)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from sp.ops.rope import Rope
 
-Activation = Literal["silu", "gelu"]
-"""Of a gated feed-forward; `gelu` by its tanh approximation, as files of Gemma have it."""
+Activation = Literal["silu", "gelu", "clamped"]
+"""Of a gated feed-forward; `gelu` by its tanh approximation, as files of Gemma have it, in dense ones alone; `clamped`,
+see `clamped_swiglu`, in experts alone."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class LayerSpec:
     `softcap`: what they are bent below then. `sinks`: what files call the logits that no value belongs to, one for each
     query head; all three as in `ScoreRule`. `behind`: what files call the norms behind the mixer and behind the
     feed-forward, of what is then added to the stream. `window`: tokens that a query sees back to, itself among them; in
-    tokens of the sequence, not in positions. `mixer`, `ffn`: build that half from a store: ``mixer(store, index)``, see
-    `Mixer` and `FeedForward`. By default attention or a recurrence as `ModelConfig.kinds` says, and a gated product or
-    a mixture of experts as the model has them.
+    tokens of the sequence, not in positions. `expert_bias`: whether router and experts have biases. `mixer`, `ffn`:
+    build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default attention or a
+    recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has them.
     """
 
     qk_norm: bool = True  # RMS norms of every query and key head, before RoPE
@@ -30,6 +31,7 @@ class LayerSpec:
     softcap: float | None = None
     sinks: str | None = None
     bias: bool | None = False  # biases of q, k and v; None: where the file has them
+    out_bias: bool = False  # of the projection behind attention
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None
     behind_eps: float | None = None  # of those norms; None: the model's
@@ -37,6 +39,7 @@ class LayerSpec:
     rope: Rope | None = None  # of this layer alone, however a reading scales the model's; by default that of the model
     window: int | None = None
     activation: Activation = "silu"
+    expert_bias: bool = False
     mixer: Callable[[Any, int], Any] | None = None
     ffn: Callable[[Any, int], Any] | None = None
 

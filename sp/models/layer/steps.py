@@ -222,14 +222,17 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Join:
-    """``x += W h``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
+    """``x += W h + b``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
 
     weight: Weight | None  # W; None where h is the whole contribution
     behind: Norm | None = None  # the norm behind this half
     then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
+    bias: Floats | None = None  # b
 
     def __call__(self, flow: Flow) -> None:
         x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
+        if self.bias is not None:  # first, as the product may begin a norm of the sum
+            x = added(x, self.bias)
         if self.behind is None and self.then is not None and self.weight is not None:
             flow.x, flow.norm = project_add_before(x, h, self.weight, self.then, before)
             return
@@ -242,7 +245,7 @@ class Join:
 
     def reads(self) -> list[Any]:
         """See `Step`."""
-        return _there([self.weight, None if self.behind is None else self.behind[0]])
+        return _there([self.weight, self.bias, None if self.behind is None else self.behind[0]])
 
 
 def _there(found: list[Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 A shape is all of a model but its numbers, so speed and memory can be measured with no weights to download. Names of
 published models have the sizes of their configurations on Hugging Face; the tiny ones keep their traits (heads wider
 than hidden / heads, three value heads a key head, partial RoPE, factors of frequencies, seven query heads on a key
-head) at a size that a test can run.
+head, rows of experts that are no whole blocks of 256) at a size that a test can run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sp.models.families.gemma2 import EVERY as GEMMA2_EVERY
 from sp.models.families.gemma2 import windowed as gemma2_windowed
 from sp.models.families.gemma3 import EVERY as GEMMA3_EVERY
 from sp.models.families.gemma3 import windowed
+from sp.models.families.gpt_oss import mixture
 from sp.models.families.llama import llama3_factors
 from sp.models.families.muse_glimmer import EVERY as MUSE_EVERY
 from sp.models.families.muse_glimmer import windowed as muse_windowed
@@ -52,6 +53,11 @@ class Shape:
         """Every tensor, in file order."""
         told = [Tensor(name, values.shape, "vector") for name, values in self.told().items()]
         return told + trunk_tensors(self.config, () if self.tied else ("output.weight",))
+
+    @property
+    def usual(self) -> str:
+        """The file type that is meant where none is named."""
+        return find_architecture(self.config.architecture).usual_type
 
     def told(self) -> dict[str, Floats]:
         """Tensors that tell of the configuration, see `Architecture.config_tensors`: not random."""
@@ -88,6 +94,15 @@ def find_shape(name: str) -> Shape:
     if name not in _SHAPES:
         raise unknown_name("shape", name, _SHAPES)
     return _SHAPES[name]
+
+
+def type_of_shape(shape: str, named: str | None) -> str:
+    """The file type that is named, or else the one that a shape is meant in; ConfigError when the shape is unknown.
+
+    >>> type_of_shape("gpt-oss-20b", None), type_of_shape("gpt-oss-20b", "bf16"), type_of_shape("qwen3-0.6b", None)
+    ('mxfp4_moe', 'bf16', 'q4_k_m')
+    """
+    return named or find_shape(shape).usual
 
 
 def tensor_plan(shape: str, file_type: str) -> Plan:
@@ -178,6 +193,16 @@ def _muse_glimmer(
     return replace(found, logit_scale=scale, final_softcap=20.0)
 
 
+def _gpt_oss(
+    hidden: int, vocab: int, layers: int, heads: int, kv_heads: int, window: int, experts: ExpertConfig
+) -> ModelConfig:
+    yarn = YarnScaling(32.0, 4096)
+    rope = Rope(15e4, 64, scaling=yarn, magnitude=yarn.attention_factor)
+    return mixture(
+        _dense("gpt-oss", hidden, vocab, 0, layers, heads, kv_heads, 64, rope, 131072, 1e-5), experts, window
+    )
+
+
 def _qwen35(
     hidden: int,
     vocab: int,
@@ -219,6 +244,7 @@ _GEMMA = {"text_tokens": 256000}
 _MISTRAL = {"text_tokens": 130072}
 _MINISTRAL = YarnScaling(16.0, 16384)
 _TINY = {"text_tokens": 2000}
+_HARMONY = {"text_tokens": 199998}
 _SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -282,6 +308,16 @@ _SHAPES: Mapping[str, Shape] = {
         ),
         Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
         Shape("tiny-gemma2", _gemma2(256, 2048, 768, 4, 4, 2, 128, 96), tied=True, **_TINY),
+        Shape(
+            "gpt-oss-120b", _gpt_oss(2880, 201088, 36, 64, 8, 128, ExpertConfig(128, 4, 2880)), tied=False, **_HARMONY
+        ),
+        Shape("gpt-oss-20b", _gpt_oss(2880, 201088, 24, 64, 8, 128, ExpertConfig(32, 4, 2880)), tied=False, **_HARMONY),
+        Shape(
+            "tiny-gpt-oss",
+            _gpt_oss(320, 2048, 4, 4, 2, 96, ExpertConfig(8, 2, 192)),
+            tied=False,
+            **_TINY,
+        ),
         Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),

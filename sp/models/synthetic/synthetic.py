@@ -109,6 +109,8 @@ def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
         values = np.log(np.expm1(step))  # softplus of it gives the step back
     elif name.endswith("ffn_gate_inp_shexp.weight"):
         values = rng.standard_normal(size) * size**-0.5
+    elif name.endswith("attn_sinks.weight"):
+        values = rng.standard_normal(size)
     elif name.endswith(".bias"):
         values = 0.1 * rng.standard_normal(size)
     else:

@@ -2,7 +2,7 @@
 
 256 bytes, then pairs of lower-case letters, pairs behind a space, and joins of two pairs until the vocabulary is
 full; so English text takes some three characters a token and the file opens at the cost of a real one. Special
-tokens bear the names and, in the published shapes, the ids of the Qwen models, of Llama 3 and of Llama 2.
+tokens bear the names and, in the published shapes, the ids of the Qwen models, of gpt-oss, of Llama 3 and of Llama 2.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ _HEADERS = (
 _BRACKETS = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %} {{ message['content'] }}</s>"
     "{% else %}[INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
+)
+_CHANNELS = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}{% if message['role'] == 'assistant' %}"
+    "<|channel|>final{% endif %}<|message|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 
 
@@ -74,15 +79,29 @@ _LLAMA3 = _Special(
     template=_HEADERS,
     begin="<|begin_of_text|>",
 )
+_HARMONY = _Special(
+    (
+        *("<|startoftext|>", "<|endoftext|>", "<|reserved_200000|>", "<|reserved_200001|>", "<|return|>"),
+        *("<|constrain|>", "<|reserved_200004|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"),
+        *("<|reserved_200009|>", "<|reserved_200010|>", "<|reserved_200011|>", "<|call|>"),
+        *(f"<|reserved_{number}|>" for number in range(200013, 200018)),
+        "<|endofprompt|>",
+    ),
+    (),
+    end="<|return|>",
+    padding="<|endoftext|>",
+    template=_CHANNELS,
+)
 _SPACE = "Ġ"  # how the byte alphabet writes a space
 
 
 def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Value]:
     """The ``tokenizer.*`` keys of a vocabulary of `vocab` tokens, the first `text_tokens` of them ordinary.
 
-    `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 come with its special tokens,
-    the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start at this id. Those of
-    SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is padding.
+    `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 and gpt-oss come with their
+    special tokens, the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start at this id.
+    Those of SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is
+    padding.
     ConfigError when the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room
     for the special tokens.
 
@@ -95,7 +114,8 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     """
     if pre == SENTENCEPIECE:
         return _pieces(text_tokens, vocab)
-    named = _LLAMA3 if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS["llama-bpe"] else _QWEN
+    by_pre = {"llama-bpe": _LLAMA3, "gpt-4o": _HARMONY}
+    named = next((one for name, one in by_pre.items() if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS[name]), _QWEN)
     special = [*named.control, *named.added]
     merges = _made(text_tokens, 256, len(special), vocab)
     alphabet = [chr(code) for code in byte_alphabet()]

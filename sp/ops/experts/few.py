@@ -17,29 +17,37 @@ from sp.quant.packing import TILE
 
 MOST_SLOTS = 384
 """Slots up to which weights read once a slot cost less than weights read once an expert, in tiles of many tokens."""
-STAGE = 256  # inputs that a warp reads at once
+STAGE = 256  # inputs that a warp reads at once, fewer at the end of rows of blocks of 32
 
 
 def takes(gate: Stack, up: Stack, down: Stack, routing: Routing) -> bool:
     """Whether these kernels take the experts of so many tokens."""
     if routing.experts.size > MOST_SLOTS or gate.weight.format != up.weight.format:
         return False
-    return all(staged(s.weight.packing) and s.weight.shape[1] % STAGE == 0 for s in (gate, down)) and all(
-        n % TILE == 0 for s in (gate, up, down) for n in (s.rows, s.pitch, s.first)
+    return all(staged(s.weight.packing) for s in (gate, down)) and all(
+        n % TILE == 0 for s in (gate, up, down) for n in (s.rows, s.pitch, s.first, s.weight.shape[1])
     )
 
 
 def staged(packing: Packing) -> bool:
-    """Whether weights so packed are read in stages of 256 inputs."""
+    """Whether weights so packed are read in stages."""
     return packing.super or packing.group == 32
 
 
 def add_few(
-    x: Any, h: Any, gate: Stack, up: Stack, down: Stack, routing: Routing, shared: tuple[Any, Any] | None
+    x: Any,
+    h: Any,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    routing: Routing,
+    shared: tuple[Any, Any] | None,
+    clamped: bool = False,
 ) -> None:
     """`sp.ops.experts.expert_mlp.add_experts` on the device, of what `takes` says."""
     tokens, used = routing.experts.shape
     hidden, width = gate.weight.shape[1], down.weight.shape[1]
+    stages, back = -(-hidden // STAGE), -(-width // STAGE)
     mid = import_cupy().empty((tokens * used, width), np.uint16)
     EXPERT_GATED.launch(
         (width // 16, tokens * used),
@@ -49,12 +57,15 @@ def add_few(
         up.weight.data,
         mid,
         used,
-        hidden // STAGE,
+        stages,
         gate.weight.row_tiles,
         gate.pitch // TILE,
         gate.first // TILE,
         up.first // TILE,
-        defines=_variant(EXPERT_GATED, gate, hidden // STAGE),
+        _tail(hidden),
+        gate.bias,
+        up.bias,
+        defines=_variant(EXPERT_GATED, gate, stages) | ({"CLAMPED": 1} if clamped else {}),
     )
     mix, common = (None, None) if shared is None else shared
     EXPERT_DOWN.launch(
@@ -68,17 +79,24 @@ def add_few(
         common,
         x,
         used,
-        width // STAGE,
+        back,
         down.weight.row_tiles,
         down.pitch // TILE,
         hidden // 8,
-        defines=_variant(EXPERT_DOWN, down, used * width // STAGE),
+        _tail(width),
+        down.bias,
+        defines=_variant(EXPERT_DOWN, down, used * back),
     )
+
+
+def _tail(width: int) -> int:
+    """Tiles of the last stage of a row."""
+    return (width - 1) % STAGE // TILE + 1
 
 
 def _variant(kernel: KernelSpec, stack: Stack, stages: int) -> dict[str, int]:
     """As deep as there are stages and room for."""
-    defines = strip_variant(stack.weight.format.ggml_type, stages)
+    defines = strip_variant(stack.weight.format.ggml_type, stages, tail=stack.weight.shape[1] % STAGE > 0)
     if kernel.shared_bytes(defines) > shared_bytes_per_block(current_device()):
         defines["DEPTH"] = 1
     return defines

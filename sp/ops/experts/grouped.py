@@ -9,7 +9,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.path import current_path
-from sp.kernels.specs.experts import SORT_SLOTS
+from sp.kernels.specs.experts import GATE_SLOTS, SORT_SLOTS
 from sp.kernels.specs.matmul import gemm_experts as declared
 from sp.kernels.specs.matmul import gemm_portable as portable
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
@@ -65,6 +65,16 @@ def multiply(x: Any, w: Stack, placed: Placed) -> Any:
 def gated(x: Any, gate: Stack, up: Stack, placed: Placed) -> Any:
     """``silu(G_e x[r]) * (U_e x[r])``; the two of one format."""
     return _launch(x, (gate, up), placed, SWIGLU)
+
+
+def gated_rows(rows: Any, gate: Stack, up: Stack, placed: Placed, experts: Any, clamped: bool) -> Any:
+    """`gated` with the biases of stacks that have some, by `clamped_swiglu` where `clamped`; the two of any format.
+    `experts`: cupy int32 (tokens, used). Products lie in bf16 in between; rows that no slot has are not written."""
+    products = multiply(rows, gate, placed), multiply(rows, up, placed)
+    mid = import_cupy().empty_like(products[0])
+    args = *products, gate.bias, up.bias, experts, placed.places, mid, gate.rows // 8
+    GATE_SLOTS.launch((experts.size,), *args, defines={"CLAMPED": int(clamped)})
+    return mid
 
 
 def _launch(x: Any, stacks: tuple[Stack, ...], placed: Placed, epilogue: Epilogue) -> Any:

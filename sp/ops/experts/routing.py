@@ -30,14 +30,15 @@ class Sorted:
     starts: Any  # int32 (count + 1,), those of expert e are ``slots[starts[e]:starts[e + 1]]``
 
 
-def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:
+def route(logits: Floats, used: int, *, normalised: bool = True, bias: Floats | None = None) -> Routing:
     """Choose the `used` most probable experts of every token, by the softmax over all of them.
 
     ``p = softmax(logits)``; experts are the `used` largest p, of equals the one of the smaller index; weights are their
     p, divided by their sum where `normalised`.
 
     `logits`: float32 (tokens, count), what the router makes of a normed token; `used`: at least 1 and at most `count`;
-    `normalised`: whether the weights of a token add up to 1.
+    `normalised`: whether the weights of a token add up to 1, and so are a softmax over the chosen logits alone;
+    `bias`: float32 (count,), added to every token's logits.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017.
     Ties go by index as in llama.cpp, whose sort is one of (p, index).
@@ -48,7 +49,9 @@ def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:
     """
     assert 1 <= used <= logits.shape[-1], f"{used} of {logits.shape[-1]} experts"
     if is_device(logits):
-        return _on_device(logits, used, normalised)
+        return _on_device(logits, used, normalised, bias)
+    if bias is not None:
+        logits = logits + bias
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     experts = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
@@ -58,7 +61,7 @@ def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:
     return Routing(experts, weights)
 
 
-def _on_device(logits: Any, used: int, normalised: bool) -> Routing:
+def _on_device(logits: Any, used: int, normalised: bool, bias: Any) -> Routing:
     tokens, count = logits.shape
     if count > MOST_EXPERTS or used > MOST_USED:
         raise DeviceError(f"a router of {used} of {count} experts; kernels take up to {MOST_USED} of {MOST_EXPERTS}")
@@ -66,7 +69,7 @@ def _on_device(logits: Any, used: int, normalised: bool) -> Routing:
     experts, weights = cupy.empty((tokens, used), np.int32), cupy.empty((tokens, used), np.float32)
     each = next(int(v["EACH"]) for v in ROUTE.variants if 32 * int(v["EACH"]) >= count)
     grid = (-(-tokens // ROUTE_TOKENS),)
-    ROUTE.launch(grid, logits, experts, weights, tokens, count, used, int(normalised), defines={"EACH": each})
+    ROUTE.launch(grid, logits, experts, weights, tokens, count, used, int(normalised), bias, defines={"EACH": each})
     return Routing(experts, weights)
 
 

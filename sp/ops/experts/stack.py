@@ -1,10 +1,11 @@
-"""Stack: the matrices of experts among the rows of one weight."""
+"""Stack: the matrices of experts among the rows of one weight, and their biases."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sp.arrays import Floats
 from sp.quant import Weight
 
 
@@ -25,6 +26,7 @@ class Stack:
     pitch: int  # rows of one expert
     first: int  # first and rows: those of them that are this matrix: where gate and up share a tensor, each is a half
     rows: int
+    bias: Floats | None = None  # float32 (count, rows), of every expert, added to its product
 
     @property
     def count(self) -> int:

@@ -64,7 +64,8 @@ class AttentionScorer(ReadingScorer):
         The steps of `Reduction` and how each is done.
     layers : tuple of int, or "middle", "last_half", "every_second", optional
         Layers whose attention counts; negative ones count from the end of those that are run. The named sets are
-        taken of the attention layers that are run, every second one from the last on. All by default.
+        taken of the attention layers that are run, every second one from the last on. All by default; of a drafter with
+        windows those that have none, unless numbers are given.
     depth : int, optional
         Run only so many of the drafter's layers.
     """
@@ -103,13 +104,13 @@ class AttentionScorer(ReadingScorer):
         if depth > config.layers:
             raise ConfigError(f"depth is {depth}, but the drafter has {config.layers} layers")
         there = [layer for layer in config.attention_layers if layer < depth]
+        # A layer with a window was never asked about what lies further back: its weights there mean nothing.
+        wide = [layer for layer in there if not config.windows or config.windows[layer] is None] or there
         if self.layers is None:
-            asked = there
+            asked = wide
         elif isinstance(self.layers, str):
-            half = len(there) // 2
-            asked = {"middle": there[half : half + 1], "last_half": there[half:], "every_second": there[::-2]}[
-                self.layers
-            ]
+            half = len(wide) // 2
+            asked = {"middle": wide[half : half + 1], "last_half": wide[half:], "every_second": wide[::-2]}[self.layers]
         else:
             asked = [layer + depth * (layer < 0) for layer in self.layers]
         for layer in asked:

@@ -3,9 +3,10 @@
 //   scatter_rows   sorted[places[t, j]] = h[t]
 //   combine_rows   x[t] += sum_j weights[t, j] * y[places[t, j]], j ascending, and with `shared`
 //                  + sigmoid(h[t] . mix) * shared[t]
+//   combine_biased the same with y[places[t, j]] + bias[experts[t, j]]
 //
 // h, shared bf16 (tokens, 8 * COLS8); sorted, y bf16 (places, 8 * COLS8); x f32 (tokens, 8 * COLS8); mix f32 (8 * COLS8);
-// places i32, weights f32 (tokens, used). Rows 16-byte aligned.
+// places, experts i32, weights f32 (tokens, used); bias f32 (experts, 8 * COLS8). Rows 16-byte aligned.
 // Launch: a block of 128 threads a token. Rows of `sorted` that no slot has are not written. sm_80+. Bound by memory.
 #include "mma.cuh"
 
@@ -28,11 +29,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    combine_rows(const u16* __restrict__ y, const i32* __restrict__ places, const f32* __restrict__ weights,
-                 const u16* __restrict__ h, const f32* __restrict__ mix, const u16* __restrict__ shared, f32* __restrict__ x,
-                 i32 used, i32 cols8) {
-    __shared__ f32 sums[WARPS];
+template <bool Biased>
+SP_DEVICE void combine(const u16* __restrict__ y, const i32* __restrict__ places, const f32* __restrict__ weights,
+                       const u16* __restrict__ h, const f32* __restrict__ mix, const u16* __restrict__ shared,
+                       f32* __restrict__ x, i32 used, i32 cols8, const i32* __restrict__ experts,
+                       const f32* __restrict__ bias, f32* sums) {
     const i64 token = blockIdx.x;
     f32 share = 0;
     if (shared) {
@@ -58,6 +59,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (i32 j = 0; j < used; ++j) {
             spread(v, reinterpret_cast<const uint4*>(y)[i64(places[token * used + j]) * cols8 + at]);
             const f32 weight = weights[token * used + j];
+            if constexpr (Biased) {
+                const float4* more = reinterpret_cast<const float4*>(bias) + (i64(experts[token * used + j]) * cols8 + at) * 2;
+                const float4 first = more[0], second = more[1];
+                v[0] += first.x, v[1] += first.y, v[2] += first.z, v[3] += first.w;
+                v[4] += second.x, v[5] += second.y, v[6] += second.z, v[7] += second.w;
+            }
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum[i] += weight * v[i];
         }
@@ -69,4 +76,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
         to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    combine_rows(const u16* __restrict__ y, const i32* __restrict__ places, const f32* __restrict__ weights,
+                 const u16* __restrict__ h, const f32* __restrict__ mix, const u16* __restrict__ shared, f32* __restrict__ x,
+                 i32 used, i32 cols8) {
+    __shared__ f32 sums[WARPS];
+    combine<false>(y, places, weights, h, mix, shared, x, used, cols8, nullptr, nullptr, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    combine_biased(const u16* __restrict__ y, const i32* __restrict__ places, const f32* __restrict__ weights,
+                   const u16* __restrict__ h, const f32* __restrict__ mix, const u16* __restrict__ shared,
+                   f32* __restrict__ x, i32 used, i32 cols8, const i32* __restrict__ experts, const f32* __restrict__ bias) {
+    __shared__ f32 sums[WARPS];
+    combine<true>(y, places, weights, h, mix, shared, x, used, cols8, experts, bias, sums);
 }

@@ -1,7 +1,7 @@
 // Routing of a mixture of experts: experts[t] = the `used` largest of p[t] = softmax(logits[t]), the largest first and of
-// equals the smaller index; weights[t] = their p, divided by their sum if `normalised`.
+// equals the smaller index; weights[t] = their p, divided by their sum if `normalised`. With `bias` of logits[t] + bias.
 //
-// logits f32 (tokens, count), count <= 32 * EACH; experts i32 and weights f32 (tokens, used), used <= 32. NaN counts as 0.
+// logits f32 (tokens, count), count <= 32 * EACH; bias f32 (count); experts i32 and weights f32 (tokens, used), used <= 32. NaN counts as 0.
 // Launch: blocks of 4 warps, a warp a token, which keeps its logits in registers, EACH a lane. sm_80+. Shazeer et al. 2017.
 #include "mma.cuh"
 
@@ -9,7 +9,7 @@ constexpr int WARPS = 4;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route(const f32* __restrict__ logits, i32* __restrict__ experts, f32* __restrict__ weights, i32 tokens, i32 count,
-          i32 used, i32 normalised) {
+          i32 used, i32 normalised, const f32* __restrict__ bias) {
     const i64 token = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
     const i32 lane = threadIdx.x % 32;
     if (token >= tokens) return;
@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         p[i] = 32 * i + lane < count ? logits[token * count + 32 * i + lane] : none;
+        if (bias && 32 * i + lane < count) p[i] += bias[32 * i + lane];
         top = fmaxf(top, p[i]);
     }
     top = warp_max(top);

@@ -1,0 +1,61 @@
+"""How far a real model on the GPU is from float32 on the CPU: KL, best tokens and loss, by products, path and cache.
+
+    python experiments/real/gpu_logits.py smollm2-135m.gguf gemma-3-270m.gguf --out gpu_logits.json
+
+1,000 tokens of English, the logits of every one. The reference reads the same file on the CPU, with an f32 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sp.kernels import forced_path
+from sp.models.run.layer_major import stream_by_layer
+from sp.session import load
+
+TOKENS = 1000
+CASES = [(math, path, kv) for math, kvs in (("bf16", ("f16", "q4_0")), ("int8", ("f16",)), ("fp8", ("f16",)))
+         for path in ("sm_90a", "portable") for kv in kvs]  # fmt: skip
+
+
+def log_probs(path: Path, ids: np.ndarray, device: str, kv: str, math: str = "bf16") -> Any:
+    """Logarithms of probabilities of what follows each token: float64 (n, vocab)."""
+    model = load(path, device=device, math=math).model if device == "cuda" else load(path, device=device).model
+    stream = stream_by_layer(model, ids, np.arange(len(ids)), model.new_cache(len(ids), kv))
+    logits = model.head(stream)
+    logits = np.asarray(logits.get() if device == "cuda" else logits, np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return logits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--text", type=Path, default=Path(__file__).parents[2] / "sp/assets/sample.txt")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = {}
+    for path in args.models:
+        ids = load(path, device="cpu").tokenizer.encode(args.text.read_text("utf-8")).ids[:TOKENS]
+        want, places = log_probs(path, ids, "cpu", "f32"), (np.arange(len(ids) - 1), ids[1:])
+        for math, kernels, kv in CASES:
+            with forced_path(kernels):
+                got = log_probs(path, ids, "cuda", kv, math)
+            kl = (np.exp(want) * (want - got)).sum(axis=1)
+            found[f"{path.stem} {math} {kernels} {kv}"] = row = {
+                "kl": kl.mean(), "kl_max": kl.max(), "top1": (want.argmax(1) == got.argmax(1)).mean(),
+                "loss": -got[places].mean(), "loss_f32": -want[places].mean(),
+            }  # fmt: skip
+            print(f"{path.stem:14} {math} {kernels:8} {kv:4} " + " ".join(f"{k} {v:.5f}" for k, v in row.items()))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

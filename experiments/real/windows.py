@@ -1,0 +1,176 @@
+"""What a window means for kept tokens: loss and planted answers of a model with windows, distance taken three ways.
+
+    python experiments/real/windows.py gemma-3-270m.gguf --device cuda --out windows.jsonl
+    python experiments/real/windows.py --draw windows.jsonl windows.png
+
+`position`: windows hide what stood further away in the whole prompt, as `sp` has it. `token`: they count kept tokens,
+and RoPE keeps the places of the whole prompt. `contiguous`: kept tokens are renumbered, for windows and for RoPE.
+Texts are modules and topics of the standard library; of each the last tokens are predicted, or an answer that was
+hidden in it. Chunks of 32 tokens are kept by the words they share with what comes last, or at random. Rows: nats a
+token, and of answers whether every token was the likeliest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from math import log
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from sp.models.network.model import Model
+from sp.models.run.layer_major import stream_by_layer
+from sp.ops.attention.score_rule import window_reach
+from sp.session import load
+
+N, LAST, ASK, CHUNK = 8192, 192, 128, 32
+KEEP, WAYS = (0.1, 0.2, 0.3, 0.5), ("position", "token", "contiguous")
+NAMES = ("Marsden", "Okafor", "Lindqvist", "Petrenko", "Haldane", "Quiroga")
+MODULES = ("argparse", "tarfile", "_pydecimal", "turtle", "subprocess", "typing", "inspect", "doctest", "pickle", "pdb")
+
+
+def texts() -> Iterator[str]:
+    """Prose and code of some 10K tokens each."""
+    from pydoc_data import topics
+
+    prose = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+    yield from (prose[start : start + 60_000] for start in range(0, len(prose) - 60_000, 60_000))
+    for name in MODULES:
+        yield (Path(os.__file__).parent / f"{name}.py").read_text("utf-8")[2000:70_000]
+
+
+def losses(model: Model, ids: np.ndarray, positions: np.ndarray, way: str, last: int) -> tuple[float, bool]:
+    """Nats a token of the last ones, and whether each was the likeliest."""
+    cache = model.new_cache(len(ids), "f16" if model.device == "cuda" else "f32")
+    if way == "contiguous":
+        positions = np.arange(len(ids))
+    if way == "token":
+        order = model.place(np.arange(len(ids)))
+
+        def reach(layer: int, positions: Any, window: int, *, tree: bool = False) -> Any:
+            total = cache.length(layer)
+            places = order[:total].copy()
+            return window_reach(places[total - len(positions) :], places, total, window)
+
+        cache.reach = reach  # type: ignore[method-assign]
+    stream = stream_by_layer(model, ids, positions, cache)
+    logits = model.head(stream[-last - 1 : -1])
+    logits = np.asarray(logits.get() if model.device == "cuda" else logits, np.float64)
+    highest, wanted = logits.max(axis=1), logits[np.arange(last), ids[-last:]]
+    total = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
+    return float((total - wanted).mean()), bool((logits.argmax(axis=1) == ids[-last:]).all())
+
+
+def chosen(ids: list[int], query: list[int], free: int, share: float, how: str, rng: random.Random, fact: slice) -> Any:
+    """Places to keep: the first token, the best chunks, all that comes last. A hidden fact is among them."""
+    chunks = [range(start, min(start + CHUNK, free)) for start in range(1, free, CHUNK)]
+    found = Counter(token for chunk in chunks for token in {ids[at] for at in chunk})
+    weight = {token: log(len(chunks) / found[token]) for token in set(query) if found[token]}
+    words = [sum(weight.get(token, 0.0) for token in {ids[at] for at in chunk}) for chunk in chunks]
+    value = words if how == "words" else [rng.random() for _ in chunks]
+    order = sorted(
+        range(len(chunks)), key=lambda i: (chunks[i].stop <= fact.start or chunks[i].start >= fact.stop, -value[i])
+    )
+    kept = sorted(order[: max(1, int(share * len(ids)) // CHUNK)])
+    return np.array([0, *(at for i in kept for at in chunks[i]), *range(free, len(ids))])
+
+
+def study(path: Path, device: str, examples: int) -> Iterator[dict[str, Any]]:
+    """Rows of all texts."""
+    loaded, rng = load(path, device=device), random.Random(5)
+    model = loaded.model
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in loaded.tokenizer.encode(text).ids]
+
+    for number, text in enumerate(texts()):
+        if number == examples:
+            return
+        ids = encode(text)
+        begin, plain = ids[:1], ids[1:]
+        if len(plain) < N:
+            continue
+        name, code = rng.choice(NAMES), " ".join(str(rng.randrange(10, 99)) for _ in range(4))
+        for task in ("loss", "answer"):
+            whole, fact, last = [*begin, *plain[: N - 1]], slice(0, 0), LAST
+            asked = whole[-LAST - ASK : -LAST]
+            if task == "answer":
+                told = encode(f"\nThe locker number of Dr {name} is {code}.\n")[1:]
+                asked = encode(f"\n\nQuestion: What is the locker number of Dr {name}?\nAnswer: It is")[1:]
+                said = encode(f" {code}")[1:]
+                at, last = rng.randrange(600, N - 1500), len(said)
+                fact = slice(at, at + len(told))
+                whole[fact] = told
+                whole[-len(asked) - last :] = [*asked, *said]
+            free, array = N - last - len(asked), np.array(whole)
+            row = {"text": number, "task": task, "tokens": N}
+            loss, right = losses(model, array, np.arange(N), "position", last)
+            yield row | {"way": "full", "keep": 1.0, "loss": loss, "right": right}
+            ends = np.array([0, *range(free, N)])
+            loss, right = losses(model, array[ends], ends, "position", last)
+            yield row | {"way": "nothing kept", "keep": 0.0, "loss": loss, "right": right}
+            for how in ("words", "random"):
+                for share in KEEP:
+                    places = chosen(whole, asked, free, share, how, rng, fact)
+                    for way in WAYS:
+                        loss, right = losses(model, array[places], places, way, last)
+                        yield row | {"way": way, "kept by": how, "keep": share, "loss": loss, "right": right}
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    """By task, what chose, way and share: loss, half its 95 % interval, answers right, count."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row.get("kept by", ""), row["way"], row["keep"]), []).append(row)
+    for key, some in sorted(groups.items()):
+        loss = [row["loss"] for row in some]
+        spread = 1.96 * stdev(loss) / len(loss) ** 0.5 if len(loss) > 1 else 0.0
+        yield (*key, mean(loss), spread, sum(row["right"] for row in some), len(some))
+
+
+def draw(rows: list[dict[str, Any]], to: Path) -> None:
+    """Loss by share, a panel a task; chunks by words."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
+    found = {key[:4]: key[4:6] for key in summary(rows)}
+    for panel, task, title in zip(panels, ("loss", "answer"), ("the text goes on", "a hidden answer"), strict=True):
+        for way, mark in zip(WAYS, "os^", strict=True):
+            values = [found[task, "words", way, share] for share in KEEP]
+            panel.errorbar(KEEP, [v[0] for v in values], [v[1] for v in values], marker=mark, label=way, capsize=2)
+        panel.axhline(found[task, "", "full", 1.0][0], color="black", lw=1, label="full prefill")
+        panel.axhline(found[task, "", "nothing kept", 0.0][0], color="black", lw=1, ls=":", label="nothing kept")
+        panel.set(title=title, xlabel="kept of 8,192 tokens", ylabel="nats a token", yscale="log")
+    panels[0].legend(fontsize=7)
+    figure.savefig(to, dpi=200)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--examples", type=int, default=99, help="texts at most")
+    parser.add_argument("--out", type=Path, help="JSON lines to write")
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSONL", "PNG"))
+    args = parser.parse_args()
+    if args.draw:
+        return draw([json.loads(line) for line in args.draw[0].read_text("utf-8").splitlines()], args.draw[1])
+    rows = []
+    for row in study(args.model, args.device, args.examples):
+        rows.append(row)
+        if args.out:
+            with args.out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+    for task, how, way, share, loss, spread, right, n in summary(rows):
+        print(f"{task:7}{how:7}{way:13}{share:5.2f}  {loss:6.3f} +- {spread:5.3f}  {right:3} of {n}")
+
+
+if __name__ == "__main__":
+    main()
