@@ -56,7 +56,7 @@ MARKS = (
     Marks("[THINK]", "[/THINK]", "[/THINK]", "blocks", closing="[/THINK]"),
     Marks("<think>", "</think>", "</think>", closing="\n</think>\n\n"),
     Marks(
-        *(" to=self<|message|>", "<|eom|>", "to=self<|message|>"),
+        *(" to=self<|message|>", "<|eom|>", "<atem:function_calls>"),  # a template may put the header together
         channels=True,
         leads=(" to=",),
         tool="(?!)",  # calls are marked in the text

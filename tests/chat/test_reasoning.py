@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sp.chat import MARKS, Splitter, Thinks, split_reply
+from sp.chat import MARKS, Call, Splitter, Thinks, split_reply
+from sp.chat.calls import CALLS, Calling, CallSplitter
 from sp.chat.reasoning import joined
 
 CHANNELS, BRACKETS, TAGS, ADDRESSED = MARKS
@@ -84,6 +85,23 @@ def test_thinking_and_answer_come_as_soon_as_they_are_certain() -> None:
     reasoning, content = zip(*pushed, strict=True)
     assert reasoning == ("", "I", " see", "", "", "", "", "", "")
     assert content == ("", "", "", "", "", "", "", "Yes", ".")
+
+
+@pytest.mark.parametrize("size", [1, 7, 400])
+def test_a_call_to_whom_a_message_is_for(size: int) -> None:
+    """With thinking before it, in any pieces."""
+    style = next(style for style in CALLS if style.name == "invoked")
+    reply = (
+        f"{SELF}I look.<|eom|><|start|>assistant to=files.look<|message|><atem:function_calls>\n<atem:invoke "
+        'name="files.look">\n<atem:parameter name="path">a.py</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eot|>"
+    )
+    splitter, calls = Splitter(Thinks(ADDRESSED), calls=True), CallSplitter(Calling(style, ()))
+    parts = [splitter.push(reply[at : at + size]) for at in range(0, len(reply), size)] + [splitter.finish()]
+    said = [*(calls.push(part.content) for part in parts), calls.finish()]
+    assert "".join(part.reasoning for part in parts) == "I look."
+    assert "".join(each.text for each in said) == ""
+    assert [call for each in said for call in each.calls] == [Call("files.look", {"path": "a.py"})]
 
 
 def test_a_whole_reply_has_no_white_space_at_its_ends() -> None:
