@@ -110,9 +110,7 @@ class AttentionScorer(ReadingScorer):
             asked = wide
         elif isinstance(self.layers, str):
             half = len(wide) // 2
-            asked = {"middle": wide[half : half + 1], "last_half": wide[half:], "every_second": wide[::-2]}[
-                self.layers
-            ]
+            asked = {"middle": wide[half : half + 1], "last_half": wide[half:], "every_second": wide[::-2]}[self.layers]
         else:
             asked = [layer + depth * (layer < 0) for layer in self.layers]
         for layer in asked:
