@@ -105,7 +105,28 @@ TEXTUAL = """\
 """
 """As DeepSeek's R1: arguments are text, a turn with calls has no content; how to call is not said in a known way."""
 
-STYLES = {"tagged_json": TAGGED, "tagged_parameters": PARAMETERS, "bare_json": BARE, "in_channel": IN_CHANNEL}
+NAMED = """\
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+    {%- elif m.role == 'assistant' %}
+        {{- m.content }}
+        {%- for call in m.tool_calls or [] %}
+            {{- '[TOOL_CALLS]' + call.function.name }}{{ '[ARGS]' + (call.function.arguments | tojson) }}
+        {%- endfor %}
+        {{- '</s>' }}
+    {%- else %}{{ '[INST]' + m.content + '[/INST]' }}{% endif %}
+{%- endfor %}
+"""
+"""As Devstral 2 and Ministral 3: a name and an object, each behind a mark; where a call ends is not marked."""
+
+STYLES = {
+    "tagged_json": TAGGED,
+    "tagged_parameters": PARAMETERS,
+    "bare_json": BARE,
+    "named_json": NAMED,
+    "in_channel": IN_CHANNEL,
+}
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

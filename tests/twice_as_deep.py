@@ -12,7 +12,8 @@ from sp.models.synthetic.synthetic import synthetic_metadata, write_random
 def write_deep(folder: Path, name: str, file_type: str) -> Path:
     """A file of such a model; reads as those of `write_synthetic` do."""
     shape = find_shape(name)
-    config = replace(shape.config, kinds=shape.config.kinds * 2, ffn=shape.config.ffn * 2)
+    twice = {name: getattr(shape.config, name) * 2 for name in ("kinds", "ffn", "windows")}
+    config = replace(shape.config, **twice)
     deep = Shape(f"{name}-deep", config, tied=shape.tied, text_tokens=shape.text_tokens)
     path = folder / f"{deep.name}.gguf"
     return write_random(path, synthetic_metadata(deep, file_type), deep.plan(file_type), seed=3, told=deep.told())

@@ -82,9 +82,9 @@ Tools = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class CallStyle:
     """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
-    `begin`, `end`: what stands round a call; both empty where a call is the whole answer; `read`: from the text
-    between, and the tools, the calls in it; None if it is none; `opening`: how a call begins: of a tool by its name, or
-    of any (None).
+    `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on
+    to the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is
+    none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
     """
 
     name: str
@@ -93,6 +93,12 @@ class CallStyle:
     end: str
     read: Callable[[str, Tools], tuple[Call, ...] | None]
     opening: Callable[[str | None], str]
+    inside: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Special tokens that belong to calls, and are no text."""
+        return self.begin, self.end, *self.inside
 
 
 def function_of(tools: Tools, name: str) -> Mapping[str, Any] | None:
@@ -193,6 +199,37 @@ def _typed(text: str, types: frozenset[str]) -> Any:
         return text
 
 
+_NAMED = re.compile(r"\s*([^\s\[\]{}]{1,256})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]")
+
+
+def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """A name, and an object behind its mark."""
+    head = _NAMED.match(text)
+    arguments = None if head is None else read_object(text[head.end() :] or "{}")
+    return None if head is None or arguments is None else (Call(head[1], arguments),)
+
+
+_INVOKED = re.compile(r'\s*<atem:invoke name="([^"<>\n]{1,256})">(.*?)\s*</atem:invoke>', re.DOTALL)
+_GIVEN = re.compile(r'\s*<atem:parameter name="([^"<>\n]{1,256})"[^<>\n]{0,64}>(.*?)</atem:parameter>', re.DOTALL)
+
+
+def _invoked(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """Functions with their parameters, each between tags; a name may have that of a namespace before it."""
+    calls, at = list[Call](), 0
+    while found := _INVOKED.match(text, at):
+        name, arguments, inside = found[1], dict[str, Any](), 0
+        if function_of(tools, name) is None and function_of(tools, name.rpartition(".")[2]) is not None:
+            name = name.rpartition(".")[2]
+        while given := _GIVEN.match(found[2], inside):
+            arguments[given[1]] = _typed(given[2], _types(tools, name, given[1]))
+            inside = given.end()
+        if found[2][inside:].strip():
+            return None
+        calls.append(Call(name, arguments))
+        at = found.end()
+    return tuple(calls) if calls and not text[at:].strip() else None
+
+
 CALLS = (
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
@@ -207,6 +244,15 @@ CALLS = (
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
     ),
     CallStyle(
+        *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
+        lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
+        ("[CALL_ID]", "[ARGS]"),
+    ),
+    CallStyle(
+        *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
+        lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
+    ),
+    CallStyle(
         *(
             "in_channel",
             r"<\|start\|>assistant to=(.|\n){0,40}functions\.",
@@ -216,7 +262,8 @@ CALLS = (
         ),
         lambda name: " " + (TO_TOOL.format(name) if name else TO_TOOL.partition("{")[0]),
     ),
-)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; gpt-oss
+)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3; Muse Glimmer;
+# gpt-oss
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
@@ -327,17 +374,19 @@ class CallSplitter:
         """A call up to its end."""
         assert self._calling is not None
         style = self._calling.style
-        at = (self._tail + text).find(style.end)
+        mark = style.end or style.begin
+        at = (self._tail + text).find(mark)
         if at < 0:
             self._body.append(text)
-            self._tail = (self._tail + text)[-len(style.end) + 1 :]
+            self._tail = (self._tail + text)[-len(mark) + 1 :]
             self._rest = None
             return Said()
-        cut = at + len(style.end) - len(self._tail)  # of the new text, with which the mark ends
+        cut = at + len(mark) - len(self._tail)  # of the new text, with which the mark ends
         body = "".join([*self._body, text[:cut]])
-        calls = style.read(body[: -len(style.end)], self._calling.tools)
+        calls = style.read(body[: -len(mark)], self._calling.tools)
         self._rest, self._tries = text[cut:], self._tries + 1
         if calls:
+            self._rest = self._rest if style.end else mark + self._rest
             self._inside, self._called, self._body = False, True, []
             self.done = self._calling.single
             return Said("", calls[:1] if self._calling.single else calls)

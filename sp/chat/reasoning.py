@@ -28,6 +28,9 @@ class Marks:
         `start` and `end` are a part of a message with a header; what is no thinking has one of its own.
     closing : str
         What ends a thinking that the template itself began, as templates write it that can switch thinking off.
+    leads, tool, thought, parts, breaks : tuple of str, str, str, tuple of str, tuple of str
+        Of channels: how a reply's first header may begin; regular expressions for what is found in the header of a
+        call, with the tool's name, and of thinking; special tokens that belong to messages, and that end their text.
     """
 
     start: str
@@ -36,21 +39,32 @@ class Marks:
     history: Literal["reasoning_content", "thinking", "blocks"] = "reasoning_content"
     channels: bool = False
     closing: str = ""
+    leads: tuple[str, ...] = ("<|", " to=")
+    tool: str = r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})"
+    thought: str = r"<\|channel\|>\s*analysis\b"
+    parts: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+    breaks: tuple[str, ...] = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """Special tokens that belong to the marks, and are no text."""
-        return ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>") if self.channels else (
-            self.start,
-            self.end,
-        )  # fmt: skip
+        return self.parts if self.channels else (self.start, self.end)
 
 
 MARKS = (
     Marks("<|channel|>analysis<|message|>", "<|end|>", "<|channel|>analysis<|message|>", "thinking", channels=True),
     Marks("[THINK]", "[/THINK]", "[/THINK]", "blocks", closing="[/THINK]"),
     Marks("<think>", "</think>", "</think>", closing="\n</think>\n\n"),
-)  # gpt-oss; Mistral's reasoning models; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills
+    Marks(
+        *(" to=self<|message|>", "<|eom|>", "to=self<|message|>"),
+        channels=True,
+        leads=(" to=",),
+        tool="(?!)",  # calls are marked in the text
+        thought=r"\bto=self\b",
+        parts=("<|start|>", "<|message|>", "<|eom|>"),
+        breaks=("<|eom|>", "<|eot|>", "<|start|>"),
+    ),
+)  # gpt-oss; reasoning Mistral; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills; Muse Glimmer
 
 
 def marks_of(template: str | ChatTemplate) -> Marks | None:
@@ -169,14 +183,16 @@ class Splitter:
 
     def _header(self, final: bool) -> None:
         """Of a message in channels, up to its text; a reply without one is all answer."""
+        assert self._marks is not None
         head, mark, rest = self._held.partition("<|message|>")
+        leads = self._marks.leads
         if mark:
-            to = re.search(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})", head) if self._calls else None
-            thought = to is None and re.search(r"<\|channel\|>\s*analysis\b", head) is not None
+            to = re.search(self._marks.tool, head) if self._calls else None
+            thought = to is None and re.search(self._marks.thought, head) is not None
             self._tool = to[1] if to else ""
             self._enter("thinking" if thought else "content", rest)
-        elif final or not (self._begun or any(one.startswith(self._held[: len(one)]) for one in ("<|", " to="))):
-            self._enter("content", "" if self._held.startswith("<|") else self._held)
+        elif final or not (self._begun or any(one.startswith(self._held[: len(one)]) for one in leads)):
+            self._enter("content", "" if self._held.startswith(("<|", leads[0])) else self._held)
 
     def _body(self, final: bool) -> str:
         """Text of the part at hand that is certain."""
@@ -202,9 +218,7 @@ class Splitter:
     def _ends(self) -> tuple[str, ...]:
         if self._marks is None or (self._state == "content" and not self._marks.channels):
             return ()
-        return ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>") if self._marks.channels else (
-            self._marks.end,
-        )  # fmt: skip
+        return self._marks.breaks if self._marks.channels else (self._marks.end,)
 
     def _enter(self, state: str, held: str) -> None:
         self._begun = state == "header"
@@ -238,6 +252,8 @@ Mode = Literal["auto", "on", "off"]
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether to think: that of Qwen3 and most others, and DeepSeek-V3.1's."""
 EFFORT = "reasoning_effort"
+EFFORTS = (EFFORT, "reasoning_strength")
+"""Variables by which templates are told how much to think: that of most, and Muse Glimmer's."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +295,7 @@ class Thinking:
         """Variables for a template: of those that stand for thinking, the ones it reads."""
         names, mode = template.names, self._mode(template)
         told: dict[str, Any] = {} if mode == "auto" else {name: mode == "on" for name in SWITCHES if name in names}
-        return told | ({EFFORT: self.effort} if self.effort is not None and EFFORT in names else {})
+        return told | {name: self.effort for name in EFFORTS if self.effort is not None and name in names}
 
     def note(self, template: ChatTemplate | None) -> str | None:
         """What of this a template cannot be told, in one line; None if nothing is lost."""
@@ -291,7 +307,7 @@ class Thinking:
             lost.append("knows of no thinking, so on changes nothing")
         if self.mode == "off" and not switched and marks is not None and not _begins(template, marks):
             lost.append("has no switch for thinking, so the model may think all the same")
-        if self.effort is not None and EFFORT not in template.names and self._mode(template) == self.mode:
+        if self.effort is not None and not _takes_effort(template) and self._mode(template) == self.mode:
             lost.append(f"reads no {EFFORT}, so {self.effort} changes nothing")
         return f"the chat template {' and '.join(lost)}" if lost else None
 
@@ -322,8 +338,13 @@ class Thinking:
 
     def _mode(self, template: ChatTemplate) -> Mode:
         """The mode, where an effort of none decides it."""
-        none = self.effort == "none" and self.mode == "auto" and EFFORT not in template.names
+        none = self.effort == "none" and self.mode == "auto" and not _takes_effort(template)
         return "off" if none and any(name in template.names for name in SWITCHES) else self.mode
+
+
+def _takes_effort(template: ChatTemplate) -> bool:
+    """Whether a template can be told how much to think."""
+    return any(name in template.names for name in EFFORTS)
 
 
 def begins(generation_prompt: str, marks: Marks) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from sp.ops.attention.position_scale import PositionScale
 from sp.ops.rope import Rope
 
 LayerKind = Literal["attention", "delta"]
@@ -23,12 +24,15 @@ class DeltaConfig:
         Width of a key head and of a value head.
     conv_kernel : int
         Taps of the short convolution before the recurrence.
+    copies : int
+        Key heads, one beside the other, that are one of the file's.
     """
 
     key_heads: int
     value_heads: int
     head_dim: int
     conv_kernel: int
+    copies: int = 1
 
     @property
     def key_dim(self) -> int:
@@ -143,9 +147,19 @@ class ModelConfig:
     windows : tuple of int or None
         Tokens that a query of each layer sees back to, itself among them; None, or no tuple at all, for all.
     local_rope : Rope or None
-        Of layers with a window, if it is another one.
+        Of layers with a window, if it is another one than `rope`, that of the others; with a `dim` of 0 it is none.
     embedding_scale : float
         What embeddings are multiplied by.
+    query_growth : PositionScale or None
+        What queries are multiplied by behind RoPE, by their position.
+    embedding_norm : bool
+        Whether embeddings pass an RMS norm without weights.
+    logit_scale : float
+        What logits are multiplied by.
+    final_softcap : float or None
+        What logits are then kept within: x becomes ``cap * tanh(x / cap)``.
+    attention_softcap : float or None
+        What scores of attention are kept within.
 
     Examples
     --------
@@ -173,6 +187,11 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()
     local_rope: Rope | None = None
     embedding_scale: float = 1.0
+    query_growth: PositionScale | None = None
+    embedding_norm: bool = False
+    logit_scale: float = 1.0
+    final_softcap: float | None = None
+    attention_softcap: float | None = None
 
     @cached_property
     def layers(self) -> int:

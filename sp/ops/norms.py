@@ -11,6 +11,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.kept import cache
 from sp.kernels.specs.elementwise import RMS_NORM
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
@@ -95,6 +96,16 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
 
     run_parallel(normalise, token_slices(len(x)) if x.ndim > 1 else [slice(None)])
     return y
+
+
+def ones(width: int, like: object) -> Floats:
+    """The weight (width,) of a norm that has none, where the array `like` is; read-only."""
+    return _ones_on(width, current_device()) if is_device(like) else np.ones(width, np.float32)
+
+
+@cache
+def _ones_on(width: int, device: int) -> Any:
+    return import_cupy().ones(width, np.float32)
 
 
 def l2norm(x: Floats, eps: float) -> Floats:

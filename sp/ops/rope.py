@@ -35,7 +35,7 @@ class Rope:
     """
 
     base: float  # ``rope.freq_base``, e.g. 1e6
-    dim: int  # values of a head that are turned, even; the rest pass through
+    dim: int  # values of a head that are turned, even; the rest pass through; 0 where a layer has no RoPE
     pairing: Pairing = "halves"
     scaling: Scaling | None = None
     magnitude: float = 1.0
@@ -92,7 +92,7 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     positions : int64 (tokens,)
         Any order, gaps allowed.
     rotary : Rope
-        Its `dim` is even and at most head_dim.
+        Its `dim` is even and at most head_dim; with 0 heads come out as they are.
 
     Returns
     -------
@@ -110,7 +110,9 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     True
     """
     assert len(x) == len(positions), f"x {x.shape}, positions {np.shape(positions)}"
-    assert rotary.dim in range(2, x.shape[2] + 1, 2), f"rope dim {rotary.dim}, head_dim {x.shape[2]}"
+    assert rotary.dim in range(0, x.shape[2] + 1, 2), f"rope dim {rotary.dim}, head_dim {x.shape[2]}"
+    if not rotary.dim:
+        return x.copy()
     y = np.empty_like(x)
 
     def rotate(tokens: slice) -> None:

@@ -67,7 +67,7 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
         if architecture in DRAFT_ARCHITECTURES:
             refuse_later(gguf_keys(file), file.tensors)
         if architecture is None or architecture not in ARCHITECTURES:
-            line = unsupported(file.metadata.get("general.architecture"), ARCHITECTURES)
+            line = unsupported(file.metadata.get("general.architecture"), ARCHITECTURES, file.metadata)
             yield Hindrance(line, usable=architecture in DRAFT_ARCHITECTURES)
             return
         refuse_changed(Keys(architecture, file.metadata, str(file.path)), find_architecture(architecture).honours)

@@ -91,8 +91,11 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{eight['weights']} of {eight['matrices']} matrices of layers can be multiplied so (--math int8)",
     )
     rope = family["rope"]
-    yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
-    yield "rope scaling", _scaling(rope)
+    if rope["dim"]:
+        yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
+        yield "rope scaling", _scaling(rope)
+    else:
+        yield "rope", f"none in layers that see everything; elsewhere {rope['pairing']}"
     if (told := family["windows"]) is not None:
         layers = f"{told['layers']} of {family['attention_layers']} layers"
         yield "windows", f"{layers} see {told['tokens']:,} tokens back; rope base {told['rope_base']:g} there"

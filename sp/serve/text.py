@@ -42,7 +42,7 @@ class ReplyText:
         self.stopped, self.called, self.reasoning_tokens = False, False, 0
         self._tokenizer, self._stops = tokenizer, stops
         self._marks = thinks.marks.tokens if thinks else ()
-        self._marks += (calling.style.begin, calling.style.end) if calling else ()
+        self._marks += calling.style.tokens if calling else ()
         self._splitter = Splitter(thinks, calls=calling is not None)
         if calling and thinks and thinks.marks.channels:  # what the prompt has begun of a call is a part of its header
             opening, calling = calling.opening, replace(calling, opening="")

@@ -36,7 +36,7 @@ def written(name: str, call: Call) -> str:
     said = render_chat(STYLES[name], [message], add_generation_prompt=False)
     if name == "in_channel":
         return said.rpartition("<|start|>assistant")[2]
-    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
+    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")
 
 
 def test_styles_are_known_by_their_templates() -> None:
@@ -73,6 +73,21 @@ def test_styles_are_known_by_their_templates() -> None:
          "", (Call("read_file", {"most": "many"}),)),
         ("tagged_parameters", "<tool_call>\n<function=f>\n<parameter=path>\na",
          "<tool_call>\n<function=f>\n<parameter=path>\na", ()),
+        ("named_json", 'I look. [TOOL_CALLS]read_file[ARGS]{"path": "a.py"}', "I look.", (PATH,)),
+        ("named_json", '[TOOL_CALLS]list_files[ARGS]{}[TOOL_CALLS]read_file[CALL_ID]abcdefghi[ARGS]{"path": "a.py"}\n',
+         "", (Call("list_files"), PATH)),
+        ("named_json", '[TOOL_CALLS]read_file[ARGS]{"path": "[TOOL_CALLS]"}', "",
+         (Call("read_file", {"path": "[TOOL_CALLS]"}),)),
+        ("named_json", 'So [TOOL_CALLS]read_file[ARGS]{"pa', 'So [TOOL_CALLS]read_file[ARGS]{"pa', ()),
+        ("named_json", "a [TOOL_CALLS]no b", "a [TOOL_CALLS]no b", ()),
+        ("invoked", 'I look.\n<atem:function_calls>\n<atem:invoke name="read_file">\n<atem:parameter name="path">a.py'
+         '</atem:parameter>\n</atem:invoke>\n</atem:function_calls>', "I look.", (PATH,)),
+        ("invoked", '<atem:function_calls><atem:invoke name="functions.read_file"><atem:parameter name="lines">[1, 2]'
+         '</atem:parameter><atem:parameter name="path">7</atem:parameter></atem:invoke>\n<atem:invoke '
+         'name="other.look"></atem:invoke></atem:function_calls> Done.', "Done.",
+         (Call("read_file", {"lines": [1, 2], "path": "7"}), Call("other.look"))),
+        ("invoked", "a <atem:function_calls>no</atem:function_calls>", "a <atem:function_calls>no"
+         "</atem:function_calls>", ()),
         ("bare_json", ' {"name": "read_file", "parameters": {"path": "a.py"}}', "", (PATH,)),
         ("bare_json", '{"name": "list_files", "parameters": {}}; {"name": "read_file", "parameters": {"path": "a.py"}}',
          "", (Call("list_files"), PATH)),
@@ -141,7 +156,9 @@ def cut(data: st.DataObject, text: str) -> list[str]:
 
 
 @given(
-    st.data(), st.sampled_from(["tagged_json", "bare_json", "in_channel"]), st.dictionaries(texts, values, max_size=4)
+    st.data(),
+    st.sampled_from(["tagged_json", "bare_json", "named_json", "in_channel"]),
+    st.dictionaries(texts, values, max_size=4),
 )
 @settings(max_examples=70, deadline=None)
 def test_what_templates_write_of_json_calls_is_read_back(data: st.DataObject, name: str, arguments: Any) -> None:
@@ -164,8 +181,8 @@ def test_what_templates_write_of_parameters_is_read_back(data: st.DataObject, ar
 
 
 PARTS = ("<tool_call>", "</tool_call>", "hm", '{"name": "list_files"}', "<function=list_files>", "</function>",
-         "\n", "  ", "{", "<parameter=a>", "</parameter>", "<", "tool_call>", ";",
-         "to=functions.", "list_files<|message|>", "<|call|>", "{}")  # fmt: skip
+         "[TOOL_CALLS]", "list_files[ARGS]{}", "\n", "  ", "{", "<parameter=a>", "</parameter>", "<",
+         "tool_call>", ";", "to=functions.", "list_files<|message|>", "<|call|>", "{}")  # fmt: skip
 pieces = st.lists(st.sampled_from(PARTS), max_size=12)
 
 
@@ -216,7 +233,8 @@ KNOWN = {
     "Qwen-QwQ-32B": "tagged_json", "Qwen-Qwen2.5-7B-Instruct": "tagged_json", "Qwen-Qwen3-0.6B": "tagged_json",
     "Qwen3-Coder": "tagged_parameters", "Qwen3.5-4B": "tagged_parameters",
     "meta-llama-Llama-3.1-8B-Instruct": "bare_json", "meta-llama-Llama-3.2-3B-Instruct": "bare_json",
-    "meta-llama-Llama-3.3-70B-Instruct": "bare_json", "openai-gpt-oss-120b": "in_channel",
+    "meta-llama-Llama-3.3-70B-Instruct": "bare_json", "mistralai-Ministral-3-14B-Reasoning-2512": "named_json",
+    "openai-gpt-oss-120b": "in_channel",
 }  # fmt: skip
 """How models of these templates write calls, as their vendors' documentation has it; of others it is not known."""
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from sp.chat import MARKS, Splitter, Thinks, split_reply
 from sp.chat.reasoning import joined
 
-CHANNELS, BRACKETS, TAGS = MARKS
+CHANNELS, BRACKETS, TAGS, ADDRESSED = MARKS
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
+SELF, USER = " to=self<|message|>", "<|start|>assistant to=user<|message|>"
 REPLIES = [
     (Thinks(TAGS), "<think>\nhm\n\nha \n</think>\n\nYes. </think>\n", "hm\n\nha", "Yes. </think>\n"),
     (Thinks(TAGS), "\n<think>hm</think>Yes", "hm", "Yes"),
@@ -29,6 +30,11 @@ REPLIES = [
     (Thinks(CHANNELS), "<|channel|>final<|message|>Yes", "", "Yes"),
     (Thinks(CHANNELS), f"{ANALYSIS}hm<|end|><|start|>assi", "hm", ""),
     (Thinks(CHANNELS), "plain <| text", "", "plain <| text"),
+    (Thinks(ADDRESSED), f"{SELF}hm\n<ha<|eom|>{USER}Yes.\n no", "hm\n<ha", "Yes.\n no"),
+    (Thinks(ADDRESSED), f"{SELF}one <|eom|><|start|>assistant{SELF}two<|eom|>{USER}Yes", "onetwo", "Yes"),
+    (Thinks(ADDRESSED), " to=user<|message|>Yes<|eot|>", "", "Yes"),
+    (Thinks(ADDRESSED), f"{SELF}hm<|eom|><|start|>assistant to=us", "hm", ""),
+    (Thinks(ADDRESSED), " to you <| text", "", " to you <| text"),
     (None, " <think>hm</think>", "", " <think>hm</think>"),
 ]
 

@@ -52,6 +52,16 @@ def test_an_effort_is_told_and_none_of_it_is_off() -> None:
     assert Thinking(effort="none").note(ChatTemplate(SWITCHED)) is None
 
 
+def test_an_effort_may_be_called_strength() -> None:
+    source = (
+        "Strength: {{ reasoning_strength or 'high' }}{{ '<|start|>assistant to=self<|message|>hm<|eom|>' if false }}"
+    )
+    template = ChatTemplate(source)
+    assert Thinking(effort="low").told(template) == {"reasoning_strength": "low"}
+    assert Thinking(effort="low").note(template) is None
+    assert marks_of(template) is MARKS[3]
+
+
 @pytest.mark.parametrize(
     ("source", "thinking", "said"),
     [

@@ -46,7 +46,11 @@ NAME = "m-00001-of-00001.gguf"
 PRE = {"tiny-llama": "llama-bpe", "tiny-qwen2": "qwen2", "tiny-qwen3": "llama", "tiny-qwen35": "deepseek-v3"} | {
     "tiny-qwen3moe": "qwen2",
     "tiny-qwen35moe": "qwen35",
+    "tiny-qwen3next": "qwen2",
+    "tiny-gemma2": "llama",
     "tiny-gemma3": "llama",
+    "tiny-mistral3": "tekken",
+    "tiny-muse-glimmer": "llama4",
     "tiny-gpt-oss": "gpt-4o",
 }
 YARN = {

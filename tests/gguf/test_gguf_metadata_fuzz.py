@@ -31,7 +31,7 @@ from sp.models.synthetic.dflash_synthetic import find_draft_shape
 from sp.session.loaded import load
 
 
-@pytest.mark.parametrize(("fuzz", "count"), [(fuzz_metadata, 50), (fuzz_drafts, 300)], ids=["metadata", "drafts"])
+@pytest.mark.parametrize(("fuzz", "count"), [(fuzz_metadata, 90), (fuzz_drafts, 300)], ids=["metadata", "drafts"])
 def test_wrong_kinds(fuzz: ModuleType, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():

@@ -24,9 +24,22 @@ FAMILIES = (
     "tiny-qwen2:q8_0",
     "tiny-gemma3:q4_k_m",
     "tiny-gemma3:bf16",
+    "tiny-mistral3:q4_k_m",
+    "tiny-mistral3:bf16",
+    "tiny-muse-glimmer:q4_k_m",
+    "tiny-muse-glimmer:bf16",
+    "tiny-gemma2:q4_k_m",
+    "tiny-gemma2:bf16",
 )
-"""Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven."""
-EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl", "tiny-gpt-oss:mxfp4_moe")
+"""Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven;
+windows; queries that grow; layers without RoPE, gates apart, sixteen query heads a key head; scores within a bound."""
+EXPERTS = (
+    "tiny-qwen3moe:q4_k_m",
+    "tiny-qwen35moe:q4_k_m",
+    "tiny-qwen35moe:ud-q4_k_xl",
+    "tiny-qwen3next:q4_k_m",
+    "tiny-gpt-oss:mxfp4_moe",
+)
 """Of mixtures; held to bounds of their own, since routers send a token elsewhere for a rounding."""
 NAMES = (*EMBEDDED, *RANDOM, *FAMILIES)
 

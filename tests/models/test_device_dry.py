@@ -14,7 +14,8 @@ from sp.session.loaded import embedded
 
 FAMILIES = (
     *("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0"),
-    *("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl"),
+    *("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl", "tiny-qwen3next:q4_k_m"),
+    "tiny-mistral3:q4_k_m",
 )
 WALK = """
 import sys

@@ -25,6 +25,11 @@ CASES = [
     "qwen3moe-plain",
     "qwen35moe",
     "gemma3",
+    "mistral3",
+    "qwen3next",
+    "muse-glimmer",
+    "gemma2",
+    "gemma2-large",
     "gpt-oss",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row

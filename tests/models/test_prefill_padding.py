@@ -24,7 +24,10 @@ def read_padded(model, ids, positions, cache, padding):
     return model.head(model.layer(last, x[:n], positions, cache, rows=1))[0]
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35", "tiny-qwen3moe", "tiny-qwen35moe", "tiny-llama"])
+SHAPES = ("qwen3", "qwen35", "qwen3moe", "qwen35moe", "llama", "mistral3", "qwen3next", "muse-glimmer", "gemma2")
+
+
+@pytest.fixture(scope="module", params=[f"tiny-{name}" for name in SHAPES])
 def model(request, tmp_path_factory) -> Model:
     return load_model(write_deep(tmp_path_factory.mktemp("models"), request.param, "f32"))
 

@@ -176,6 +176,35 @@ def later_drafts(folder: Path) -> dict[str, tuple[Path, str, str]]:
     }
 
 
+@pytest.mark.parametrize(
+    ("arch", "missing"),
+    [
+        ("gemma3n", "embeddings of every layer, AltUp and layers that share keys"),
+        ("gemma4", "an E-model, with embeddings of every layer"),
+        ("laguna", "softplus gates, other numbers of heads by layer and sigmoid routers"),
+        ("qwen4exp", "hyper-connections, an indexer of keys and embeddings of n-grams"),
+        ("deepseek4", "hyper-connections and compressed attention"),
+        ("deepseek41", "hyper-connections and compressed attention"),
+        ("glm-dsa", "latent attention and an indexer of keys"),
+        ("glm5next", "latent attention and an indexer of keys"),
+        ("minimax-m3", "an indexer of keys and sigmoid routers"),
+        ("nemotron_h_moe", "layers of Mamba-2 and latent experts"),
+    ],
+)
+def test_what_a_family_lacks_is_named(arch: str, missing: str, tmp_path: Path) -> None:
+    if arch in ARCHITECTURES:
+        pytest.skip(f"{arch} is a family")
+    tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3")
+    keys = {"general.architecture": arch, f"{arch}.embedding_length_per_layer_input": 256}
+    path = rewritten(tiny, tmp_path / "m.gguf", {}, **keys)
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    said = str(caught.value)
+    assert missing in said
+    assert "which sp does not compute) is not supported; sp runs" in said
+    assert "\n" not in said
+
+
 def test_an_architecture_that_is_an_array_is_refused_everywhere(tmp_path: Path) -> None:
     tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3")
     path = rewritten(tiny, tmp_path / "m.gguf", {}, **{"general.architecture": np.arange(3, dtype=np.int32)})

@@ -48,11 +48,14 @@ class Unfilled:
     def stack(self, name, size):
         return empty_matrix(name, self.formats[name], (size[0] * size[1], size[2]))
 
+    def picked(self, name, size, rows):
+        return [empty_matrix(name, self.formats[name], (len(some), size[1])) for some in rows]
+
     def vector(self, name, size):
         return dry_device.empty(size)
 
-    def table(self, name, size):
-        return dry_device.empty(size)
+    def table(self, name, size, rows=None):
+        return dry_device.empty(size if rows is None else (len(rows), size[1]))
 
 
 store = Unfilled(shape.plan(sys.argv[3]))
@@ -74,7 +77,8 @@ for path in ("sm_90a", "portable"):
             cache.reset()
             prefill_by_layer(model, ids, ids, cache)
             cache.reset()
-            plain = trunk.blocks[0].spec.sinks is None  # the means of blocks that are left out know of no sinks
+            # The means of blocks that are left out know neither sinks nor a bound of scores.
+            plain = trunk.blocks[0].spec.sinks is None and full.attention_softcap is None
             prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=plain))
         for options in ({}, {"sparse": "alpha:0.1"}, {"rotary": "none"}):
             found = SCORERS.build("tail", options).score(ScoreRequest(model, ids, ids, none, none))

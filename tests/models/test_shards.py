@@ -28,7 +28,7 @@ from sp.parallel.host import HostGroup
 from sp.quant import Q4_K, Q6_K, Q8_0
 from sp.session.loaded import embedded
 
-MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
+MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe", "qwen3next"]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,9 @@ def transformers_apart(path: Path, name: str) -> float:
     return float(np.abs(shards.run(work)[1] - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-yarn", "qwen2", "qwen3", "qwen35", "gpt-oss", *MIXTURES])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-3", "llama-yarn", "mistral3", "qwen2", "qwen3", "qwen35", "gpt-oss", *MIXTURES]
+)
 def test_two_cards_say_what_transformers_says(name) -> None:
     assert transformers_apart(fixture(name), name) < 1e-4
 

@@ -42,8 +42,8 @@ class Unfilled(RandomStore):
     def vector(self, name, size):
         return dry_device.empty(size)
 
-    def table(self, name, size):
-        return dry_device.empty(size)
+    def table(self, name, size, rows=None):
+        return dry_device.empty(size if rows is None else (len(rows), size[1]))
 
 
 models, group = [], HostGroup(CARDS)
@@ -78,6 +78,8 @@ for path in ("sm_90a", "portable"):
         ("qwen3.6-35b-a3b", "ud-q4_k_xl", 2),
         ("llama-3.1-70b", "q4_k_m", 8),
         ("qwen2.5-32b", "q4_k_m", 4),
+        ("qwen3-coder-next", "q4_k_m", 2),
+        ("devstral-small-2", "q4_k_m", 4),
         ("qwen3-0.6b", "bf16", 4),
     ],
 )

@@ -40,7 +40,7 @@ DELTA_CHUNK = KernelSpec(
         "f16* T", "f16* P", "f32* decay", "const u16* x", "f32* history", "i32 tokens", "i32 key_heads",
     ),
     threads=256,
-    variants=({"HEAD_DIM": 128, "REPEAT": 3}, {"HEAD_DIM": 64, "REPEAT": 2}),
+    variants=({"HEAD_DIM": 128, "REPEAT": 3}, {"HEAD_DIM": 128, "REPEAT": 1}, {"HEAD_DIM": 64, "REPEAT": 2}),
     smem=chunk_smem,
 )  # fmt: skip
 

@@ -15,10 +15,10 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
+from sp.models.file.weights import CopiedWeight
 from sp.models.layer.block import Block
 from sp.models.layer.cold_experts import ColdExperts, PinnedWeight, StackRing, allocate_pinned, pack_rows_pinned
 from sp.models.layer.feed_forward import Experts
-from sp.models.layer.share import CopiedWeight
 from sp.models.network.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight

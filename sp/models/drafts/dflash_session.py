@@ -101,7 +101,7 @@ class DraftSession:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
-            x = self._target.whole(self._target.embed(ids))
+            x = self._target.whole(self._target.embed(ids, normed=False))
             if draft.config.embedding_scale != 1:
                 x *= np.float32(draft.config.embedding_scale)
             for block, seen in zip(draft.blocks, self._seen, strict=True):

@@ -14,7 +14,13 @@ from math import sqrt
 from sp.gguf import Value
 from sp.models.config import ModelConfig
 from sp.models.families.base import Architecture, register_architecture
-from sp.models.families.shared import shared_config, shared_metadata
+from sp.models.families.shared import (
+    WINDOW,
+    read_windows,
+    shared_config,
+    shared_metadata,
+    window_metadata,
+)
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
@@ -22,30 +28,26 @@ from sp.ops.rope import Rope
 
 EVERY, LOCAL_BASE, BASE = 6, 1e4, 1e6
 LARGE = 62  # layers of the 27B, whose scores are divided by the root of hidden size over heads
-WINDOW, WINDOWED, LOCAL = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
+LOCAL = "rope.freq_base_swa"
 
 
 def gemma3_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
     shared = shared_config(keys, file, base=BASE)
-    every, base = keys.count(WINDOWED, default=EVERY), keys.real(LOCAL, above=1.0, default=LOCAL_BASE)
-    return windowed(shared, keys.count(WINDOW), every, base)
+    base = keys.real(LOCAL, above=1.0, default=LOCAL_BASE)
+    return windowed(shared, read_windows(keys, shared.layers, keys.count(WINDOW), EVERY), base)
 
 
-def windowed(config: ModelConfig, window: int, every: int = EVERY, base: float = LOCAL_BASE) -> ModelConfig:
-    """A dense model with what makes it Gemma 3. `every`: layers of which the last has no `window`; `base`: of RoPE in
-    the others."""
-    windows = tuple(None if (layer + 1) % every == 0 else window for layer in range(config.layers))
+def windowed(config: ModelConfig, windows: tuple[int | None, ...], base: float = LOCAL_BASE) -> ModelConfig:
+    """A dense model with what makes it Gemma 3. `base`: of RoPE in layers with a window."""
     local = Rope(base, config.rope.dim)
     return replace(config, windows=windows, local_rope=local, embedding_scale=sqrt(config.hidden))
 
 
 def gemma3_metadata(config: ModelConfig) -> dict[str, Value]:
     """See `Architecture`."""
-    every = next((layer + 1 for layer, window in enumerate(config.windows) if window is None), config.layers + 1)
-    window = next(window for window in config.windows if window is not None)
     assert config.local_rope is not None
-    return shared_metadata(config) | {WINDOW: window, WINDOWED: every, LOCAL: config.local_rope.base}
+    return shared_metadata(config) | window_metadata(config.windows) | {LOCAL: config.local_rope.base}
 
 
 def gemma3_layer(config: ModelConfig, index: int) -> LayerSpec:

@@ -60,14 +60,15 @@ def shared_config(
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
     base: float | None = None,
+    quieted: bool = False,
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
     `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. ModelError for a missing or senseless key; the
-    message names key and file.
+    ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a
+    missing or senseless key; the message names key and file.
     """
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
@@ -85,7 +86,8 @@ def shared_config(
     rope_dim = keys.count("rope.dimension_count", default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
-    rope, context = read_rope(keys, rope_dim, keys.count("context_length", most=1 << 40), pairing, scaling, base)
+    most = keys.count("context_length", most=1 << 40)
+    rope, context = read_rope(keys, rope_dim, most, pairing, scaling, base, quieted)
     return ModelConfig(
         architecture=keys.arch,
         hidden=hidden,
@@ -102,6 +104,40 @@ def shared_config(
         delta=delta,
         experts=experts,
     )
+
+
+WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern"
+
+
+def read_windows(keys: Keys, layers: int, window: int, every: int) -> tuple[int | None, ...]:
+    """The window of each layer, from flags by layer, or from a number: of so many layers the last has none. `every`:
+    that number where files do not tell."""
+    if keys.get(WINDOWED) is not None and values.listed(keys.get(WINDOWED)) is not None:
+        flags = keys.flags(WINDOWED, layers)
+        return tuple(window if flag else None for flag in flags or ())
+    return every_window(layers, window, keys.count(WINDOWED, default=every))
+
+
+def every_window(layers: int, window: int, every: int) -> tuple[int | None, ...]:
+    """Windows of all layers but the last of every so many.
+
+    >>> every_window(5, 96, 2)
+    (96, None, 96, None, 96)
+    """
+    return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
+
+def window_metadata(windows: Sequence[int | None]) -> dict[str, Value]:
+    """The keys that `read_windows` reads, without prefix: a number where one says it all, or flags."""
+    window = next(window for window in windows if window is not None)
+    every = next((layer + 1 for layer, window in enumerate(windows) if window is None), len(windows) + 1)
+    alike = tuple(windows) == every_window(len(windows), window, every)
+    return {WINDOW: window, WINDOWED: every if alike else [window is not None for window in windows]}
+
+
+def read_softcap(keys: Keys, key: str) -> float | None:
+    """A bound that numbers are softly kept within; None where there is none."""
+    return keys.real(key, above=0.0) if keys.told(key) else None
 
 
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:

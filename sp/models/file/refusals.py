@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sp import values
 from sp.errors import ModelError
 from sp.models.file.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
 
+OF_LAYERS = "embedding_length_per_layer_input"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
     "embedding_scale": (0, 1),
@@ -35,7 +37,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.sinks": (False,),
     "use_parallel_residual": (False,),
     "hidden_activation": ("silu", "swish"),
-    "embedding_length_per_layer_input": (0,),
+    OF_LAYERS: (0,),
     "expert_count": (0,),
     "expert_gating_func": (0, 1),
     "expert_weights_scale": (0, 1),
@@ -50,6 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 Source: gguf-py, ``gguf/constants.py``, and the loaders of llama.cpp, ``src/models``.
 """
 EXPERTS = "a mixture of experts"
+SHORT = 24  # characters of what a file calls its architecture, beside the names of all that run
 KINDS = {
     "dflash": "a DFlash draft, no model by itself: give it with --draft, and with --target the model it was made for",
     "dspark": "a DSpark draft, no model by itself",
@@ -57,6 +60,14 @@ KINDS = {
     "assistant": "a draft, no model by itself",
     "clip": "an encoder of pictures or sound, no language model",
     "bert": "an encoder, no language model",
+    "gemma3n": "with embeddings of every layer, AltUp and layers that share keys, which sp does not compute",
+    "laguna": "with softplus gates, other numbers of heads by layer and sigmoid routers, which sp does not compute",
+    "qwen4exp": "with hyper-connections, an indexer of keys and embeddings of n-grams, which sp does not compute",
+    "deepseek4": "with hyper-connections and compressed attention, which sp does not compute",
+    "glm-dsa": "with latent attention and an indexer of keys, which sp does not compute",
+    "glm5next": "with latent attention and an indexer of keys, which sp does not compute",
+    "minimax-m3": "with an indexer of keys and sigmoid routers, which sp does not compute",
+    "nemotron_h": "with layers of Mamba-2 and latent experts, which sp does not compute",
     "moe": EXPERTS,
     "mixtral": EXPERTS,
     "deepseek2": EXPERTS,
@@ -109,15 +120,17 @@ def _is_default(keys: Keys, key: str, value: Any) -> bool:
     return head_dim is not None and 0 < head_dim <= MAX_SIZE and math.isclose(number, head_dim**-0.5, rel_tol=1e-5)
 
 
-def unsupported(architecture: object, known: Iterable[str]) -> str:
-    """What to say of an architecture that is not among those `known`, and what to do."""
+def unsupported(architecture: object, known: Iterable[str], metadata: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """What to say of an architecture that is not among those `known`, and what to do. `metadata`: of the file."""
     name = (values.text(architecture) or "").lower()
     what = next((told for piece, told in KINDS.items() if piece in name), None)
+    if what is None and Keys(name, metadata, "").told(OF_LAYERS):
+        what = "an E-model, with embeddings of every layer, which sp does not compute"
     if what is not None and ":" in what:
-        return f"architecture {values.shown(architecture)} is {what}"
+        return f"architecture {values.shown(architecture, SHORT)} is {what}"
     kind = f" ({what})" if what else ""
     return (
-        f"architecture {values.shown(architecture)}{kind} is not supported; sp runs {', '.join(known)}: "
+        f"architecture {values.shown(architecture, SHORT)}{kind} is not supported; sp runs {', '.join(known)}: "
         "take a model of one of them"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import isfinite, log
 from typing import Literal, get_args
 
 from sp import values
@@ -56,9 +56,15 @@ class AskedScaling:
     def applied(self, config: ModelConfig) -> ModelConfig:
         """The model with this scaling alone, of as many positions as that serves. The original context is that of the
         file's YaRN, or else the file's context; a factor multiplies it. Nothing of the file's own scaling stays, and
-        YaRN has the attention factor and the edges of the paper. ConfigError: frequencies come from a tensor of the
-        file, which the scaling would replace."""
+        YaRN has the edges of the paper, and its attention factor unless the file's YaRN leaves scores as they are.
+        ConfigError: frequencies come from a tensor of the file, which the scaling would replace, or only layers with a
+        window have RoPE."""
         own = config.rope.scaling
+        if not config.rope.dim:
+            raise ConfigError(
+                f"RoPE {self} cannot be asked of {config.architecture}, whose layers that see everything have none; "
+                "leave the option out"
+            )
         if own is not None and not isinstance(own, LinearScaling | YarnScaling):
             raise ConfigError(
                 f"RoPE {self} cannot be asked of this {config.architecture}: a tensor of its file scales the "
@@ -70,12 +76,14 @@ class AskedScaling:
             rope = replace(rope, scaling=LinearScaling(self.factor))
         elif self.kind == "yarn":
             yarn = YarnScaling(self.factor, original)
-            rope = replace(rope, scaling=yarn, magnitude=yarn.attention_factor)
+            quiet = isinstance(own, YarnScaling) and config.rope.magnitude == 1
+            rope = replace(rope, scaling=yarn, magnitude=1.0 if quiet else yarn.attention_factor)
         return replace(config, rope=rope, context=int(original * self.factor))
 
 
 MOST_FACTOR = 1 << 12  # more than any model is stretched by
 MOST_TURNS = 1e6  # of YaRN's pairs within the original context: far beyond the 32 and 1 of its authors
+ATTENTION_FACTOR, LOG_MULTIPLIER = "rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"
 MOST_LOUDNESS = 16.0  # of attention factors, which lie near 1: scores grow by the square
 
 
@@ -86,6 +94,7 @@ def read_rope(
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
     base: float | None = None,
+    quieted: bool = False,
 ) -> tuple[Rope, int]:
     """Rotary embedding as ``rope.freq_base`` and ``rope.scaling.*`` say, by llama.cpp's rules.
 
@@ -96,8 +105,10 @@ def read_rope(
     config.json, from which it is converted, is nothing that transformers reads.
     `dim`, `pairing`, `scaling`: see `Rope`. A scaling that the family has read elsewhere leaves no room for one of the
     keys. `context`: ``context_length``. `base`: ``rope.freq_base`` of files that do not tell it; needed if left out.
-    Returns `context`: positions that it serves: `context`, or what YaRN makes of an original context that the file
-    names. ModelError for a senseless value, or a type other than none, linear and yarn.
+    `quieted`: whether ``yarn_log_multiplier`` m counts, as transformers' ``mscale_all_dim``: YaRN's factor is divided
+    by 1 + 0.1 m ln(factor); elsewhere the key is refused. Returns `context`: positions that it serves: `context`, or
+    what YaRN makes of an original context that the file names. ModelError for a senseless value, or a type other than
+    none, linear and yarn.
     """
     base = keys.real("rope.freq_base", above=1.0, default=base)
     told = _scaling(keys, context)
@@ -105,8 +116,11 @@ def read_rope(
         keys.refuse("rope.scaling.type", "asks for a scaling, and tensors of the file for another; sp applies only one")
     if isinstance(told, YarnScaling) and keys.get("rope.scaling.original_context_length") is not None:
         context = max(context, int(told.original_context * told.factor))
-    magnitude = told.attention_factor if isinstance(told, YarnScaling) else 1.0
-    magnitude *= _number(keys, "rope.scaling.attn_factor", 1.0, most=MOST_LOUDNESS)
+    magnitude = 1.0
+    if isinstance(told, YarnScaling):
+        quiet = _number(keys, LOG_MULTIPLIER, 0.0, least=0.0, most=MOST_LOUDNESS if quieted else 0.0)
+        magnitude = 1.0 if quiet == 1 else told.attention_factor / (1 + 0.1 * quiet * log(told.factor))
+    magnitude *= _number(keys, ATTENTION_FACTOR, 1.0, most=MOST_LOUDNESS)
     return Rope(base, dim, pairing, scaling or told, magnitude), context
 
 
@@ -127,7 +141,7 @@ def rope_metadata(rope: Rope) -> dict[str, Value]:
             if getattr(scaling, name) != getattr(usual, name):
                 keys[f"rope.scaling.yarn_{name}"] = getattr(scaling, name)
         loudness /= scaling.attention_factor
-    return keys if loudness == 1 else keys | {"rope.scaling.attn_factor": loudness}
+    return keys if loudness == 1 else keys | {ATTENTION_FACTOR: loudness}
 
 
 def rope_facts(rope: Rope) -> dict[str, object]:
@@ -158,7 +172,6 @@ def _scaling(keys: Keys, context: int) -> LinearScaling | YarnScaling | None:
         return LinearScaling(factor)
     ext = values.real(keys.get("rope.scaling.yarn_ext_factor"))
     unset = ext is not None and ext < 0  # as llama.cpp writes one that it was not told
-    _number(keys, "rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=0.0)  # of families that sp does not know
     return YarnScaling(
         factor,
         keys.count("rope.scaling.original_context_length", default=context, most=1 << 40),
@@ -220,6 +233,8 @@ def unscalable(config: ModelConfig) -> str | None:
     'it has recurrent layers'
     """
     scaling = config.rope.scaling
+    if not config.rope.dim:
+        return "layers that see everything have no RoPE"
     if config.delta_layers:
         return "it has recurrent layers"
     if isinstance(scaling, LinearScaling):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
 from sp.models.file.metadata_keys import TensorShape
@@ -38,6 +38,10 @@ class Tensor:
         return total
 
 
+class CopiedWeight(Weight):
+    """A weight that is no run of bytes of its file, but columns of it, or rows from several places."""
+
+
 class RecordingStore:
     """Notes the tensors of a model under construction. `present`: names of which the model may choose to ask for: a
     head of its own, a fused matrix. `tensors`: by name, in the order they were asked for."""
@@ -62,11 +66,15 @@ class RecordingStore:
         """See `Store`."""
         return self._note(name, shape, "stack")
 
+    def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> Any:
+        """See `Store`."""
+        return [self._note(name, shape, "matrix")] * len(rows)
+
     def vector(self, name: str, size: int) -> Any:
         """See `Store`."""
         return self._note(name, (size,), "vector")
 
-    def table(self, name: str, shape: tuple[int, int]) -> Any:
+    def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Any:
         """See `Store`."""
         return self._note(name, shape, "table")
 
@@ -113,12 +121,16 @@ class Store(Protocol):
         """Matrices (out, in) of so many experts, one under the other as one matrix (experts * out, in)."""
         ...
 
+    def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> list[Weight]:
+        """Rows of a matrix (out, in), each list of them as a matrix of its own: (len(rows[i]), in)."""
+        ...
+
     def vector(self, name: str, size: int) -> Floats:
         """A norm weight or bias (size,)."""
         ...
 
-    def table(self, name: str, shape: tuple[int, int]) -> Floats:
-        """A small matrix that is used as plain numbers."""
+    def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Floats:
+        """A small matrix that is used as plain numbers, or those rows of it."""
         ...
 
 
@@ -166,6 +178,12 @@ class WeightStore:
         under = shape[0] * shape[1]
         return self._held(replace(weight, shape=(under, shape[2]), data=weight.data.reshape(under, -1)))
 
+    def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> list[Weight]:
+        """Rows of a matrix as others, which are copies, decoded when the budget allows."""
+        whole = self._take(name, shape)
+        parts = [CopiedWeight(name, whole.format, (len(some), shape[1]), whole.data[some], whole.math) for some in rows]
+        return [self._held(part) for part in parts]
+
     def _held(self, weight: Weight, keep_packed: bool = False) -> Weight:
         if self.decode and not keep_packed:
             weight = weight.decoded()
@@ -176,9 +194,10 @@ class WeightStore:
         """A norm weight or bias (size,), always decoded."""
         return self._numbers(name, (size,))
 
-    def table(self, name: str, shape: tuple[int, int]) -> Floats:
-        """A small matrix that is used as plain numbers, always decoded."""
-        return self._numbers(name, shape)
+    def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Floats:
+        """A small matrix that is used as plain numbers, or those rows of it, always decoded."""
+        found = self._numbers(name, shape)
+        return found if rows is None else found[rows]
 
     def _numbers(self, name: str, shape: tuple[int, ...]) -> Floats:
         values = self._take(name, shape).dense()
@@ -236,6 +255,10 @@ class HeaderStore(WeightStore):
         """See `Store`."""
         return self._noted(name, shape, "stack")
 
+    def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> Any:
+        """See `Store`."""
+        return [self._noted(name, shape, "matrix")] * len(rows)
+
     def _noted(self, name: str, shape: tuple[int, ...], kind: Literal["matrix", "stack"]) -> Tensor:
         self._claim(name, shape)
         part = name.removesuffix("weight")
@@ -247,7 +270,7 @@ class HeaderStore(WeightStore):
         self._claim(name, (size,))
         return Tensor(name, (size,), "vector")
 
-    def table(self, name: str, shape: tuple[int, int]) -> Any:
+    def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Any:
         """See `Store`."""
         self._claim(name, shape)
         return Tensor(name, shape, "table")

@@ -22,7 +22,9 @@ class Attention:
     Attributes
     ----------
     config : ModelConfig
-        If it is `gated`, a sigmoid gate lies on the output and its rows beside those of q.
+        If it is `gated`, a sigmoid gate lies on the output.
+    gate : Weight, optional
+        Of that gate; without it its rows lie beside those of q, head by head.
     biases : tuple of float32, optional
         Of q, k and v, added before anything else.
     out_bias : float32, optional
@@ -46,13 +48,14 @@ class Attention:
     spec: LayerSpec = PLAIN
     sinks: Floats | None = None
     out_bias: Floats | None = None
+    gate: Weight | None = None
 
     @classmethod
     def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Attention:
         """Build from split q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
         config = store.config
         blk, hidden, d = f"blk.{index}.", config.hidden, config.head_dim
-        q_rows = config.heads * d * (2 if config.gated else 1)
+        q_rows = config.heads * d * (2 if config.gated and spec.gate is None else 1)
         kv_rows = config.kv_heads * d
         if f"{blk}attn_qkv.weight" in store:
             fused = store.matrix(f"{blk}attn_qkv.weight", (q_rows + 2 * kv_rows, hidden))
@@ -61,6 +64,7 @@ class Attention:
             q = store.matrix(f"{blk}attn_q.weight", (q_rows, hidden))
             k = store.matrix(f"{blk}attn_k.weight", (kv_rows, hidden))
             v = store.matrix(f"{blk}attn_v.weight", (kv_rows, hidden))
+        gate = None if spec.gate is None else store.matrix(f"{blk}{spec.gate}.weight", (q_rows, hidden))
         out = store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d))
         added, normed = None, HeadNorms()
         if f"{blk}attn_q.bias" in store if spec.bias is None else spec.bias:
@@ -69,9 +73,10 @@ class Attention:
         if spec.qk_norm:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
             normed = HeadNorms(q_norm, k_norm, config.eps)
+        assert added is None or gate is None, f"layer {index} has biases and a gate apart, which no step adds to"
         sinks = None if spec.sinks is None else store.vector(f"{blk}{spec.sinks}.weight", config.heads)
         out_bias = store.vector(f"{blk}attn_output.bias", hidden) if spec.out_bias else None
-        return cls(index, config, q, k, v, added, normed, out, spec, sinks, out_bias)
+        return cls(index, config, q, k, v, added, normed, out, spec, sinks, out_bias, gate)
 
     @cached_property
     def rule(self) -> ScoreRule:
@@ -90,4 +95,5 @@ class Attention:
             out=share.columns(self.out),
             sinks=None if self.sinks is None else share.values(self.sinks),
             out_bias=share.once(self.out_bias),
+            gate=None if self.gate is None else share.rows(self.gate),
         )

@@ -72,7 +72,8 @@ class Block:
         )
 
     def _behind(self, weight: Floats | None) -> Norm | None:
-        return None if weight is None else (weight, self.eps)
+        eps = self.spec.behind_eps
+        return None if weight is None else (weight, self.eps if eps is None else eps)
 
 
 def _feed_forward(store: Store, index: int, spec: LayerSpec) -> Any:

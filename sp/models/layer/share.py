@@ -11,11 +11,8 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig
+from sp.models.file.weights import CopiedWeight
 from sp.quant import Weight
-
-
-class CopiedWeight(Weight):
-    """A weight that is no run of bytes of its file, but columns of it, or rows from several places."""
 
 
 @runtime_checkable

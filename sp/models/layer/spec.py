@@ -34,6 +34,8 @@ class LayerSpec:
     out_bias: bool = False  # of the projection behind attention
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None
+    behind_eps: float | None = None  # of those norms; None: the model's
+    gate: str | None = None  # what files call the matrix of a `gated` model's gates, where it is not one with q's
     rope: Rope | None = None  # of this layer alone, however a reading scales the model's; by default that of the model
     window: int | None = None
     activation: Activation = "silu"

@@ -24,7 +24,9 @@ from sp.ops.add_bias import add_bias
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention import attention_output, takes_bytes
 from sp.ops.attention.attention_heads import attention_heads, head_norm_rope
+from sp.ops.attention.beside_gate import beside_gate
 from sp.ops.attention.byte_attention.attend import byte_output
+from sp.ops.attention.position_scale import scale_queries
 from sp.ops.attention.score_rule import PLAIN as PLAIN_SCORES
 from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.attention.tree_attention import tree_attention
@@ -127,29 +129,35 @@ class Qkv:
         m, c, x, n, rows = self.mixer, self.mixer.config, flow.x, len(flow.x), flow.rows
         flow.norm = norm = flow.norm or self.norm
         f32 = None if m.biases is None else (True, True, True)  # a bias is added before products are rounded to bf16
+        asking = (m.q,) if m.gate is None else (m.q, m.gate)
         if rows == n:
-            found = project(x, (m.q, m.k, m.v), norm, f32)
+            found = project(x, (*asking, m.k, m.v), norm, f32)
         else:
-            last = project(x[n - rows :], (m.q,), norm, f32 and f32[:1])
+            last = project(x[n - rows :], asking, norm, f32 and f32[:1])
             found = (*last, *project(x, (m.k, m.v), norm, f32 and f32[1:]))
         if m.biases is not None:
             found = add_bias(found, m.biases)
-        wide, k, v = found
+        *asked, k, v = found
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
-        wide = wide.reshape(rows, c.heads, m.q.shape[0] // c.heads)
+        wide = asked[0].reshape(rows, c.heads, m.q.shape[0] // c.heads)
+        if m.gate is not None:
+            wide = beside_gate(wide, asked[1].reshape(wide.shape))
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
         rotary = m.spec.rope or flow.cache.config.rope  # not that of the weights: a reading may scale it
         flow.gate, at = wide if c.gated else None, flow.cache.add(m.index, n)
+        places = flow.positions if rows == n else flow.positions[n - rows :]
         if rows == n:
             flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
-            return
-        at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
-        flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, flow.positions[n - rows :], rotary)
+        else:
+            at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
+            flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, places, rotary)
+        if c.query_growth is not None:
+            scale_queries(flow.q, places, c.query_growth)
 
     def reads(self) -> list[Any]:
         """See `Step`."""
         m = self.mixer
-        return _there([m.q, m.k, m.v, self.norm[0], *(m.biases or ()), m.norms.q, m.norms.k])
+        return _there([m.q, m.gate, m.k, m.v, self.norm[0], *(m.biases or ()), m.norms.q, m.norms.k])
 
 
 @dataclass(frozen=True)

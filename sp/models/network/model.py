@@ -23,8 +23,9 @@ from sp.models.network.arithmetic import Arithmetic
 from sp.models.network.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
-from sp.ops.norms import Norm, Ready
+from sp.ops.norms import Norm, Ready, ones, rms_norm
 from sp.ops.rope import Rope
+from sp.ops.sampling.cap_logits import cap_logits
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
@@ -140,11 +141,14 @@ class Model:
         math = self.arithmetic.attention
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
 
-    def embed(self, ids: Ints) -> Floats:
-        """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0."""
+    def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
+        """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0.
+        Without `normed` the norm that some models have there is left out: drafts take what their target looks up."""
         x = embedding(self.place(ids, np.int32), self.trunk.embed)
         if self.config.embedding_scale != 1:
             x *= np.float32(self.config.embedding_scale)
+        if normed and self.config.embedding_norm:
+            x = rms_norm(x, ones(self.config.hidden, x), self.config.eps, f32=True)
         return x
 
     def place(self, values: Ints, kind: type[np.integer[Any]] = np.int64) -> Ints:
@@ -219,4 +223,5 @@ class Model:
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
         assert self.trunk.output is not None, "the model was loaded without its head"
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
-        return logits
+        scale, cap = self.config.logit_scale, self.config.final_softcap
+        return logits if scale == 1 and cap is None else cap_logits(logits, scale, cap)

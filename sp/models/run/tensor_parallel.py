@@ -37,6 +37,7 @@ from sp.models.network.trunk import Trunk
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
+from sp.ops.sampling.cap_logits import cap_logits
 from sp.parallel.group import Card, Group
 from sp.quant.repack import Repacked
 
@@ -100,9 +101,9 @@ class ShardModel(Model):
         """Of a norm of the stream, of one over the number of cards."""
         return eps / self.share.size**2
 
-    def embed(self, ids: Ints) -> Floats:
+    def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
         """See `Model`; over the number of cards, as all streams are that layers take and give."""
-        x = super().embed(ids)
+        x = super().embed(ids, normed=normed)
         x *= np.float32(1 / self.share.size)
         return x
 
@@ -171,6 +172,8 @@ class ShardModel(Model):
         norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
         assert self.trunk.output is not None, "shards have heads"
         (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
+        scale, cap = self.config.logit_scale, self.config.final_softcap
+        mine = mine if scale == 1 and cap is None else cap_logits(mine, scale, cap)
         xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
         parts[card.rank, :, : mine.shape[1]] = mine

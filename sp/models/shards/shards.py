@@ -79,7 +79,7 @@ class SharedModel(Model):
         """Refused, as all that reads by itself is."""
         self._refuse()
 
-    def embed(self, ids: object) -> NoReturn:
+    def embed(self, ids: object, *, normed: bool = True) -> NoReturn:
         """Refused, see `new_cache`."""
         self._refuse()
 

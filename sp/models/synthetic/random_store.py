@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.config import ModelConfig
@@ -128,6 +128,10 @@ class RandomStore:
         """Matrices of experts, packed one under the other."""
         return self.packed(name, (shape[0] * shape[1], shape[2]), pinned=layer_of(name) in self._cold)
 
+    def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> list[Any]:
+        """Matrices of as many rows, packed."""
+        return [self.packed(name, (len(some), shape[1])) for some in rows]
+
     def packed(self, name: str, shape: tuple[int, ...], data: Any = None, *, pinned: bool = False) -> Any:
         """A packed matrix of random rows, or of those in `data`."""
         fmt = self._formats[name]
@@ -148,8 +152,9 @@ class RandomStore:
         """A norm weight or bias."""
         return self._placed(random_vector(name, size, self._rng))
 
-    def table(self, name: str, shape: tuple[int, int]) -> Floats:
+    def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Floats:
         """Convolution taps."""
+        shape = shape if rows is None else (len(rows), shape[1])
         return self._placed(self._rng.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5))
 
     def _placed(self, values: Floats) -> Floats:

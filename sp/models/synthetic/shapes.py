@@ -11,17 +11,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
+from sp.models.families.gemma2 import EVERY as GEMMA2_EVERY
+from sp.models.families.gemma2 import windowed as gemma2_windowed
+from sp.models.families.gemma3 import EVERY as GEMMA3_EVERY
 from sp.models.families.gemma3 import windowed
 from sp.models.families.gpt_oss import mixture
 from sp.models.families.llama import llama3_factors
+from sp.models.families.muse_glimmer import EVERY as MUSE_EVERY
+from sp.models.families.muse_glimmer import windowed as muse_windowed
+from sp.models.families.qwen3next import repeated
+from sp.models.families.shared import every_window
 from sp.models.file.file_type import tensor_format
 from sp.models.file.weights import Tensor
 from sp.models.network.trunk import trunk_tensors
+from sp.ops.attention.position_scale import PositionScale
 from sp.ops.rope import LinearScaling, Rope, YarnScaling
 from sp.quant import BlockFormat
 
@@ -135,12 +145,52 @@ def _llama3(
     return _dense("llama", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
 
 
+def _mistral3(
+    hidden: int,
+    vocab: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    base: float,
+    yarn: YarnScaling,
+) -> ModelConfig:
+    context = int(yarn.original_context * yarn.factor)
+    rope = Rope(base, head_dim, "interleaved", yarn)
+    dense = _dense("mistral3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context, 1e-5)
+    return replace(dense, query_growth=PositionScale(float(np.float32(0.1)), yarn.original_context))  # as files hold it
+
+
 def _gemma3(
     hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, context: int
 ) -> ModelConfig:
     rope = Rope(1e6, head_dim, scaling=LinearScaling(8.0) if context > 32768 else None)
     dense = _dense("gemma3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, context)
-    return windowed(dense, window)
+    return windowed(dense, every_window(layers, window, GEMMA3_EVERY))
+
+
+def _gemma2(
+    hidden: int,
+    vocab: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int = 4096,
+) -> ModelConfig:
+    dense = _dense("gemma2", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, Rope(1e4, head_dim), 8192)
+    return gemma2_windowed(dense, every_window(layers, window, GEMMA2_EVERY))
+
+
+def _muse_glimmer(
+    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, scale: float
+) -> ModelConfig:
+    rope = Rope(5e5, head_dim, "interleaved")
+    dense = _dense("muse-glimmer", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
+    found = muse_windowed(dense, every_window(layers, window, MUSE_EVERY))
+    return replace(found, logit_scale=scale, final_softcap=20.0)
 
 
 def _gpt_oss(
@@ -163,6 +213,7 @@ def _qwen35(
     head_dim: int,
     rope_dim: int,
     delta: DeltaConfig,
+    base: float = 1e7,
 ) -> ModelConfig:
     kinds: list[LayerKind] = ["delta" if (i + 1) % INTERVAL else "attention" for i in range(layers)]
     return ModelConfig(
@@ -175,7 +226,7 @@ def _qwen35(
         heads,
         kv_heads,
         head_dim,
-        Rope(1e7, rope_dim),
+        Rope(base, rope_dim),
         1e-6,
         gated=True,
         delta=delta,
@@ -190,6 +241,8 @@ def _mixture(name: str, dense: ModelConfig, experts: ExpertConfig) -> ModelConfi
 _LLAMA = {"text_tokens": 128000}
 _QWEN = {"text_tokens": 151643}
 _GEMMA = {"text_tokens": 256000}
+_MISTRAL = {"text_tokens": 130072}
+_MINISTRAL = YarnScaling(16.0, 16384)
 _TINY = {"text_tokens": 2000}
 _HARMONY = {"text_tokens": 199998}
 _SHAPES: Mapping[str, Shape] = {
@@ -225,9 +278,36 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_QWEN,
         ),
+        Shape("gemma-2-27b", _gemma2(4608, 256000, 36864, 46, 32, 16, 128), tied=True, **_GEMMA),
+        Shape("gemma-2-9b", _gemma2(3584, 256000, 14336, 42, 16, 8, 256), tied=True, **_GEMMA),
+        Shape("gemma-2-2b", _gemma2(2304, 256000, 9216, 26, 8, 4, 256), tied=True, **_GEMMA),
         Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
+        Shape(
+            "devstral-small-2",
+            _mistral3(5120, 131072, 32768, 40, 32, 8, 128, 1e8, YarnScaling(48.0, 8192, beta_fast=4.0)),
+            tied=False,
+            **_MISTRAL,
+        ),
+        Shape(
+            "ministral-3-14b", _mistral3(5120, 131072, 16384, 40, 32, 8, 128, 1e9, _MINISTRAL), tied=False, **_MISTRAL
+        ),
+        Shape(
+            "ministral-3-8b", _mistral3(4096, 131072, 14336, 34, 32, 8, 128, 1e6, _MINISTRAL), tied=False, **_MISTRAL
+        ),
+        Shape("ministral-3-3b", _mistral3(3072, 131072, 9216, 26, 32, 8, 128, 1e6, _MINISTRAL), tied=True, **_MISTRAL),
+        Shape(
+            "tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY
+        ),
+        Shape(
+            "muse-glimmer-30b",
+            _muse_glimmer(6656, 202048, 19968, 52, 32, 2, 128, 2048, float(np.float32((6656 / 256) ** -0.5))),
+            tied=False,
+            text_tokens=200000,
+        ),
+        Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
+        Shape("tiny-gemma2", _gemma2(256, 2048, 768, 4, 4, 2, 128, 96), tied=True, **_TINY),
         Shape(
             "gpt-oss-120b", _gpt_oss(2880, 201088, 36, 64, 8, 128, ExpertConfig(128, 4, 2880)), tied=False, **_HARMONY
         ),
@@ -253,6 +333,26 @@ _SHAPES: Mapping[str, Shape] = {
             _mixture(
                 "qwen35moe",
                 _qwen35(256, 2048, 0, 4, 4, 2, 256, 64, DeltaConfig(2, 4, 128, 4)),
+                ExpertConfig(16, 4, 256, 256),
+            ),
+            tied=False,
+            **_TINY,
+        ),
+        Shape(
+            "qwen3-coder-next",
+            _mixture(
+                "qwen3next",
+                _qwen35(2048, 151936, 0, 48, 16, 2, 256, 64, repeated(DeltaConfig(16, 32, 128, 4)), 5e6),
+                ExpertConfig(512, 10, 512, 512),
+            ),
+            tied=False,
+            **_QWEN,
+        ),
+        Shape(
+            "tiny-qwen3next",
+            _mixture(
+                "qwen3next",
+                _qwen35(256, 2048, 0, 4, 4, 2, 256, 64, repeated(DeltaConfig(2, 4, 128, 4))),
                 ExpertConfig(16, 4, 256, 256),
             ),
             tied=False,

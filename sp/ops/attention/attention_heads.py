@@ -94,8 +94,8 @@ def row_defines(head_dim: int, rotary: Rope, normed: bool) -> dict[str, int]:
 
 @cache
 def turns(rotary: Rope, device: int) -> Any:
-    """`Rope.turn_fractions` on the device."""
-    return import_cupy().asarray(rotary.turn_fractions())
+    """`Rope.turn_fractions` on the device; one that nobody reads where nothing is turned."""
+    return import_cupy().asarray(rotary.turn_fractions() if rotary.dim else np.zeros(1, np.int64))
 
 
 MANY = 512  # tokens that fill the card with warps of several heads, or of all heads of a token
@@ -203,7 +203,7 @@ def unrotate(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     """
     if not is_device(x):
         return rope(x, -positions, rotary.undone())
-    return _unrotate_on_device(x, positions, rotary)
+    return _unrotate_on_device(x, positions, rotary) if rotary.dim else x
 
 
 def _unrotate_on_device(x: Any, positions: Any, rotary: Rope) -> Floats:

@@ -1,0 +1,15 @@
+"""Logits behind the head."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import KernelSpec
+
+CAP_THREADS = 256
+EACH = 4  # values of a thread
+
+CAP_LOGITS = KernelSpec(
+    source="cap_logits.cu",
+    entry="cap_logits",
+    args=("f32* logits", "i64 count", "f32 cap", "f32 scale"),
+    threads=CAP_THREADS,
+)

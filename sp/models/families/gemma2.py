@@ -1,0 +1,73 @@
+"""gemma2: Gemma 2, text (2B to 27B): every other layer attends in a window, scores and logits stay within bounds.
+
+No norms of heads, one RoPE, norms behind both halves, GELU, and embeddings times the root of the hidden size. Files
+hold the weights of norms as they are multiplied. Source: Gemma Team, "Gemma 2", arXiv 2408.00118; keys and defaults:
+llama.cpp, ``src/models/gemma2.cpp``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+from sp.gguf import Value
+from sp.models.config import ModelConfig
+from sp.models.families.base import Architecture, register_architecture
+from sp.models.families.shared import WINDOW, read_windows, shared_config, shared_metadata, window_metadata
+from sp.models.file.metadata_keys import Keys
+from sp.models.file.weights import TensorFile
+from sp.models.layer.spec import LayerSpec
+
+EVERY, BASE, LENGTH = 2, 1e4, 4096
+LARGE = 46  # layers of the 27B, whose scores are divided by the root of hidden size over heads
+SCORES, LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
+SCORES_CAP, LOGITS_CAP = 50.0, 30.0
+
+
+def gemma2_config(keys: Keys, file: TensorFile) -> ModelConfig:
+    """See `Architecture`."""
+    config = shared_config(keys, file, base=BASE)
+    windows = read_windows(keys, config.layers, keys.count(WINDOW, default=LENGTH), EVERY)
+    caps = (keys.real(key, above=0.0, default=cap) for key, cap in ((SCORES, SCORES_CAP), (LOGITS, LOGITS_CAP)))
+    return windowed(config, windows, *caps)
+
+
+def windowed(
+    config: ModelConfig, windows: tuple[int | None, ...], scores: float = SCORES_CAP, logits: float = LOGITS_CAP
+) -> ModelConfig:
+    """A dense model with what makes it Gemma 2: windows, and bounds of scores and of logits."""
+    capped = replace(config, attention_softcap=scores, final_softcap=logits)
+    return replace(capped, windows=windows, embedding_scale=sqrt(config.hidden))
+
+
+def gemma2_metadata(config: ModelConfig) -> dict[str, Value]:
+    """See `Architecture`."""
+    assert config.attention_softcap is not None
+    assert config.final_softcap is not None
+    caps: dict[str, Value] = {SCORES: config.attention_softcap, LOGITS: config.final_softcap}
+    return shared_metadata(config) | window_metadata(config.windows) | caps
+
+
+def gemma2_layer(config: ModelConfig, index: int) -> LayerSpec:
+    """What a layer computes."""
+    return LayerSpec(
+        qk_norm=False,
+        behind=("post_attention_norm", "post_ffw_norm"),
+        activation="gelu",
+        window=config.windows[index],
+        softcap=config.attention_softcap,
+        scale=(config.hidden / config.heads) ** -0.5 if config.layers == LARGE else None,
+    )
+
+
+register_architecture(
+    Architecture(
+        "gemma2",
+        gemma2_layer,
+        ("llama",),
+        gemma2_config,
+        gemma2_metadata,
+        honours=(WINDOW, SCORES, LOGITS),
+        about="Gemma 2, text (2B to 27B)",
+    )
+)
