@@ -27,6 +27,7 @@ import numpy as np
 
 from sp.models.network.model import Model
 from sp.models.run.layer_major import stream_by_layer
+from sp.ops.array_module import array_module
 from sp.ops.attention.score_rule import window_reach
 from sp.session import load
 
@@ -62,10 +63,11 @@ def losses(model: Model, ids: np.ndarray, positions: np.ndarray, way: str, last:
         cache.reach = reach  # type: ignore[method-assign]
     stream = stream_by_layer(model, ids, positions, cache)
     logits = model.head(stream[-last - 1 : -1])
-    logits = np.asarray(logits.get() if model.device == "cuda" else logits, np.float64)
-    highest, wanted = logits.max(axis=1), logits[np.arange(last), ids[-last:]]
-    total = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
-    return float((total - wanted).mean()), bool((logits.argmax(axis=1) == ids[-last:]).all())
+    xp = array_module(logits)
+    logits, wanted = logits.astype(np.float64), xp.asarray(ids[-last:])
+    highest = logits.max(axis=1)
+    total = highest + xp.log(xp.exp(logits - highest[:, None]).sum(axis=1))
+    return float((total - logits[xp.arange(last), wanted]).mean()), bool((logits.argmax(axis=1) == wanted).all())
 
 
 def chosen(ids: list[int], query: list[int], free: int, share: float, how: str, rng: random.Random, fact: slice) -> Any:

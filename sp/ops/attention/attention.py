@@ -195,8 +195,8 @@ def prefill_attention(
 
 
 def _are_few(q: Any, rule: ScoreRule) -> bool:
-    """Whether queries go to the kernels for few, which hide none of the last ``len(q)`` keys behind a window."""
-    return len(q) <= FEW_QUERIES and (rule.window is None or rule.window >= len(q))
+    """Whether queries go to the kernels for few, which hide of the last ``len(q)`` keys only what `reach` tells."""
+    return len(q) <= FEW_QUERIES and (rule.window is None or rule.reach is not None or rule.window >= len(q))
 
 
 def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:

@@ -85,7 +85,8 @@ def _launch(x: Any, stacks: tuple[Stack, ...], placed: Placed, epilogue: Epilogu
         raise DeviceError(f"{w.weight.name} and {stacks[1].weight.name} differ in size or format")
     if w.rows % TILE or w.pitch % TILE or any(s.first % TILE for s in stacks) or width % TILE:
         raise DeviceError(
-            f"{w.weight.name}: experts of {w.rows} x {width} are no multiples of {TILE}; run it on the CPU"
+            f"{w.weight.name}: experts of {w.rows} x {width} are no multiples of {TILE}; "
+            "let fewer cards share it, or run it on the CPU"
         )
     if x.shape != (placed.rows, width):
         raise DeviceError(f"{w.weight.name}: x {x.shape} is not ({placed.rows}, {width})")

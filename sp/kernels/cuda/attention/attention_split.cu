@@ -117,6 +117,8 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     for (int e = 0; e < 2; e++) {
         const i32 query = min(rows.query(pair_row + g + 8 * e), n - 1);
         bits[e] = seen ? seen[query] : ~0ull >> (63 - query);
+        // Behind a gap in positions a window may begin among the last n.
+        if (const i32 inside = reach ? reach[query] - before : 0; inside > 0) bits[e] &= ~0ull << inside;
         nearest[e] = reach ? reach[query] - 1 : window ? before + query - window : -1;
     }
     f32 o[D / 16][4];
