@@ -44,7 +44,7 @@ DRIVERS = {
     "head_norm_rope.cu": DRIVER.replace("CALLED", "attention_heads").replace("TURNED", "j.half,"),
     "prompt_heads.cu": DRIVER.replace("CALLED", "prompt_heads").replace("TURNED", ""),
 }
-SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64)]
+SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64), (16, 1, 128, 2, 0)]  # the last without RoPE
 
 
 def bf16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
