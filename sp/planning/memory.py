@@ -7,7 +7,7 @@ peaks of requests (``results/*/ttft.jsonl``), which lie below the sum, by a tent
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
@@ -92,6 +92,9 @@ def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], card
 
 def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> list[tuple[str, int]]:
     """Format and bytes of each copy on one of so many devices."""
+    if tensor.picked:
+        parts = [replace(tensor, shape=shape, picked=()) for shape in tensor.parts]
+        return [place for part in parts for place in _places(part, fmt, tied, cards)]
     if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
     found, width = [], tensor.shape[-1]

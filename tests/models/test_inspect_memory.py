@@ -169,9 +169,10 @@ def test_drafters_are_small_and_the_nearest_kin_comes_first() -> None:
         found = drafters_for(shape.config, size)
         assert all(not one.name.startswith("tiny-") for one in found)
         if size > 4 * LARGEST_DRAFTER:
-            family = shape.config.architecture.removesuffix("moe").rstrip("0123456789")
+            family = shape.config.architecture.removesuffix("moe").removesuffix("next").rstrip("0123456789")
             kin = [one.name for one in found if one.config.architecture.startswith(family)]
-            assert kin[:1] == [found[0].name] or (family, kin) == ("gpt-oss", []), name
+            alone = family in ("gpt-oss", "mistral", "muse-glimmer")  # of which nothing so small is published
+            assert kin[:1] == ([] if alone else [found[0].name]), name
 
 
 def test_a_large_model_at_a_glance(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     assert repeated[1:] == plain[1:], (repeated[1:], plain[1:])
     for who, calls in plain[0].items():
         assert calls == repeated[0][who], [both for both in zip(calls, repeated[0][who]) if both[0] != both[1]][:2]
-read(lambda cache, layer, q, gate: dense_attention(cache, layer, q, gate))
+read(lambda cache, layer, q, gate, rule: dense_attention(cache, layer, q, gate, rule))
 assert not again, "attention of somebody else's, which may do anything"
 with setting(repeats.watched, True):
     read(SparseAttention(FlashPrefill(0.1)))

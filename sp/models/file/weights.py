@@ -26,6 +26,7 @@ class Tensor:
     shape: tuple[int, ...]  # fastest axis last
     kind: Kind  # what it was asked for as, see `Store`
     optional: bool = False  # whether it was asked for only because it is there
+    picked: tuple[int, ...] = ()  # rows of each matrix that is made of some of its own; none where it is taken whole
     data: tuple[()] = ()
     nbytes = 0
 
@@ -36,6 +37,11 @@ class Tensor:
         for one in self.shape:
             total *= one
         return total
+
+    @property
+    def parts(self) -> list[tuple[int, ...]]:
+        """Shapes that a model has of it."""
+        return [(rows, *self.shape[1:]) for rows in self.picked] or [self.shape]
 
 
 class CopiedWeight(Weight):
@@ -68,7 +74,7 @@ class RecordingStore:
 
     def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> Any:
         """See `Store`."""
-        return [self._note(name, shape, "matrix")] * len(rows)
+        return [self._note(name, shape, "matrix", rows)] * len(rows)
 
     def vector(self, name: str, size: int) -> Any:
         """See `Store`."""
@@ -76,10 +82,11 @@ class RecordingStore:
 
     def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Any:
         """See `Store`."""
-        return self._note(name, shape, "table")
+        return self._note(name, shape, "table", () if rows is None else (rows,))
 
-    def _note(self, name: str, shape: tuple[int, ...], kind: Kind) -> Tensor:
-        return self.tensors.setdefault(name, Tensor(name, shape, kind, name in self._chosen))
+    def _note(self, name: str, shape: tuple[int, ...], kind: Kind, rows: Sequence[Ints] = ()) -> Tensor:
+        made = Tensor(name, shape, kind, name in self._chosen, tuple(map(len, rows)))
+        return self.tensors.setdefault(name, made)
 
 
 def layer_of(name: str) -> int | None:

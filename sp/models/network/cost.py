@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 from sp.errors import ConfigError, ModelError
@@ -50,7 +51,7 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
     """Weights of a layer that a token is multiplied by; of experts those it goes to."""
     store = RecordingStore(config)
     find_architecture(config.architecture).block(store, layer)
-    every = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
+    every = sum(prod(part) for tensor in store.tensors.values() if tensor.kind == "matrix" for part in tensor.parts)
     experts = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "stack")
     return every + (experts * config.experts.used // config.experts.count if config.experts else 0)
 
