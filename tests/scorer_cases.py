@@ -145,7 +145,7 @@ CASES: dict[str, Case] = {
             ({"answer_tokens": 0}, "answer_tokens must"),
             ({"amnog": 1}, "did you mean 'among'"),
         ),
-        default={"answer_tokens": 6},
+        default={"answer_tokens": 3},
     ),
     "bm25": Case(
         ({"chunk_size": 7, "k1": 0.0},),

@@ -56,7 +56,7 @@ def carry_out(page: str, house: Path, folder: Path) -> str:
         if named := re.match(r"# (\S+\.(?:py|yaml))\n", text):
             place = (house if named[1].startswith("sp/") else folder) / named[1]
             assert not place.exists(), f"{place} is part of the house already"
-            place.write_text(text)
+            place.write_text(re.sub(r"(?<=tokens: )\d+", "768", text) if named[1].endswith(".yaml") else text)
         elif kind != "toml":
             assert kind in ("python", "console"), f"{page}: a block of {kind} that is no file"
             text = re.sub(r"^sp run .*", lambda line: line[0] + shorter, text, flags=re.M)

@@ -62,9 +62,9 @@ def task(tokens: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("asked", "ratio", "active"),
     [
-        (cut(5200), 0.05, True),
-        (cut(2800), 0.1, True),
-        (task(2600), 0.15, True),
+        (cut(3600), 0.05, True),
+        (cut(2200), 0.1, True),
+        (task(1500), 0.15, True),
         (cut(1600, OTHER * 10), 0.2, True),
         (cut(1200), 0.5, True),
         (cut(600, OTHER), 0.1, False),
@@ -108,7 +108,7 @@ def test_the_script_prints_what_the_command_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "text.txt"
-    file.write_text(part(2800), "utf-8")
+    file.write_text(part(2200), "utf-8")
     asked = ["--prompt-file", str(file), "--question", EXAMPLE.question, "--keep-ratio", "0.1", "--max-new-tokens", "8"]
     monkeypatch.setattr("sys.argv", [str(FILE), *asked])
     MINIMAL.main()

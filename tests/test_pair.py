@@ -53,7 +53,7 @@ def fresh(pipeline: Pipeline, count: int, size: int) -> list[Example]:
 @pytest.mark.slow
 def test_the_target_answers_fresh_prompts(pipeline: Pipeline) -> None:
     right = 0
-    for example in fresh(pipeline, 4, 700):
+    for example in fresh(pipeline, 4, 450):
         options = RunOptions(compress="off", max_new_tokens=example.max_new_tokens)
         answer = pipeline.run(example.prompt(pipeline.target.template), options, full=False).answer
         right += score_answer(answer.text, example.answers, example.match) == 1
@@ -63,7 +63,7 @@ def test_the_target_answers_fresh_prompts(pipeline: Pipeline) -> None:
 def test_the_drafter_looks_at_the_needle(pipeline: Pipeline) -> None:
     """A fifth of the prompt by the scores of `tail` holds the evidence, which chance seldom keeps."""
     whole = 0
-    for example in fresh(pipeline, 6, 1500):
+    for example in fresh(pipeline, 6, 1000):
         prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
         options = RunOptions(0.2)
         _, selection = pipeline.select(pipeline.score(prompt, options), prompt, options)

@@ -110,6 +110,7 @@ def listen_here_only() -> None:
 
 MANY = 1 << 14  # requests that a replica may have at once as Ray Serve counts: its own queue refuses long before
 LOOK_SECONDS = 2.0  # between looks whether a replica lives; one that was killed is replaced after at most so long
+DRAIN_SECONDS = 0.1  # between looks whether one that is to end has a request in hand; by default it waits 2 s at least
 RAISED = re.compile(r"^(?:ray\.exceptions\.)?[\w.]*(?:Error|Exception)\b(?:\(\w+\))?: (.+)$", re.MULTILINE)
 
 
@@ -138,6 +139,7 @@ def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU",
         max_ongoing_requests=MANY,
         health_check_period_s=LOOK_SECONDS,
         graceful_shutdown_timeout_s=LOOK_SECONDS,
+        graceful_shutdown_wait_loop_s=DRAIN_SECONDS,
         max_constructor_retry_count=1,
         request_router_config=router(request_router_class=choice),
     )(Replica)

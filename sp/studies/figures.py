@@ -25,11 +25,13 @@ from sp.trace import write_atomic
 INK, KEPT, NEEDLE, QUESTION = "#1f2933", "#f08c00", "#2f9e44", "#1c7ed6"
 BIN = 8
 MOST_DOTS = 1 << 15
+SHARPNESS = 1.0  # of all pictures; who only asks whether they can be drawn needs few dots
 
 
 def save_png(figure: Figure, path: Path, dpi: int = 160) -> Path:
     """Write the figure as PNG, complete or not at all. A palette of 256 colours draws plots as well as all of them, in
     a quarter of the bytes. ConfigError if a picture would be so large that no viewer shows it."""
+    dpi = round(dpi * SHARPNESS)
     width, height = figure.get_size_inches() * dpi
     if max(width, height) > MOST_DOTS:
         raise ConfigError(f"{path.name} would have {width:.0f} x {height:.0f} dots; report fewer records at a time")

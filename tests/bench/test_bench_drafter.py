@@ -26,7 +26,7 @@ def drafter():
 
 
 def test_every_draft_has_its_samples(drafter) -> None:
-    drafts = [Draft(300, {}), Draft(2000, {"sparse": "alpha:0.95"}), Draft(300, {"depth": 1})]
+    drafts = [Draft(300, {}), Draft(1100, {"sparse": "alpha:0.95"}), Draft(300, {"depth": 1})]
     ticks: list[int] = []
     timings = list(run_drafts(drafter, drafts, 2, progress=lambda: ticks.append(1)))
     assert len(ticks) == 6
@@ -41,7 +41,7 @@ def test_every_draft_has_its_samples(drafter) -> None:
     assert entry["bench"] == "drafter"
     assert entry["config"] == {
         "model": "m",
-        "prompt_tokens": 2000,
+        "prompt_tokens": 1100,
         "tokens": "random",
         "path": "portable",
         "math": "bf16",
@@ -66,7 +66,7 @@ def test_text_is_read_in_place_of_random_tokens(drafter) -> None:
     """Other blocks pass the test of FlashPrefill."""
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(embedded("drafter")))
     text = np.asarray(tokenizer.encode(sample()[0]).ids)
-    drafts = [Draft(1300, {"sparse": f"alpha:{alpha}"}) for alpha in (0.2, 0.9)]
+    drafts = [Draft(1100, {"sparse": f"alpha:{alpha}"}) for alpha in (0.2, 0.9)]
     random, read = ([one.density for one in run_drafts(drafter, drafts, 1, text=ids)] for ids in (None, text))
     assert read != random
 

@@ -117,7 +117,7 @@ def test_nothing_is_begun_that_does_not_fit_and_failures_are_told(module, steps,
     slow = module.Item("slow", (sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"), 0.1)
     broken = module.Item("broken", (sys.executable, "-c", "raise SystemExit('no card')"), 0.1)
     empty = module.Item("empty", (sys.executable, "-c", ""), 0.1, (items[1].wants[0],))
-    said = run(module, results, [broken, empty, slow], 4)
+    said = run(module, results, [broken, empty, slow], 2)
     assert said["broken"].startswith("failed with 1")
     assert "no card" in said["broken"]
     assert said["empty"].startswith("ended, but not all")

@@ -53,7 +53,7 @@ def attention(retriever_drafter: Path) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def transcript(pipeline: Pipeline) -> Transcript:
-    return of_tokens(2400, pipeline)
+    return of_tokens(2000, pipeline)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,9 @@ alone = threading.Lock()
 told: list[Callable[[str, list[Any]], None]] = []
 """Told of every launch, with addresses of arrays and of what tensor maps are of, and values of scalars; of "zeros"."""
 
+MUCH = 1 << 16
+"""Bytes of an array whose numbers nobody looks at: those of more than a few rows."""
+
 H200 = {
     "major": 9,
     "minor": 0,
@@ -79,11 +82,19 @@ class Array:
         return Array(self.host * other)
 
     def __iadd__(self, other: Any) -> Array:
-        self.host += other.host if isinstance(other, Array) else other
-        return self
+        return self._in_place(np.add, other.host if isinstance(other, Array) else other)
 
     def __imul__(self, other: Any) -> Array:
-        self.host *= other
+        return self._in_place(np.multiply, other)
+
+    def _in_place(self, function: np.ufunc, other: Any) -> Array:
+        """Numbers that kernels would have left are zeros here: that the other one fits is enough, and far quicker."""
+        if self.host.nbytes > MUCH and self.host.dtype.kind == "f":
+            found = np.broadcast_shapes(self.host.shape, np.shape(other))
+            assert found == self.host.shape, f"{found} into {self.host.shape}"
+            assert np.can_cast(np.result_type(self.host, other), self.host.dtype, "same_kind")
+        else:
+            function(self.host, other, out=self.host)
         return self
 
     def __and__(self, other: Any) -> Array:
@@ -130,6 +141,15 @@ def asarray(values: Any, dtype: Any = None) -> Array:
 def over(shape: Any, dtype: Any, pointer: Any) -> Array:
     """An array over memory that is there already."""
     return Array(np.frombuffer(pointer.memory.bytes, np.uint8).view(dtype).reshape(shape))
+
+
+def concatenate(arrays: Any) -> Array:
+    """One after the other; of much that kernels would have filled the room alone."""
+    first = arrays[0]
+    if first.nbytes <= MUCH or first.dtype.kind != "f":
+        return asarray(np.concatenate([array.host for array in arrays]))
+    assert {(array.dtype, array.shape[1:]) for array in arrays} == {(first.dtype, first.shape[1:])}
+    return empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
 
 
 class Stream:
@@ -221,7 +241,7 @@ def install() -> None:
         full=lambda shape, value, dtype: asarray(np.full(shape, value, dtype)),
         arange=lambda *bounds, **dtype: asarray(np.arange(*bounds, **dtype)),
         ascontiguousarray=lambda array: asarray(array.host),
-        concatenate=lambda arrays: asarray(np.concatenate([array.host for array in arrays])),
+        concatenate=concatenate,
         get_default_memory_pool=lambda: dry_memory.pool,
         cuda=SimpleNamespace(
             runtime=runtime,

@@ -165,7 +165,9 @@ def lend(nbytes: int) -> np.ndarray:
     """
     malloc = allocators.stack[-1]
     own: Any = getattr(malloc, "__self__", pool)
-    taken = mmap.mmap(-1, nbytes + 256)  # begins with a page; those nobody looks at are never made
+    taken = mmap.mmap(
+        -1, nbytes + 256, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )  # begins with a page; those nobody looks at are never made
     room = np.frombuffer(taken, np.uint8, nbytes)
     memory, start = malloc(nbytes), address(room)
     lent[start] = start + nbytes, next(numbers)

@@ -64,7 +64,7 @@ def test_sparse_reading_of_every_block_is_dense(model) -> None:
 
 def test_a_pair_compresses_and_keeps_all_at_ratio_one(path) -> None:
     pair = Pipeline(load(path, device="cpu"), load(path, device="cpu"))
-    prompt = Prompt.from_document("A line of words that say little. " * 60, "What is said?", pair.target.template)
+    prompt = Prompt.from_document("A line of words that say little. " * 30, "What is said?", pair.target.template)
     full = pair.run(prompt, RunOptions(compress="off", max_new_tokens=6), full=False)
     whole = pair.run(prompt, RunOptions(1.0, compress="always", max_new_tokens=6), full=False)
     assert whole.answer.tokens == full.answer.tokens
@@ -77,7 +77,7 @@ def test_a_pair_compresses_and_keeps_all_at_ratio_one(path) -> None:
 def test_a_conversation_goes_on(path) -> None:
     pair = Pipeline(load(path, device="cpu"), load(path, device="cpu"))
     talk = Conversation(pair, RunOptions(0.5, compress="always", max_new_tokens=3))
-    messages = [{"role": "user", "content": "A line of words that say little. " * 40 + "What is said?"}]
+    messages = [{"role": "user", "content": "A line of words that say little. " * 24 + "What is said?"}]
     first = talk.ask(messages)
     messages += [{"role": "assistant", "content": first.answer.text}, {"role": "user", "content": "And what else?"}]
     again = talk.ask(messages)

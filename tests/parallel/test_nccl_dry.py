@@ -118,7 +118,9 @@ import dry_device, dry_nccl
 dry_nccl.install(3)
 import numpy as np
 from sp.errors import DeviceError
+from sp.parallel import group as watched
 from sp.parallel.nccl import NcclGroup
+watched.GRACE_SECONDS, watched.LOOK_SECONDS = 0.2, 0.05
 let_go = threading.Event()
 def work(card):
     whole = dry_device.empty((card.size, 3), np.uint16)

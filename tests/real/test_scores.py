@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -75,11 +76,11 @@ def cut(loaded_smollm2: Loaded) -> Loaded:
     return load(loaded_smollm2.path, extrapolate=True, device="cpu", scorers=[AutoScorer()])
 
 
-def asked(loaded: Loaded, place: int) -> TokenisedPrompt:
+def asked(loaded: Loaded, place: int, closing: Sequence[tuple[str, ...]] = CLOSING) -> TokenisedPrompt:
     """The text of the lighthouse, its paragraphs from one of them on, with the evidence in the midst of the third."""
     paragraphs = [list(OTHERS[(place + i) % len(OTHERS)]) for i in range(len(OTHERS))]
     paragraphs[2 + place % 4].insert(1, EVIDENCE)
-    text = "\n\n".join(" ".join(sentences) for sentences in [*paragraphs, *CLOSING])
+    text = "\n\n".join(" ".join(sentences) for sentences in [*paragraphs, *closing])
     return Prompt.from_document(text, QUESTION, loaded.template, needle=EVIDENCE).tokenise(loaded.tokenizer)
 
 
@@ -96,7 +97,7 @@ def test_auto_is_the_trained_head_and_stops_behind_it(cut: Loaded) -> None:
 def test_less_is_loaded_and_scores_are_the_same(loaded_smollm2: Loaded, cut: Loaded) -> None:
     assert cut.model.trunk.output is None
     assert cut.model.nbytes < 0.7 * loaded_smollm2.model.nbytes
-    prompt = asked(cut, 0)
+    prompt = asked(cut, 0, ())
     part = AutoScorer().score(score_request(cut, prompt)).scores
     scorer = AutoScorer().chosen(cut.model.config)
     whole = load(loaded_smollm2.path, extrapolate=True, device="cpu", scorers=[AutoScorer(), SCORERS.build("tail")])

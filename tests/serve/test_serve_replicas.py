@@ -32,6 +32,7 @@ from sp.session.options import ModelOptions, PlaceOptions
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
 from sp.commands.serve import Asked, open_door, open_service
+from sp.serve import replica
 from sp.serve.door import Passing
 from sp.serve.options import ServerOptions
 from sp.serve.replica import deployed
@@ -46,11 +47,15 @@ WHOLE = {"sp": {"off": True}}
 @pytest.fixture(scope="module")
 def three() -> Iterator[cluster.Cluster]:
     """A cluster of one CPU more than two replicas share: it is for one that cannot start."""
-    found = cluster.join("test", workers=max(2, os.cpu_count() or 1) + 1)
-    yield found
     from ray import serve
+    from ray.serve._private import client
 
-    serve.shutdown()
+    found = cluster.join("test", workers=max(2, os.cpu_count() or 1) + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica, "LOOK_SECONDS", 0.5)
+        patch.setattr(client, "CLIENT_POLLING_INTERVAL_S", 0.1, raising=False)
+        yield found
+        serve.shutdown()
     found.close()
 
 

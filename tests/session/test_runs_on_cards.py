@@ -52,9 +52,9 @@ def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
 ) -> None:
     monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: ahead)
     document, example = sample()
-    question, pipeline = f"{document[4000:8000]} {example.question}", on_cards(alone, 2)
+    question, pipeline = f"{document[4000:6400]} {example.question}", on_cards(alone, 2)
     found = pipeline.run(
-        Prompt.from_document(document[:3000], question, pipeline.target.template), options(), full=False
+        Prompt.from_document(document[:1800], question, pipeline.target.template), options(), full=False
     )
     protected = found.prompt.mask("protected")
     assert protected.sum() > 0.5 * len(protected)

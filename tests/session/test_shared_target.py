@@ -70,7 +70,7 @@ def test_an_answer_is_that_of_one_card(alone: Pipeline, shared: Pipeline, more: 
 def test_full_prefills_and_drafters_on_cards(alone: Pipeline, shared: Pipeline) -> None:
     assert shared.drafter is not None
     both = replace(shared, cards=Cards(HostGroup(2), [shared.drafter.model] * 2))
-    asked = prompt(alone, 2000)
+    asked = prompt(alone, 1500)
     want, got = (each.run(asked, options(), full=True) for each in (alone, both))
     assert want.full is not None
     assert got.full is not None

@@ -12,7 +12,7 @@ from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, TurnResult, embedded, load
 
 BOUND = 1e-6
-WINDOW, TURNS, SIZE = 300, 6, 700
+WINDOW, TURNS, SIZE = 300, 5, 700
 
 
 @pytest.fixture(scope="module")

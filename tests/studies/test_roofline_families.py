@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
-from sp.studies.figures import save_png
 from sp.studies.plots import roofline
 from sp.studies.plots.roofline import VIEWS, draw_families, family_figure, points, roof
 
@@ -28,15 +26,9 @@ CONFIGS = {
 }
 
 
-def small(figure: Figure, path: Path, dpi: int) -> Path:
-    """A picture of few dots, which takes a third of the time."""
-    return save_png(figure, path, dpi // 8)
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(roofline, "is_current", lambda entry: True)
-    monkeypatch.setattr(roofline, "save_png", small)
     for family, configs in CONFIGS.items():
         lines = []
         for place, config in enumerate(configs):

@@ -30,6 +30,7 @@ from sp.studies.sweep.provenance import pair_paths
 from sp.studies.sweep.sweep import Pair, Run
 
 ATTEMPTS = 3
+WARM_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -320,22 +321,23 @@ class Worker:
         self.progress = progress or (lambda job, done: None)
         self._loaded: tuple[Pair, Pipeline] | None = None
 
-    def pipeline(self, pair: Pair) -> Pipeline:
-        """The pair, loaded and warm; only the last one asked for stays in memory."""
+    def pipeline(self, pair: Pair, tokens: int = WARM_TOKENS) -> Pipeline:
+        """The pair, loaded and warm; only the last one asked for stays in memory. `tokens`: of the prompts to come, for
+        a longer one to warm up on would take more time than it saves."""
         if self._loaded is None or self._loaded[0] != pair:
             self._loaded = None
             paths = pair_paths(pair)
             pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, **pair.asked)
             if "draft" in paths:
                 pipeline = pipeline.with_draft(paths["draft"])
-            pipeline.warm_up()
+            pipeline.warm_up(min(WARM_TOKENS, tokens))
             self._loaded = pair, pipeline
         return self._loaded[1]
 
     def run(self, job: Run) -> Outcome:
         """Carry out one run; an error that a user can mend becomes its outcome."""
         try:
-            pipeline = self.pipeline(job.pair)
+            pipeline = self.pipeline(job.pair, job.tokens or WARM_TOKENS)
             start = time.perf_counter()
             return Outcome(list(self._rows(job, pipeline)), time.perf_counter() - start)
         except SpError as error:
