@@ -41,7 +41,8 @@ def main() -> None:
     args = parser.parse_args()
     found = {}
     for path in args.models:
-        ids = load(path, device="cpu").tokenizer.encode(args.text.read_text("utf-8")).ids[:TOKENS]
+        text = args.text.read_text("utf-8")
+        ids = load(path, device="cpu").tokenizer.encode(text, framed=True).ids[:TOKENS]
         want, places = log_probs(path, ids, "cpu", "f32"), (np.arange(len(ids) - 1), ids[1:])
         for math, kernels, kv in CASES:
             with forced_path(kernels):

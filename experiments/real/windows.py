@@ -89,24 +89,23 @@ def study(path: Path, device: str, examples: int) -> Iterator[dict[str, Any]]:
     loaded, rng = load(path, device=device), random.Random(5)
     model = loaded.model
 
-    def encode(text: str) -> list[int]:
-        return [int(token) for token in loaded.tokenizer.encode(text).ids]
+    def encode(text: str, framed: bool = False) -> list[int]:
+        return [int(token) for token in loaded.tokenizer.encode(text, framed=framed).ids]
 
     for number, text in enumerate(texts()):
         if number == examples:
             return
-        ids = encode(text)
-        begin, plain = ids[:1], ids[1:]
+        plain = encode(text, framed=True)[:N]
         if len(plain) < N:
             continue
         name, code = rng.choice(NAMES), " ".join(str(rng.randrange(10, 99)) for _ in range(4))
         for task in ("loss", "answer"):
-            whole, fact, last = [*begin, *plain[: N - 1]], slice(0, 0), LAST
+            whole, fact, last = list(plain), slice(0, 0), LAST
             asked = whole[-LAST - ASK : -LAST]
             if task == "answer":
-                told = encode(f"\nThe locker number of Dr {name} is {code}.\n")[1:]
-                asked = encode(f"\n\nQuestion: What is the locker number of Dr {name}?\nAnswer: It is")[1:]
-                said = encode(f" {code}")[1:]
+                told = encode(f"\nThe locker number of Dr {name} is {code}.\n")
+                asked = encode(f"\n\nQuestion: What is the locker number of Dr {name}?\nAnswer: It is")
+                said = encode(f" {code}")
                 at, last = rng.randrange(600, N - 1500), len(said)
                 fact = slice(at, at + len(told))
                 whole[fact] = told
