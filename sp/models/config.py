@@ -123,6 +123,24 @@ class Retrieval:
 
 
 @dataclass(frozen=True)
+class HeadSizes:
+    """Heads of an attention layer.
+
+    Attributes
+    ----------
+    heads, kv_heads, head_dim : int
+        See `ModelConfig`.
+    own_values : bool
+        Whether values have a matrix of their own, and are not what the matrix of keys makes.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    own_values: bool = True
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a model.
 
@@ -137,7 +155,8 @@ class ModelConfig:
     kinds : tuple of {"attention", "delta"}
         What mixes tokens in every layer. Multi-token-prediction blocks past the trunk are not counted.
     heads, kv_heads, head_dim : int
-        Of the attention layers; ``head_dim`` need not be ``hidden / heads``.
+        Of the attention layers; ``head_dim`` need not be ``hidden / heads``. Where `global_heads` is another, of those
+        with a window; `heads` is the same in all.
     gated : bool
         Whether attention outputs pass a sigmoid gate (its rows lie beside the query rows).
     experts : ExpertConfig or None
@@ -148,6 +167,10 @@ class ModelConfig:
         Tokens that a query of each layer sees back to, itself among them; None, or no tuple at all, for all.
     local_rope : Rope or None
         Of layers with a window, if it is another one than `rope`, that of the others; with a `dim` of 0 it is none.
+    global_heads : HeadSizes or None
+        Of layers without a window, if they are others.
+    output_scales : bool
+        Whether what each layer leaves is multiplied by a number of its own.
     embedding_scale : float
         What embeddings are multiplied by.
     query_growth : PositionScale or None
@@ -186,6 +209,8 @@ class ModelConfig:
     retrieval: Retrieval | None = None
     windows: tuple[int | None, ...] = ()
     local_rope: Rope | None = None
+    global_heads: HeadSizes | None = None
+    output_scales: bool = False
     embedding_scale: float = 1.0
     query_growth: PositionScale | None = None
     embedding_norm: bool = False
@@ -212,6 +237,17 @@ class ModelConfig:
     def delta_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
+
+    def heads_of(self, layer: int) -> HeadSizes:
+        """Heads of an attention layer: of one without a window, their own."""
+        if self.global_heads is not None and (not self.windows or self.windows[layer] is None):
+            return self.global_heads
+        return HeadSizes(self.heads, self.kv_heads, self.head_dim)
+
+    @cached_property
+    def head_sizes(self) -> tuple[HeadSizes, ...]:
+        """Those of the attention layers, each once."""
+        return tuple(dict.fromkeys(self.heads_of(layer) for layer in self.attention_layers))
 
     def rope_of(self, layer: int) -> Rope:
         """Rotary embedding of an attention layer: of one with a window, its own."""

@@ -31,6 +31,7 @@ CASES = [
     "gemma2",
     "gemma2-large",
     "gpt-oss",
+    "gemma4",
 ]
 TOLERANCE = 1e-4  # of the largest logit in the row
 

@@ -13,6 +13,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.specs.sequence import ADVANCE_COUNTS
+from sp.models.cache.page_pool import PagePool
 from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
@@ -152,8 +153,10 @@ def ring_pages(window: int | None) -> int:
 
 @dataclass
 class _Layer:
-    """Pages and fill of one attention layer."""
+    """Pages and fill of one attention layer. `row`: of it in `DeviceTables`."""
 
+    pool: PagePool
+    row: int
     table: list[int] = field(default_factory=list)
     tokens: int = 0
     released: bool = False
@@ -162,8 +165,9 @@ class _Layer:
 class Cache:
     """Keys, values and recurrent states of one sequence, for all layers of a model.
 
-    Keys and values lie in pages of 128 tokens taken from one pool, (128, kv_heads, head_dim) each; every attention
-    layer has a block table that names its pages in order. Pages of a released layer serve the next one.
+    Keys and values lie in pages of 128 tokens, (128, kv_heads, head_dim) each, taken from a pool that all attention
+    layers of one size share; every one has a block table that names its pages in order. Pages of a released layer serve
+    the next one.
 
     Parameters
     ----------
@@ -175,7 +179,7 @@ class Cache:
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
         over 64 at most, so that 4-bit pages lose no outlier channels, as in llama.cpp; by default if `kv` is quantised.
     layers : int, optional
-        Attention layers whose pages fit the pool at once; all by default. To keep nothing, layer by layer, needs 1.
+        Attention layers whose pages fit their pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}
         Where the model is that reads into it.
     windows : sequence of int or None, optional
@@ -183,11 +187,6 @@ class Cache:
         written again, and `gather` is not for such layers.
     math : Math
         What attention of long runs is made in; see `takes_bytes`.
-
-    Attributes
-    ----------
-    peak_pages : int
-        Most pages ever held at once.
 
     Raises
     ------
@@ -220,33 +219,40 @@ class Cache:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         self._rotated = rotates(kv, rotate)
-        self._fmt = page_format(kv, config.head_dim, self._rotated, device)
         self.config, self.capacity, self.kv, self.math, self.device = config, int(tokens), kv, math, device
         attention = config.attention_layers
-        resident = len(attention) if layers is None else min(layers, len(attention))
-        if resident < 1:
+        if not attention or (layers is not None and layers < 1):
             raise ConfigError(f"layers is {layers}; ask for at least 1")
+        self._fmt, *_ = [page_format(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
         blocks = -(-self.capacity // PAGE_TOKENS)
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
         self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
-        shape = sum(wanted) or resident * blocks, PAGE_TOKENS, config.kv_heads, self._fmt.row_bytes(config.head_dim)
         xp = np if device == "cpu" else import_cupy()
+        self._pools, placed = list[PagePool](), list[int]()  # layers in the order of their pools
         with device_errors():
-            # On the CPU the system commits a page's memory only when it is first written.
-            self._k, self._v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
+            for sizes in config.head_sizes:
+                alike = [layer for layer in attention if config.heads_of(layer) == sizes]
+                pages = sum(self._rings.get(layer, 0) for layer in alike)
+                pages = pages or min(layers or len(alike), len(alike)) * blocks
+                shape = pages, PAGE_TOKENS, sizes.kv_heads, self._fmt.row_bytes(sizes.head_dim)
+                # On the CPU the system commits a page's memory only when it is first written.
+                k, v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
+                self._pools.append(PagePool(k, v, slice(len(placed), len(placed) + len(alike))))
+                placed += alike
             self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
             # Positions of all tokens, where layers have windows: int64 (capacity,).
             self.places: Ints = xp.zeros(self.capacity if any(config.windows) else 0, np.int64)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
-        self._free = list(range(shape[0]))[::-1]
-        self._layers = {layer: _Layer() for layer in attention}
+        rows = [(pool, row) for pool in self._pools for row in range(pool.rows.start, pool.rows.stop)]
+        found = {layer: _Layer(*where) for layer, where in zip(placed, rows, strict=True)}
+        self._layers = {layer: found[layer] for layer in attention}
         self._held: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
-        self._rows = {layer: row for row, layer in enumerate(attention)}
-        self._together, self.peak_pages = False, 0
+        self._together = False
 
     def reset(self) -> None:
         """Free all pages, zero all states."""
-        self._free = list(range(len(self._k)))[::-1]
+        for pool in self._pools:
+            pool.reset()
         for layer in self._layers.values():
             layer.table, layer.tokens, layer.released = [], 0, False
         if self._mirror is not None:
@@ -268,7 +274,7 @@ class Cache:
             raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
         self._grow(layer, state.tokens + tokens)
         if self._mirror is not None and not self._together:
-            self._mirror.advance(tokens, self._rows[layer])
+            self._mirror.advance(tokens, state.row)
         at = self.stored(layer)
         state.tokens += tokens
         return at
@@ -276,11 +282,11 @@ class Cache:
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values of a layer lie, for ops that read pages."""
         state, mirror = self._layers[layer], self._mirror
+        k, v, row = state.pool.k, state.pool.v, state.row
         if mirror is None:
-            return PagedKV(self._k, self._v, np.array(state.table, np.int64), state.tokens, self._fmt, self._rotated)
-        row = self._rows[layer]
+            return PagedKV(k, v, np.array(state.table, np.int64), state.tokens, self._fmt, self._rotated)
         where, ends = mirror.tables[row], (mirror.counts[row, :1], mirror.counts[row, 1:])
-        return PagedKV(self._k, self._v, where, state.tokens, self._fmt, self._rotated, *ends)
+        return PagedKV(k, v, where, state.tokens, self._fmt, self._rotated, *ends)
 
     def reach(self, layer: int, positions: Ints, window: int, *, tree: bool = False) -> Ints:
         """The first token of a layer that each of its last ones sees within a window; `positions` are theirs, where the
@@ -313,8 +319,8 @@ class Cache:
     def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
         """Count `tokens` more (if negative, fewer) in every layer or in one, on the device alone; nothing on the CPU.
         `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there."""
-        if self._mirror is not None and (layer is None or layer in self._rows):
-            self._mirror.advance(tokens, None if layer is None else self._rows[layer], more)
+        if self._mirror is not None and (layer is None or layer in self._layers):
+            self._mirror.advance(tokens, None if layer is None else self._layers[layer].row, more)
 
     def crop(self, tokens: int) -> None:
         """Hold the first `tokens` tokens alone, host and device, even of layers half read; pages behind them are
@@ -328,11 +334,14 @@ class Cache:
         """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay. `path`,
         int64 (kept or more,), on the device int32: increasing, below `nodes`. `kept`: int64 (1,), on the device
         int32."""
-        if self._mirror is not None:
-            return kv_commit(self._k, self._v, self._mirror.tables, self._mirror.counts[0, 1:], nodes, path, kept)
-        layers = list(self._layers.values())
-        tables, total = np.array([layer.table for layer in layers], np.int64), layers[0].tokens if layers else 0
-        return kv_commit(self._k, self._v, tables, total, nodes, path, int(kept[0]))
+        for pool in self._pools:
+            if self._mirror is not None:
+                tables = self._mirror.tables[pool.rows]
+                kv_commit(pool.k, pool.v, tables, self._mirror.counts[0, 1:], nodes, path, kept)
+            else:
+                layers = [layer for layer in self._layers.values() if layer.pool is pool]
+                tables = np.array([layer.table for layer in layers], np.int64)
+                kv_commit(pool.k, pool.v, tables, layers[0].tokens, nodes, path, int(kept[0]))
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
@@ -352,11 +361,10 @@ class Cache:
         if layer not in self._layers:
             return
         state = self._layers[layer]
-        self._free += reversed(dict.fromkeys(state.table))
-        assert len(self._free) <= len(self._k), "a page was returned twice"
+        state.pool.give(reversed(dict.fromkeys(state.table)))
         state.table, state.tokens, state.released = [], 0, True
         if self._mirror is not None:
-            self._mirror.counts[self._rows[layer]].fill(0)
+            self._mirror.counts[state.row].fill(0)
 
     def length(self, layer: int) -> int:
         """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
@@ -377,7 +385,12 @@ class Cache:
     @property
     def pages_in_use(self) -> int:
         """Pages that layers hold now."""
-        return len(self._k) - len(self._free)
+        return sum(pool.used for pool in self._pools)
+
+    @property
+    def peak_pages(self) -> int:
+        """Most pages of every size ever held at once."""
+        return sum(pool.peak for pool in self._pools)
 
     @property
     def state_nbytes(self) -> int:
@@ -386,13 +399,13 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved: the whole page pool and all states."""
-        return int(self._k.nbytes + self._v.nbytes) + self.state_nbytes
+        """Bytes reserved: all pools of pages and all states."""
+        return sum(pool.nbytes for pool in self._pools) + self.state_nbytes
 
     @property
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages held at the peak and all states."""
-        return self.peak_pages * (int(self._k.nbytes + self._v.nbytes) // len(self._k)) + self.state_nbytes
+        return sum(pool.peak_nbytes for pool in self._pools) + self.state_nbytes
 
     def _grow(self, layer: int, total: int) -> None:
         """Take the pages a layer needs for `total` tokens, those returned last first."""
@@ -400,19 +413,14 @@ class Cache:
             raise PromptError(
                 f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
             )
-        table, wanted = self._layers[layer].table, -(-total // PAGE_TOKENS)
+        state, wanted = self._layers[layer], -(-total // PAGE_TOKENS)
+        table = state.table
         held = len(table)
         if wanted <= held:
             return
         count = max(0, min(wanted, self._rings.get(layer, wanted)) - held)
-        if count > len(self._free):
-            raise PromptError(
-                f"the KV cache needs {count} more pages and has {len(self._free)} of {len(self._k)} free; "
-                "make it larger, or release layers as they finish"
-            )
-        table += [self._free.pop() for _ in range(count)]
-        self.peak_pages = max(self.peak_pages, len(self._k) - len(self._free))
+        table += state.pool.take(count)
         while len(table) < wanted:
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:
-            self._mirror.grow(self._rows[layer], held, table[held:])
+            self._mirror.grow(state.row, held, table[held:])

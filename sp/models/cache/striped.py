@@ -113,6 +113,7 @@ class StripedCache(Cache):
     ) -> None:
         room = stripes.cards * sum(stripes.pages)
         super().__init__(config, room * PAGE_TOKENS, kv, rotate=rotate, layers=2, device=device, math=math)
+        (self._pool,) = self._pools  # all layers are alike
         table, self._stripes, self._seen = stripes.table(), stripes, stripes.tokens
         own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in stripes.of(card)]
         if stripes.cards == 1:  # one follows the other, and tokens of both are written together
@@ -148,7 +149,7 @@ class StripedCache(Cache):
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
-        return PagedKV(self._k, self._v, self._all[self._place(layer)], self._seen, self._fmt, self._rotated)
+        return PagedKV(self._pool.k, self._pool.v, self._all[self._place(layer)], self._seen, self._fmt, self._rotated)
 
     def all_pages(self, layer: int) -> Ints:
         """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
@@ -178,7 +179,8 @@ class StripedCache(Cache):
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1
-        at = PagedKV(self._k, self._v, self.own_pages(layer, second), filled, self._fmt, self._rotated)
+        k, v = self._pool.k, self._pool.v
+        at = PagedKV(k, v, self.own_pages(layer, second), filled, self._fmt, self._rotated)
         self.appended(layer, tokens)
         return at
 

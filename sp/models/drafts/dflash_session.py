@@ -21,6 +21,7 @@ from sp.ops.attention.attention_heads import context_heads
 from sp.ops.attention.tree_attention import seen_words
 from sp.ops.matmul.project import project
 from sp.ops.norms import rms_norm
+from sp.quant import Weight
 
 
 class DraftSession:
@@ -92,7 +93,7 @@ class DraftSession:
             (fused,) = project(features, (draft.fuse,), f32=(True,))
             fused = rms_norm(fused, draft.hidden_norm, draft.config.model.eps)
             # Without attn_norm, which is for the block, so that all layers read the same.
-            found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
+            found = project(fused, [weight for mixer in mixers for weight in _keys_and_values(mixer)])
             for layer, mixer in enumerate(mixers):
                 k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
                 context_heads(k, v, mixer.norms, positions, rotary, self._cache.add(layer, len(k)))
@@ -168,3 +169,8 @@ def block_mask(size: int, causal: bool, window: int | None) -> Bools:
 def _mixer(block: Block) -> Attention:
     assert isinstance(block.mixer, Attention), "a draft attends in every layer"
     return block.mixer
+
+
+def _keys_and_values(mixer: Attention) -> tuple[Weight, Weight]:
+    assert mixer.v is not None, "a draft's values have a matrix of their own"
+    return mixer.k, mixer.v

@@ -54,7 +54,12 @@ def llama3_factors(base: float, dim: int, factor: float, original: int = 8192) -
 
 def llama_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
-    config = shared_config(keys, file, pairing="interleaved", base=BASE)
+    return with_factors(shared_config(keys, file, pairing="interleaved", base=BASE), keys, file)
+
+
+def with_factors(config: ModelConfig, keys: Keys, file: TensorFile) -> ModelConfig:
+    """A model with the frequencies that the tensor of its file divides, where there is one. ModelError where the tensor
+    is none of this model, or keys scale RoPE as well."""
     if FACTORS not in file.tensors:
         return config
     if config.rope.scaling is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sp import values
 from sp.gguf import Value
-from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, HeadSizes, LayerKind, ModelConfig
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.rope_keys import read_rope, rope_metadata
 from sp.models.file.weights import TensorFile
@@ -49,10 +49,26 @@ def expert_metadata(config: ExpertConfig) -> dict[str, Value]:
     return found
 
 
+def read_heads(keys: Keys, layers: int, where: list[int], of: str = "") -> HeadSizes:
+    """Heads of the attention layers in `where`. `of`: what the keys of their lengths end in. ModelError for a missing
+    or senseless key."""
+    hidden, length, width = keys.count("embedding_length"), f"attention.key_length{of}", f"attention.value_length{of}"
+    heads = keys.uniform("attention.head_count", layers, where)
+    kv_heads = keys.uniform("attention.head_count_kv", layers, where, default=heads)
+    if heads % kv_heads:
+        keys.refuse("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+    even = None if hidden % heads else hidden // heads
+    head_dim, value_dim = keys.count(length, default=even), keys.count(width, default=even)
+    if value_dim != head_dim:
+        keys.refuse(width, f"is {value_dim}; sp needs the key length {head_dim}")
+    return HeadSizes(heads, kv_heads, head_dim)
+
+
 def shared_config(
     keys: Keys,
     file: TensorFile,
     *,
+    heads: HeadSizes | None = None,
     kinds: Sequence[LayerKind] = (),
     gated: bool = False,
     delta: DeltaConfig | None = None,
@@ -64,7 +80,8 @@ def shared_config(
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
-    `file`: its embedding tells the size of the vocabulary. `kinds`: what mixes tokens in every layer of the trunk;
+    `file`: its embedding tells the size of the vocabulary. `heads`: of attention layers; by default as `read_heads` has
+    them for all. `kinds`: what mixes tokens in every layer of the trunk;
     attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
     not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
     ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a
@@ -73,37 +90,36 @@ def shared_config(
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
     with_attention = [i for i, kind in enumerate(mixers) if kind == "attention"]
-    hidden = keys.count("embedding_length")
-    heads = keys.uniform("attention.head_count", layers, with_attention)
-    kv_heads = keys.uniform("attention.head_count_kv", layers, with_attention, default=heads)
-    if heads % kv_heads:
-        keys.refuse("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
-    even = None if hidden % heads else hidden // heads
-    head_dim = keys.count("attention.key_length", default=even)
-    value_dim = keys.count("attention.value_length", default=even)
-    if value_dim != head_dim:
-        keys.refuse("attention.value_length", f"is {value_dim}; sp needs the key length {head_dim}")
-    rope_dim = keys.count("rope.dimension_count", default=head_dim)
-    if rope_dim % 2 or rope_dim > head_dim:
-        keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
+    heads = heads or read_heads(keys, layers, with_attention)
+    rope_dim = read_rope_dim(keys, heads.head_dim)
     most = keys.count("context_length", most=1 << 40)
     rope, context = read_rope(keys, rope_dim, most, pairing, scaling, base, quieted)
     return ModelConfig(
         architecture=keys.arch,
-        hidden=hidden,
+        hidden=keys.count("embedding_length"),
         vocab=keys.rows(file.tensors, "token_embd.weight"),
         context=context,
         ffn=tuple(keys.per_layer("feed_forward_length", layers)) if experts is None else (experts.active,) * layers,
         kinds=tuple(mixers),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         rope=rope,
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
         gated=gated,
         delta=delta,
         experts=experts,
     )
+
+
+def read_rope_dim(keys: Keys, head_dim: int, of: str = "") -> int:
+    """Values of a head that RoPE turns: all where files do not tell; ModelError where they cannot be. `of`: what the
+    key ends in."""
+    key = f"rope.dimension_count{of}"
+    found = keys.count(key, default=head_dim)
+    if found % 2 or found > head_dim:
+        keys.refuse(key, f"is {found}; it must be even and at most the head's {head_dim}")
+    return found
 
 
 WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern"

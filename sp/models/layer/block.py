@@ -31,6 +31,7 @@ class Block:
     ffn: FeedForward
     ffn_behind: Floats | None
     eps: float
+    output_scale: Floats | None = None
 
     @classmethod
     def take(cls, store: Store, index: int, spec: LayerSpec) -> Block:
@@ -55,6 +56,7 @@ class Block:
             ffn=_feed_forward(store, index, spec),
             ffn_behind=norm(second),
             eps=config.eps,
+            output_scale=None if spec.output_scale is None else store.vector(f"{blk}{spec.output_scale}.weight", 1),
         )
 
     def steps(self) -> Halves:
@@ -68,7 +70,7 @@ class Block:
         feed = Mlp(ffn, (self.ffn_norm, self.eps))
         return (
             with_reader((*mix, Join(mixer.out, self._behind(self.attn_behind), bias=bias))),
-            with_reader((feed, Join(ffn.down, self._behind(self.ffn_behind)))),
+            with_reader((feed, Join(ffn.down, self._behind(self.ffn_behind), scale=self.output_scale))),
         )
 
     def _behind(self, weight: Floats | None) -> Norm | None:

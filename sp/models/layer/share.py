@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, HeadSizes, ModelConfig
 from sp.models.file.weights import CopiedWeight
 from sp.quant import Weight
 
@@ -89,8 +89,10 @@ class Share:
     def config(self, config: ModelConfig) -> ModelConfig:
         """The model as this card has it: hidden size and vocabulary are whole. ConfigError when heads or feed-forward
         do not come out even; it says what does."""
-        c, delta, experts = config, config.delta, config.experts
+        c, delta, experts, others = config, config.delta, config.experts, config.global_heads
         counts = {"kv heads": c.kv_heads}
+        if others is not None:
+            counts["kv heads of layers without a window"] = others.kv_heads
         if delta is not None:
             counts["key heads of recurrent layers"] = delta.key_heads
         if experts is None:
@@ -105,10 +107,15 @@ class Share:
             c,
             heads=c.heads // self.size,
             kv_heads=c.kv_heads // self.size,
+            global_heads=None if others is None else self.heads(others),
             ffn=tuple(width // self.size for width in c.ffn),
             delta=None if delta is None else self.delta(delta),
             experts=None if experts is None else self.experts(experts),
         )
+
+    def heads(self, sizes: HeadSizes) -> HeadSizes:
+        """Heads of an attention layer as this card has them."""
+        return replace(sizes, heads=sizes.heads // self.size, kv_heads=sizes.kv_heads // self.size)
 
     def delta(self, delta: DeltaConfig) -> DeltaConfig:
         """Recurrent layers as this card has them."""

@@ -27,6 +27,7 @@ class LayerSpec:
     """
 
     qk_norm: bool = True  # RMS norms of every query and key head, before RoPE
+    value_norm: bool = False  # RMS norms without weights of every value head
     scale: float | None = None
     softcap: float | None = None
     sinks: str | None = None
@@ -35,6 +36,7 @@ class LayerSpec:
     ffn_norm: str = "ffn_norm"  # what files call the norm before the feed-forward
     behind: tuple[str, str] | None = None
     behind_eps: float | None = None  # of those norms; None: the model's
+    output_scale: str | None = None  # what files call the number that the stream behind the layer is multiplied by
     gate: str | None = None  # what files call the matrix of a `gated` model's gates, where it is not one with q's
     rope: Rope | None = None  # of this layer alone, however a reading scales the model's; by default that of the model
     window: int | None = None

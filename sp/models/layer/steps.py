@@ -23,7 +23,7 @@ from sp.models.layer.attention import Attention
 from sp.ops.add_bias import add_bias
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention import attention_output, takes_bytes
-from sp.ops.attention.attention_heads import attention_heads, head_norm_rope
+from sp.ops.attention.attention_heads import attention_heads, head_norm_rope, normed_values
 from sp.ops.attention.beside_gate import beside_gate
 from sp.ops.attention.byte_attention.attend import byte_output
 from sp.ops.attention.position_scale import scale_queries
@@ -127,30 +127,33 @@ class Qkv:
     def __call__(self, flow: Flow, out: Floats | None = None) -> None:
         """With `out`, queries are written there if all are asked for."""
         m, c, x, n, rows = self.mixer, self.mixer.config, flow.x, len(flow.x), flow.rows
+        heads, kv_heads, head_dim = m.sizes.heads, m.sizes.kv_heads, m.sizes.head_dim
         flow.norm = norm = flow.norm or self.norm
         f32 = None if m.biases is None else (True, True, True)  # a bias is added before products are rounded to bf16
         asking = (m.q,) if m.gate is None else (m.q, m.gate)
+        asked_of = (m.k,) if m.v is None else (m.k, m.v)
         if rows == n:
-            found = project(x, (*asking, m.k, m.v), norm, f32)
+            found = project(x, (*asking, *asked_of), norm, f32)
         else:
             last = project(x[n - rows :], asking, norm, f32 and f32[:1])
-            found = (*last, *project(x, (m.k, m.v), norm, f32 and f32[1:]))
+            found = (*last, *project(x, asked_of, norm, f32 and f32[1:]))
         if m.biases is not None:
             found = add_bias(found, m.biases)
-        *asked, k, v = found
+        asked, (k, *values) = found[: len(asking)], found[len(asking) :]
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
-        wide = asked[0].reshape(rows, c.heads, m.q.shape[0] // c.heads)
+        wide = asked[0].reshape(rows, heads, m.q.shape[0] // heads)
         if m.gate is not None:
             wide = beside_gate(wide, asked[1].reshape(wide.shape))
-        k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
+        k, v = (each.reshape(n, kv_heads, head_dim) for each in (k, values[0] if values else k))
         rotary = m.spec.rope or flow.cache.config.rope  # not that of the weights: a reading may scale it
         flow.gate, at = wide if c.gated else None, flow.cache.add(m.index, n)
         places = flow.positions if rows == n else flow.positions[n - rows :]
         if rows == n:
             flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
         else:
-            at.append(head_norm_rope(k, c.head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
-            flow.q = head_norm_rope(wide, c.head_dim, m.norms.q, m.norms.eps, places, rotary)
+            v = normed_values(v, m.norms, flow.positions)
+            at.append(head_norm_rope(k, head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
+            flow.q = head_norm_rope(wide, head_dim, m.norms.q, m.norms.eps, places, rotary)
         if c.query_growth is not None:
             scale_queries(flow.q, places, c.query_growth)
 
@@ -222,18 +225,19 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Join:
-    """``x += W h + b``, or ``x += norm(W h)``: the one place where anything is added to the residual stream."""
+    """``x += W h + b``, or ``x += norm(W h)``, times a number: the one place where the stream is changed."""
 
     weight: Weight | None  # W; None where h is the whole contribution
     behind: Norm | None = None  # the norm behind this half
     then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
     bias: Floats | None = None  # b
+    scale: Floats | None = None  # float32 (1,): what the stream is multiplied by then
 
     def __call__(self, flow: Flow) -> None:
         x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
         if self.bias is not None:  # first, as the product may begin a norm of the sum
             x = added(x, self.bias)
-        if self.behind is None and self.then is not None and self.weight is not None:
+        if self.behind is None and self.scale is None and self.then is not None and self.weight is not None:
             flow.x, flow.norm = project_add_before(x, h, self.weight, self.then, before)
             return
         to = x if self.behind is None else array_module(x).zeros(x.shape, np.float32)
@@ -242,10 +246,12 @@ class Join:
         else:
             to = h.onto(to) if hasattr(h, "onto") else added(to, h)
         flow.x = to if self.behind is None else added(x, rms_norm(to, *self.behind, f32=True))
+        if self.scale is not None:
+            flow.x *= self.scale
 
     def reads(self) -> list[Any]:
         """See `Step`."""
-        return _there([self.weight, self.bias, None if self.behind is None else self.behind[0]])
+        return _there([self.weight, self.bias, None if self.behind is None else self.behind[0], self.scale])
 
 
 def _there(found: list[Any]) -> list[Any]:

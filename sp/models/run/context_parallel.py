@@ -292,6 +292,8 @@ def _checked(group: Group, models: Sequence[Model]) -> Model:
         raise ConfigError(f"{group.size} cards need the same model each, not {len(models)}, or several kinds")
     if len(model.config.attention_layers) < model.config.layers:
         raise ConfigError("several cards read with attention layers alone; a recurrent state would go from one to one")
+    if len(model.config.head_sizes) > 1:
+        raise ConfigError("several cards read models whose layers all have heads of one size; use one card")
     if model.cold is not None:
         raise ConfigError("several cards read only models that lie wholly on each; here experts wait in host memory")
     return model

@@ -74,13 +74,14 @@ class Walk:
         self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None
     ) -> tuple[Floats, Floats | None]:
         """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
-        qkv, c, on_device = self.model.trunk.layers[index][0][0], self.model.config, is_device(x)
+        qkv, on_device = self.model.trunk.layers[index][0][0], is_device(x)
         assert isinstance(qkv, Qkv), f"layer {index} does not attend"
+        sizes = qkv.mixer.sizes
         xp = import_cupy() if on_device else np
         kind = np.float16 if on_device else np.float32
-        q: Floats = xp.empty((rows, c.heads, c.head_dim), kind) if into is None else into
-        shape = rows, c.heads, 2 * c.head_dim
-        gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
+        q: Floats = xp.empty((rows, sizes.heads, sizes.head_dim), kind) if into is None else into
+        shape, gated = (rows, sizes.heads, 2 * sizes.head_dim), self.model.config.gated
+        gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if gated else None
         at = 0
         for part, flow in self.flows(x, rows):
             end = at + flow.rows

@@ -20,17 +20,18 @@ from sp.kernels.specs.attention.attention_rows import (
 )
 from sp.kernels.specs.attention.importance import HEAD_WARPS, UNROTATE
 from sp.ops.attention.kv_pages import PagedKV, checked_head_dim, is_packed, page_head_dim, split_count
-from sp.ops.norms import rms_norm
+from sp.ops.norms import ones, rms_norm
 from sp.ops.rope import Rope, rope
 
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of every query head and every key head; ``HeadNorms()`` where a model has none."""
+    """RMS norms of every query, key and value head; ``HeadNorms()`` where a model has none."""
 
     q: Floats | None = None  # q and k: float32 (head_dim,), optional, weights: both or neither
     k: Floats | None = None
     eps: float = 0.0
+    values: bool = False  # whether value heads are normed, without weights
 
     def __post_init__(self) -> None:
         assert (self.q is None) == (self.k is None), "norms of queries and of keys come together"
@@ -46,7 +47,7 @@ def head_norm_rope(
     ----------
     x : float32 (tokens, heads, stride), on the device bf16
         ``stride >= d``; what lies behind the first d values (a gate) is not touched.
-    head_dim : int, d; on the device 64, 128 or 256
+    head_dim : int, d; on the device 64, 128, 256 or 512
     weight : float32 (d,), optional, no norm without it
     positions : int64 (tokens,)
 
@@ -80,6 +81,15 @@ def head_norm_rope(
         defines=row_defines(head_dim, rotary, weight is not None),
     )
     return out
+
+
+def normed_values(v: Floats, norms: HeadNorms, positions: Ints) -> Floats:
+    """Value heads (tokens, kv_heads, d) as they are stored: normed where the model has it so; see `head_norm_rope`."""
+    d = v.shape[2]
+    return head_norm_rope(v, d, ones(d, v), norms.eps, positions, NO_ROPE) if norms.values else v
+
+
+NO_ROPE = Rope(1.0, 0)
 
 
 def row_defines(head_dim: int, rotary: Rope, normed: bool) -> dict[str, int]:
@@ -124,6 +134,7 @@ def attention_heads(
     """
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):
+        v = normed_values(v, norms, positions)
         at.append(head_norm_rope(k, d, norms.k, norms.eps, positions, rotary), v)
         turned = head_norm_rope(q, d, norms.q, norms.eps, positions, rotary)
         if out is None:
@@ -143,6 +154,7 @@ def context_heads(k: Floats, v: Floats, norms: HeadNorms, positions: Ints, rotar
     if is_device(k):
         _launch(None, None, k, v, norms, positions, rotary, at)
     else:
+        v = normed_values(v, norms, positions)
         at.append(head_norm_rope(k, k.shape[2], norms.k, norms.eps, positions, rotary), v)
 
 
@@ -159,10 +171,12 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
     many, defines = tokens >= MANY, row_defines(d, rotary, norms.k is not None)
     rows = (q, k, v, None if q is None else norms.q, norms.k, positions, turns(rotary, current_device()), out)
     where = (at.k, at.v, at.table, start, offset, tokens, heads, kv_heads, stride)
-    if many and not is_packed(at.fmt) and not at.rotated and _takes(d, rotary, norms.k is not None):
+    plain = not is_packed(at.fmt) and not at.rotated and not norms.values
+    if many and plain and _takes(d, rotary, norms.k is not None):
         PROMPT_HEADS.launch((-(-tokens // ROWS_A_BLOCK),), *rows, *where, norms.eps, rotary.magnitude, defines=defines)
         return
     each = HEADS_A_WARP if many else 1
+    defines |= {"VALUE_NORM": 1} if norms.values else {}
     ATTENTION_HEADS.launch(
         (-(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * each)),),
         *rows,
