@@ -21,6 +21,8 @@ from sp.studies.sample import sample
 
 BOUND = 1e-3
 N = 2500  # no whole number of pages
+LAST_ALONE = ("tiny-gemma3", "tiny-muse-glimmer")
+"""Whose one layer without a window is the last that a scorer reads: it shows its queries and does not attend."""
 
 
 def score(name: str, device: str, scorer: str, options: dict[str, object]) -> Importance:
@@ -46,7 +48,7 @@ def test_scores_are_those_of_numpy(name, scorer, options, path) -> None:
 def test_alpha_zero_reads_every_block(name, path) -> None:
     dense = score(name, "cuda", "tail", {})
     sparse = score(name, "cuda", "tail", {"sparse": "alpha:0.0"})
-    assert set(sparse.densities) == {1.0}
+    assert set(sparse.densities) == (set() if name.startswith(LAST_ALONE) else {1.0})
     assert nmse(sparse.scores, dense.scores) < 1e-4
 
 
@@ -54,7 +56,7 @@ def test_alpha_zero_reads_every_block(name, path) -> None:
 def test_sparse_reads_what_numpy_reads(name, path) -> None:
     options = {"sparse": "alpha:0.95"}
     got, want = (score(name, device, "tail", options) for device in ("cuda", "cpu"))
-    assert min(want.densities) < 0.9
+    assert min(want.densities, default=0.0) < 0.9
     np.testing.assert_allclose(got.densities, want.densities, atol=0.05)
 
 
