@@ -22,7 +22,7 @@ from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.text import Fragment, Written, end_ids
-from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
+from sp.gguf.vocabulary import ADDED, CONTROL, MERGED_PIECES, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 
 
 def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None:
@@ -156,7 +156,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN))
         self.eos_ids = end_ids(vocabulary)
         self._vocabulary = vocabulary
-        self._model = Pieces(vocabulary) if vocabulary.pre == SENTENCEPIECE else BytePairs(vocabulary)
+        spelled = vocabulary.pre in (SENTENCEPIECE, MERGED_PIECES)
+        self._model = Pieces(vocabulary) if spelled else BytePairs(vocabulary)
         self._special = SpecialTokens(vocabulary)
         self._lengths = np.fromiter(map(len, self._model.spelled), np.int64, len(types))
         self._ends = np.cumsum(self._lengths)

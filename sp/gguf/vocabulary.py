@@ -17,6 +17,9 @@ from sp.values import is_number, listed, shown, whole
 SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
 
+MERGED_PIECES = "gemma4"
+"""The same of files whose pieces, spelled as SentencePiece's, are merged in the order of a list."""
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
 ADDED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in the text by their spelling, before it is cut up
 _FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
@@ -31,10 +34,11 @@ class Vocabulary:
     """The vocabulary of a file.
 
     `tokens`: of byte pairs in the byte alphabet, of SentencePiece with U+2581 for spaces; special ones are plain text;
-    `types`: of each token, as in ``tokenizer.ggml.token_type``; `merges`: of byte pairs, best first; `pre`: which of
-    `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`; `ids`: special ids by name (eos, eot, eom, bos, padding),
-    those the file has; `scores`: of SentencePiece, of each token, the best merged first; `add_bos`, `add_eos`: whether
-    prompts begin with BOS and end with EOS; `add_space_prefix`: whether SentencePiece writes a space in front.
+    `types`: of each token, as in ``tokenizer.ggml.token_type``; `merges`: of byte pairs and of listed pieces, best
+    first; `pre`: which of `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`, or `MERGED_PIECES`; `ids`: special ids
+    by name (eos, eot, eom, bos, padding), those the file has; `scores`: of SentencePiece, of each token, the best
+    merged first; `add_bos`, `add_eos`: whether prompts begin with BOS and end with EOS; `add_space_prefix`: whether
+    SentencePiece writes a space in front.
     """
 
     tokens: list[str]
@@ -73,9 +77,11 @@ def read_vocabulary(metadata: Mapping[str, Value], source: str) -> Vocabulary:
     """Check and collect the tokenizer keys of untrusted `metadata`; GGUFError, naming `source`, when amiss."""
     checker = _Checker(metadata, source)
     pre = checker.pre_tokenizer()  # tell of a foreign tokenizer before finding fault with its tokens
-    pieces = pre == SENTENCEPIECE
+    pieces, merged = pre == SENTENCEPIECE, pre == MERGED_PIECES
     tokens = checker.tokens()
-    types = checker.token_types(tokens, required=pieces)
+    types = checker.token_types(tokens, required=pieces or merged)
+    if merged:
+        checker.check_lengths(tokens, types)
     ids = checker.token_ids(len(tokens), {"bos": 1, "eos": 2} if pieces else {})
     return Vocabulary(
         tokens,
@@ -84,7 +90,7 @@ def read_vocabulary(metadata: Mapping[str, Value], source: str) -> Vocabulary:
         pre,
         ids,
         checker.scores(tokens, types) if pieces else [],
-        checker.adds("bos", ids, pieces or PRE_TOKENIZERS[pre].add_bos),
+        checker.adds("bos", ids, pieces or merged or PRE_TOKENIZERS[pre].add_bos),
         checker.adds("eos", ids, False),
         pieces and checker.flag("add_space_prefix", True),
     )
@@ -111,11 +117,11 @@ class _Checker:
     def pre_tokenizer(self) -> str:
         """Which pre-tokenizer, after a look at the tokenizer's model."""
         model = self._get("model", str, "a string")
-        if model == SENTENCEPIECE:
+        if model in (SENTENCEPIECE, MERGED_PIECES):
             return model  # type: ignore[no-any-return]
         if model != "gpt2":
             what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
-            advice = "use a model with byte pairs ('gpt2') or SentencePiece ('llama')"
+            advice = "use a model with byte pairs ('gpt2') or SentencePiece ('llama', 'gemma4')"
             raise self._fail(f"tokenizer model {shown(model, SHOWN)}{what} is not supported", advice)
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
@@ -161,10 +167,14 @@ class _Checker:
         value = self._numbers("scores", len(tokens), "iuf", "numbers")
         if not np.isfinite(value).all():
             raise self._fail("key 'tokenizer.ggml.scores' holds a number that is not finite")
+        self.check_lengths(tokens, types)
+        return value.astype(np.float32).tolist()  # type: ignore[no-any-return]
+
+    def check_lengths(self, tokens: list[str], types: list[int]) -> None:
+        """Refuse pieces that would take long to merge."""
         long = (i for i, t in enumerate(tokens) if len(t) > LONGEST_PIECE and types[i] not in ADDED)
         if (index := next(long, None)) is not None:
             raise self._fail(f"token {index} has {len(tokens[index])} characters, more than {LONGEST_PIECE}")
-        return value.astype(np.float32).tolist()  # type: ignore[no-any-return]
 
     def token_ids(self, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
         """The special token ids the file names, e.g. ``{"eos": 151645}``, and defaults for those it does not."""

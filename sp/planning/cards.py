@@ -259,7 +259,8 @@ def room(card: int) -> int:
 
 def caches(target: ModelConfig) -> list[str]:
     """Types of cache that the device has for the heads of a model, the exact one first."""
-    return [name for name in DEVICE_KV_FORMATS if target.head_dim % KV_FORMATS[name].block_size == 0]
+    widths = [sizes.head_dim for sizes in target.head_sizes]
+    return [name for name in DEVICE_KV_FORMATS if all(width % KV_FORMATS[name].block_size == 0 for width in widths)]
 
 
 def ways(

@@ -204,6 +204,7 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
+        "global_heads": None if config.global_heads is None else asdict(config.global_heads),
         "context": config.context,
         "experts": experts(config),
         "eight_bits": eight_bits(config),

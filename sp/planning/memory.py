@@ -113,9 +113,17 @@ def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> lis
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     """Bytes of the keys and values of so many tokens, in whole pages, all attention layers."""
-    row = page_format(kv, config.head_dim, False, "cpu").row_bytes(config.head_dim)
-    pages = -(-tokens // PAGE_TOKENS) * len(config.attention_layers)
-    return 2 * pages * PAGE_TOKENS * config.kv_heads * row
+    held = 0
+    for layer in config.attention_layers:
+        sizes = config.heads_of(layer)
+        held += sizes.kv_heads * page_format(kv, sizes.head_dim, False, "cpu").row_bytes(sizes.head_dim)
+    return 2 * -(-tokens // PAGE_TOKENS) * PAGE_TOKENS * held
+
+
+def widest(config: ModelConfig) -> tuple[int, int]:
+    """Values that a token has of queries, and of keys, in the attention layer where they are most."""
+    sizes = config.head_sizes
+    return max(s.heads * s.head_dim for s in sizes), max(s.kv_heads * s.head_dim for s in sizes)
 
 
 def state_bytes(config: ModelConfig) -> int:
@@ -138,7 +146,7 @@ def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> i
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
     rounded = product_bytes(config, together, math)
-    return SCRATCH + streams + experts + rounded + 2 * 2 * tokens * config.kv_heads * config.head_dim
+    return SCRATCH + streams + experts + rounded + 2 * 2 * tokens * widest(config)[1]
 
 
 def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
@@ -170,7 +178,7 @@ def scoring_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> i
     """Bound of what a drafter takes beside its weights to score so many tokens layer by layer: the prompt's stream in
     float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `math`
     take."""
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    q, kv = widest(config)
     rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
     return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
 

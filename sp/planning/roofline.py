@@ -17,7 +17,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.cards import ANSWER, Card, Way, best, need, room, ways
 from sp.planning.cards import Path as KernelPath
-from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes
+from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes, widest
 from sp.planning.plan import Plan
 from sp.quant import Math
 
@@ -109,7 +109,7 @@ class Roofline:
         host queues the launches of one GPU after those of the other, which gather all keys and values."""
         c, rounds = drafter.config, bool(drafter.int8 or drafter.int8_attention)
         launches = LAUNCHES * (1 + rounds) * c.layers * self.cards
-        gathered = 4 * tokens * c.kv_heads * c.head_dim * (self.cards - 1) / self.cards
+        gathered = 4 * tokens * widest(c)[1] * (self.cards - 1) / self.cards
         exchanged = self._exchange_s(len(c.attention_layers), gathered) if self.cards > 1 else 0.0
         return self._work_s(drafter, tokens, density) / self.cards + LAUNCH_S * launches + exchanged
 

@@ -67,7 +67,7 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
         if architecture in DRAFT_ARCHITECTURES:
             refuse_later(gguf_keys(file), file.tensors)
         if architecture is None or architecture not in ARCHITECTURES:
-            line = unsupported(file.metadata.get("general.architecture"), ARCHITECTURES, file.metadata)
+            line = unsupported(file.metadata.get("general.architecture"), ARCHITECTURES)
             yield Hindrance(line, usable=architecture in DRAFT_ARCHITECTURES)
             return
         refuse_changed(Keys(architecture, file.metadata, str(file.path)), find_architecture(architecture).honours)
@@ -167,7 +167,7 @@ class Subject:
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
         config = self.config
-        if self.weights is None or config is None or config.head_dim not in HEAD_DIMS:
+        if self.weights is None or config is None or any(s.head_dim not in HEAD_DIMS for s in config.head_sizes):
             return False
         experts = config.experts
         return experts is None or (experts.count <= MOST_EXPERTS and experts.used <= MOST_USED)

@@ -92,13 +92,17 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     rope = family["rope"]
     if rope["dim"]:
-        yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
+        width = (family["global_heads"] or family)["head_dim"]
+        yield "rope", f"base {rope['base']:g}, {rope['dim']} of {width} values, {rope['pairing']}"
         yield "rope scaling", _scaling(rope)
     else:
         yield "rope", f"none in layers that see everything; elsewhere {rope['pairing']}"
     if (told := family["windows"]) is not None:
         layers = f"{told['layers']} of {family['attention_layers']} layers"
         yield "windows", f"{layers} see {told['tokens']:,} tokens back; rope base {told['rope_base']:g} there"
+    if (others := family["global_heads"]) is not None:
+        sizes = f"{family['kv_heads']} kv heads of {family['head_dim']} values where layers have a window"
+        yield "heads", f"{sizes}, {others['kv_heads']} of {others['head_dim']} elsewhere"
 
 
 def _scaling(rope: dict[str, Any]) -> str:

@@ -223,7 +223,7 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         (without(KEYS, "tokenizer.ggml.model"), (), "no usable tokenizer: key 'tokenizer.ggml.model' is missing"),
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
-        ({**KEYS, "general.architecture": "gemma4"}, (), "architecture 'gemma4' is not supported; sp runs "),
+        ({**KEYS, "general.architecture": "gemma5"}, (), "architecture 'gemma5' is not supported; sp runs "),
         ({**KEYS, "qwen3.logit_scale": 0.5}, (), "key qwen3.logit_scale is 0.5, which sp does not compute"),
         ({**KEYS, "general.architecture": "dflash"}, (), "give it with --draft"),
         (without(KEYS, "general.architecture"), (), "architecture None is not supported"),

@@ -192,6 +192,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
         "heads": 24,
         "kv_heads": 4,
         "head_dim": 256,
+        "global_heads": None,
         "context": 262144,
         "rope": None,
         "as_drafter": "window 262,144 tokens; longer prompts are extrapolated, for it has recurrent layers",

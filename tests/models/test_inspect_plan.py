@@ -127,7 +127,7 @@ def test_refused_files_are_refused_by_the_plan_with_what_to_take(tmp_path: Path)
         assert advice in plan.verdict.line, what
         assert plan.verdict.card is None
         assert list(plan.memory()) == list(plan.cards()) == []
-        if what in ("glm4moe", "gemma4", "phi3", "clip"):
+        if what in ("glm4moe", "granite", "phi3", "clip"):
             assert plan.verdict.instead == "a file of gemma-3-270m as Q4_K_M (0.2 GB)"  # for tiny files the smallest
 
 

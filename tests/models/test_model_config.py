@@ -120,7 +120,7 @@ def test_a_senseless_value_is_named(arch, key, value, files, tmp_path) -> None:
     assert f"{arch}.{key}" in complaint(path)
 
 
-@pytest.mark.parametrize("arch", ["gemma4", "glm4moe", None])
+@pytest.mark.parametrize("arch", ["granite", "glm4moe", None])
 def test_an_unsupported_architecture_names_the_supported_ones(arch, files, tmp_path) -> None:
     path = rewritten(files["qwen3"], tmp_path / "other.gguf", {}, **{"general.architecture": arch})
     message = complaint(path)

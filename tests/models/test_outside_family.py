@@ -14,7 +14,7 @@ from outside_family import FFN, HIDDEN, LAYERS, VOCAB, Variant, page_code, tern_
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.vocabulary import SENTENCEPIECE
+from sp.gguf.vocabulary import MERGED_PIECES, SENTENCEPIECE
 from sp.models import (
     ARCHITECTURES,
     Architecture,
@@ -229,7 +229,7 @@ def test_a_record_names_tokenizers_there_are(name) -> None:
     record = ARCHITECTURES[name]
     assert record.name == name
     assert record.tokenizers
-    assert set(record.tokenizers) <= {*PRE_TOKENIZERS, SENTENCEPIECE}
+    assert set(record.tokenizers) <= {*PRE_TOKENIZERS, SENTENCEPIECE, MERGED_PIECES}
 
 
 def test_a_broken_file_is_sketched_not_believed(tmp_path) -> None:

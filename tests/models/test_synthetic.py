@@ -13,7 +13,7 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, GGUFError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.template import chat_template, render_chat
-from sp.gguf.vocabulary import SENTENCEPIECE
+from sp.gguf.vocabulary import MERGED_PIECES, SENTENCEPIECE
 from sp.models import load_model, prefill, read_config
 from sp.models.families.base import find_architecture
 from sp.models.file.file_type import FILE_TYPES
@@ -152,7 +152,7 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
     text = render_chat(template, [{"role": "user", "content": "The quiet harbour, 8301947 — naïve 猫\n"}])
     encoding = tokenizer.encode(text)
     assert tokenizer.decode(encoding.ids) == text
-    if find_architecture(find_shape(shape).config.architecture).tokenizers == (SENTENCEPIECE,):
+    if find_architecture(find_shape(shape).config.architecture).tokenizers in ((SENTENCEPIECE,), (MERGED_PIECES,)):
         assert text.startswith("[INST] The quiet harbour")
         return
     begin, end, ending = {

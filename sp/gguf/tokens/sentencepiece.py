@@ -3,7 +3,9 @@
 The rule is that of llama.cpp's ``llm_tokenizer_spm``: spaces are written as U+2581, one may be written in front; of all
 neighbours that together are a token those with the best score are merged, the leftmost among equals, until there are
 none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. A U+2581 of the text comes
-back as a space. ``remove_extra_whitespaces`` does nothing there, and here.
+back as a space. ``remove_extra_whitespaces`` does nothing there, and here. Files of Gemma 4 (``gemma4``) list the
+merges that there are, best first, in place of scores; there a run of line ends is apart from all else, and one token
+if it is one.
 
 Two things are done differently. Special tokens and bytes are never made by merging, as in SentencePiece itself: what
 spells ``</s>`` is text. And the text is first cut wherever no token holds the two characters side by side: no merge
@@ -22,7 +24,7 @@ import numpy as np
 
 from sp.arrays import Bools, Ints
 from sp.gguf.tokens.text import Fragment, Written
-from sp.gguf.vocabulary import ADDED, BYTE, LONGEST_PIECE, Vocabulary
+from sp.gguf.vocabulary import ADDED, BYTE, LONGEST_PIECE, MERGED_PIECES, Vocabulary
 
 SPACE = "\u2581"
 PAIR_BITS = 22  # of a hash of two characters; a clash only leaves a place uncut
@@ -42,8 +44,11 @@ class Pieces:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space_prefix = vocabulary.add_space_prefix
-        ranks = np.unique(-np.array(vocabulary.scores), return_inverse=True)[1].tolist()  # best first, equals alike
-        self._ranks: dict[str, int] = {}
+        self._listed = vocabulary.pre == MERGED_PIECES
+        self._joint = " " if self._listed else ""  # between the two of a merge, by whose spelling it is looked up
+        self._ranks = {f"{left} {right}": rank for rank, (left, right) in enumerate(vocabulary.merges)}
+        scores = vocabulary.scores or [0.0] * len(vocabulary.tokens)
+        ranks = np.unique(-np.array(scores), return_inverse=True)[1].tolist()  # best first, equals alike
         self._ids: dict[str, int] = {}
         self._byte_ids: dict[int, int] = {}
         self.bytes, self.spelled = [], []
@@ -54,7 +59,8 @@ class Pieces:
                 self._byte_ids[spelled[0]] = index
             elif kind not in ADDED and kind != BYTE and token:
                 self._ids[token] = index
-                self._ranks[token] = ranks[index]
+                if not self._listed:
+                    self._ranks[token] = ranks[index]
                 stands_for = token.replace(SPACE, " ").encode()
             self.bytes.append(stands_for)
             self.spelled.append(spelled)
@@ -91,7 +97,8 @@ class Pieces:
             part = text[start:end]
             found = known.get(part)
             if found is None:
-                found = self._merge(part)
+                whole = self._listed and part[0] == "\n" and part in self._ids
+                found = [self._ids[part]] if whole else self._merge(part)
                 if len(part) <= LONGEST_REMEMBERED:
                     if len(known) >= REMEMBERED:
                         known.clear()
@@ -101,7 +108,11 @@ class Pieces:
 
     def _cuts(self, text: str) -> list[int]:
         """Characters that no merge joins with the one before."""
-        cuts: list[int] = (np.flatnonzero(~self._side_by_side[_pairs(text)]) + 1).tolist()
+        apart = ~self._side_by_side[_pairs(text)]
+        if self._listed:
+            ends = np.frombuffer(text.encode("utf-32-le"), "<u4") == ord("\n")
+            apart = (apart & ~(ends[:-1] & ends[1:])) | (ends[:-1] != ends[1:])
+        cuts: list[int] = (np.flatnonzero(apart) + 1).tolist()
         return cuts
 
     @cached_property
@@ -113,12 +124,12 @@ class Pieces:
 
     def _merge(self, text: str) -> list[int]:
         """Ids of a part: a heap of the merges that are possible, and symbols linked to their neighbours."""
-        symbols, rank_of, ids = list(text), self._ranks.get, self._ids
+        symbols, rank_of, ids, joint = list(text), self._ranks.get, self._ids, self._joint
         count = len(symbols)
         after, before = list(range(1, count + 1)), list(range(-1, count - 1))
         heap = [
             _key(rank, left, 2)
-            for left, pair in enumerate(map("".join, pairwise(symbols)))
+            for left, pair in enumerate(map(joint.join, pairwise(symbols)))
             if (rank := rank_of(pair)) is not None
         ]
         heapify(heap)
@@ -135,11 +146,11 @@ class Pieces:
             if follower < count:
                 before[follower] = left
                 reach = size + len(symbols[follower])
-                if reach <= LONGEST_PIECE and (rank := rank_of(merged + symbols[follower])) is not None:
+                if reach <= LONGEST_PIECE and (rank := rank_of(merged + joint + symbols[follower])) is not None:
                     heappush(heap, _key(rank, left, reach))
             if previous >= 0:
                 reach = size + len(symbols[previous])
-                if reach <= LONGEST_PIECE and (rank := rank_of(symbols[previous] + merged)) is not None:
+                if reach <= LONGEST_PIECE and (rank := rank_of(symbols[previous] + joint + merged)) is not None:
                     heappush(heap, _key(rank, previous, reach))
         found: list[int] = []
         for symbol in filter(None, symbols):

@@ -115,7 +115,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _records:
-        raise ModelError(f"{file.path}: {unsupported(name, _records, file.metadata)}")
+        raise ModelError(f"{file.path}: {unsupported(name, _records)}")
     record, keys = _records[name], Keys(name, file.metadata, str(file.path))
     refuse_prediction(keys.path, file.tensors)
     refuse_changed(keys, record.honours)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -120,12 +119,10 @@ def _is_default(keys: Keys, key: str, value: Any) -> bool:
     return head_dim is not None and 0 < head_dim <= MAX_SIZE and math.isclose(number, head_dim**-0.5, rel_tol=1e-5)
 
 
-def unsupported(architecture: object, known: Iterable[str], metadata: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """What to say of an architecture that is not among those `known`, and what to do. `metadata`: of the file."""
+def unsupported(architecture: object, known: Iterable[str]) -> str:
+    """What to say of an architecture that is not among those `known`, and what to do."""
     name = (values.text(architecture) or "").lower()
     what = next((told for piece, told in KINDS.items() if piece in name), None)
-    if what is None and Keys(name, metadata, "").told(OF_LAYERS):
-        what = "an E-model, with embeddings of every layer, which sp does not compute"
     if what is not None and ":" in what:
         return f"architecture {values.shown(architecture, SHORT)} is {what}"
     kind = f" ({what})" if what else ""

@@ -83,8 +83,8 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
         raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
     share = density + (SCORING if density < 1 else 0)
     weights, attention, delta = _rates(config)
-    seen = sum(layers * (pairs * share if window is None else _pairs(tokens, window)) for window, layers in attention)
-    return Cost(weights * tokens, 4.0 * config.heads * config.head_dim * seen, delta * tokens)
+    seen = sum(width * (pairs * share if window is None else _pairs(tokens, window)) for window, width in attention)
+    return Cost(weights * tokens, 4.0 * seen, delta * tokens)
 
 
 def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
@@ -134,10 +134,13 @@ def _pairs(tokens: int, window: int) -> float:
 
 @lru_cache(maxsize=64)
 def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
-    """Of all layers: operations of weights for a token, layers that attend by window, Gated DeltaNet for a token. Kept,
+    """Of all layers: operations of weights for a token, values of queries by window, Gated DeltaNet for a token. Kept,
     for a break-even is looked for among a thousand lengths while a request waits."""
     params = active_params(config)
-    windows = Counter(config.windows[layer] if config.windows else None for layer in config.attention_layers)
+    windows = Counter[int | None]()
+    for layer in config.attention_layers:
+        sizes = config.heads_of(layer)
+        windows[config.windows[layer] if config.windows else None] += sizes.heads * sizes.head_dim
     return 2.0 * params, tuple(windows.items()), len(config.delta_layers) * _delta_per_token(config)
 
 

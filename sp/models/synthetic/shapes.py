@@ -16,12 +16,14 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
-from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, HeadSizes, LayerKind, ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.families.gemma2 import EVERY as GEMMA2_EVERY
 from sp.models.families.gemma2 import windowed as gemma2_windowed
 from sp.models.families.gemma3 import EVERY as GEMMA3_EVERY
 from sp.models.families.gemma3 import windowed
+from sp.models.families.gemma4 import EVERY as GEMMA4_EVERY
+from sp.models.families.gemma4 import LOCAL_BASE, quarter_turned, widened
 from sp.models.families.gpt_oss import mixture
 from sp.models.families.llama import llama3_factors
 from sp.models.families.muse_glimmer import EVERY as MUSE_EVERY
@@ -184,6 +186,16 @@ def _gemma2(
     return gemma2_windowed(dense, every_window(layers, window, GEMMA2_EVERY))
 
 
+def _gemma4(
+    hidden: int, vocab: int, ffn: int, layers: int, near: HeadSizes, others: HeadSizes, window: int, context: int
+) -> ModelConfig:
+    rope = Rope(1e6, others.head_dim, scaling=quarter_turned(others.head_dim))
+    dense = _dense("gemma4", hidden, vocab, ffn, layers, near.heads, near.kv_heads, near.head_dim, rope, context)
+    local = Rope(LOCAL_BASE, near.head_dim)
+    found = widened(dense, every_window(layers, window, GEMMA4_EVERY), near, others, local)
+    return replace(found, final_softcap=30.0, output_scales=True)
+
+
 def _muse_glimmer(
     hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, window: int, scale: float
 ) -> ModelConfig:
@@ -284,6 +296,28 @@ _SHAPES: Mapping[str, Shape] = {
         Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
         Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
+        Shape(
+            "gemma-4-31b",
+            _gemma4(
+                5376, 262144, 21504, 60, HeadSizes(32, 16, 256), HeadSizes(32, 4, 512, own_values=False), 1024, 262144
+            ),
+            tied=True,
+            **_GEMMA,
+        ),
+        Shape(
+            "gemma-4-12b",
+            _gemma4(
+                3840, 262144, 15360, 48, HeadSizes(16, 8, 256), HeadSizes(16, 1, 512, own_values=False), 1024, 262144
+            ),
+            tied=True,
+            **_GEMMA,
+        ),
+        Shape(
+            "tiny-gemma4",
+            _gemma4(256, 2048, 768, 6, HeadSizes(4, 2, 256), HeadSizes(4, 1, 512, own_values=False), 96, 32768),
+            tied=True,
+            **_TINY,
+        ),
         Shape(
             "devstral-small-2",
             _mistral3(5120, 131072, 32768, 40, 32, 8, 128, 1e8, YarnScaling(48.0, 8192, beta_fast=4.0)),

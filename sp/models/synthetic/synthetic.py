@@ -100,7 +100,7 @@ def _ahead(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
 
 def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
     """A norm, bias or decay vector (size,), drawn as its name asks."""
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_output_scale.weight")):
         values = 1 + 0.1 * rng.standard_normal(size)
     elif name.endswith("ssm_a"):
         values = -rng.uniform(1, 16, size)

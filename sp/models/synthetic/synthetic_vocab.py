@@ -19,7 +19,7 @@ from sp.gguf import Value
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.gguf.tokens.sentencepiece import SPACE
-from sp.gguf.vocabulary import BYTE, CONTROL, NORMAL, SENTENCEPIECE, UNKNOWN, UNUSED, USER_DEFINED
+from sp.gguf.vocabulary import BYTE, CONTROL, MERGED_PIECES, NORMAL, SENTENCEPIECE, UNKNOWN, UNUSED, USER_DEFINED
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -98,9 +98,9 @@ _SPACE = "Ġ"  # how the byte alphabet writes a space
 def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Value]:
     """The ``tokenizer.*`` keys of a vocabulary of `vocab` tokens, the first `text_tokens` of them ordinary.
 
-    `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 and gpt-oss come with their
-    special tokens, the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start at this id.
-    Those of SentencePiece come first and count. `vocab`: rows of the embedding; what the special tokens leave is
+    `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, `SENTENCEPIECE` or `MERGED_PIECES`. Those of Llama 3 and gpt-oss come
+    with their special tokens, the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start
+    at this id. Those of pieces come first and count. `vocab`: rows of the embedding; what the special tokens leave is
     padding.
     ConfigError when the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room
     for the special tokens.
@@ -112,8 +112,8 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     >>> keys["tokenizer.ggml.tokens"][:4], keys["tokenizer.ggml.tokens"][-3:]
     (['<unk>', '<s>', '</s>', '<0x00>'], ['|', '}', '~'])
     """
-    if pre == SENTENCEPIECE:
-        return _pieces(text_tokens, vocab)
+    if pre in (SENTENCEPIECE, MERGED_PIECES):
+        return _pieces(pre, text_tokens, vocab)
     by_pre = {"llama-bpe": _LLAMA3, "gpt-4o": _HARMONY}
     named = next((one for name, one in by_pre.items() if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS[name]), _QWEN)
     special = [*named.control, *named.added]
@@ -136,19 +136,21 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     }
 
 
-def _pieces(text_tokens: int, vocab: int) -> dict[str, Value]:
-    """The same merges by score, single characters last, as SentencePiece orders them."""
+def _pieces(model: str, text_tokens: int, vocab: int) -> dict[str, Value]:
+    """The same merges, listed or by score, single characters last, as SentencePiece orders them."""
     special, singles = ["<unk>", "<s>", "</s>"], [SPACE, *map(chr, range(0x21, 0x7F))]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     merges = _made(text_tokens, len(special) + 256 + len(singles), 0, vocab)
     joined = [(left + right).replace(_SPACE, SPACE) for left, right in merges]
     tokens = [*special, *bytes_, *joined, *singles]
+    listed = [f"{left} {right}".replace(_SPACE, SPACE) for left, right in merges]
     ranks = np.maximum(np.arange(vocab) - len(special) - 256, 0)
     return {
-        "tokenizer.ggml.model": SENTENCEPIECE,
+        "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens + _padding(len(tokens), vocab),
         "tokenizer.ggml.scores": (-ranks).astype(np.float32),
+        **({"tokenizer.ggml.merges": listed} if model == MERGED_PIECES else {}),
         "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL]
         + [BYTE] * 256
         + [NORMAL] * (len(joined) + len(singles))

@@ -118,6 +118,8 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
     np.divide(out.reshape(attended.shape), total.reshape(tokens, group, 1), out=attended)
 
 
+NARROW_DIMS = (64, 128, 256)
+"""Head sizes that all kernels take; wider heads go, by runs, to those which split the cache under any rule."""
 FEW_QUERIES = 64  # most queries that go to the kernels which split the cache and read its length on the device
 DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for decoding
 BYTE_QUERIES = 2049
@@ -146,8 +148,8 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     at : PagedKV, the queries' own keys and values among them. At most 64 queries look at its `total`
     """
     out: Floats
-    if is_device(q) and _are_few(q, rule):
-        out = _few(q, at, rule)
+    if is_device(q) and _are_split(q, rule):
+        out = _by_runs(q, at, rule)
         return out
     q = hadamard(q, at.key_block) if at.rotated else q
     if is_device(q):
@@ -163,8 +165,8 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
 
 def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None, rule: ScoreRule = PLAIN) -> Floats:
     """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device in one go for few queries."""
-    if is_device(q) and _are_few(q, rule):
-        out: Floats = _few(q, at, rule, finish=True, wide=wide)
+    if is_device(q) and _are_split(q, rule):
+        out: Floats = _by_runs(q, at, rule, finish=True, wide=wide)
         return out.reshape(len(q), q.shape[1] * q.shape[2])
     return gate_output(paged_attention(q, at, rule), wide, at.rotated)
 
@@ -199,8 +201,28 @@ def _are_few(q: Any, rule: ScoreRule) -> bool:
     return len(q) <= FEW_QUERIES and (rule.window is None or rule.reach is not None or rule.window >= len(q))
 
 
+def _are_split(q: Any, rule: ScoreRule) -> bool:
+    """Whether queries go to the kernels for few, all at once or by runs."""
+    return _are_few(q, rule) or q.shape[2] not in NARROW_DIMS
+
+
+def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
+    """As many queries at once as the kernels for few take, each run over the tokens before it and itself."""
+    if _are_few(q, rule):
+        return _few(q, at, rule, finish=finish, wide=wide)
+    from sp.ops.attention.attention_split import split
+
+    n, out = len(q), import_cupy().empty(q.shape, np.uint16)
+    most = FEW_QUERIES if rule.window is None or rule.reach is not None else min(rule.window, FEW_QUERIES)
+    for first in range(0, n, most):
+        run = slice(first, min(first + most, n))
+        how: dict[str, Any] = {"finish": finish, "wide": None if wide is None else wide[run]}
+        split(q[run], at, rule=rule.of_run(run), behind=n - run.stop, out=out[run], **how)
+    return out
+
+
 def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
-    if rule.is_plain and len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads:
+    if rule.is_plain and len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads and q.shape[2] in NARROW_DIMS:
         from sp.ops.attention.attention_decode import decode
 
         if at.rotated and not is_packed(at.fmt):  # over packed pages the kernel rotates queries itself

@@ -9,8 +9,7 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_multiprocessor
-from sp.kernels.specs.attention.attention_portable import KEYS
-from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
+from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, KEYS, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
@@ -26,6 +25,8 @@ def split(
     seen: Any = None,
     rule: ScoreRule = PLAIN,
     tiles: InputTiles | None = None,
+    behind: int = 0,
+    out: Any = None,
 ) -> Any:
     """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
 
@@ -35,7 +36,8 @@ def split(
 
     `seen`: cupy uint64 (n,), optional, which of the last n tokens each query sees; itself and those before it if left
     out; `rule`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, where the result
-    goes instead of to an array of BF16; returned then."""
+    goes instead of to an array of BF16; returned then. `behind`: tokens of `at` that come after those that ask; `out`:
+    where the result goes, in place of a new array."""
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)
@@ -51,8 +53,10 @@ def split(
     splits = max(1, min(splits, most // KEYS))
     partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
     states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
-    out = cupy.empty((n, heads, head_dim), np.uint16) if tiles is None else None
-    count = split_count(at.count)
+    if out is None and tiles is None:
+        out = cupy.empty((n, heads, head_dim), np.uint16)
+    stored, more = split_count(at.count)
+    count = stored, more - behind
     shape = n, heads, kv_heads
     scale = float(np.log2(np.e)) * rule.scale_of(head_dim)
     ATTENTION_SPLIT.launch(

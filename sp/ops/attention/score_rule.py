@@ -60,6 +60,10 @@ class ScoreRule:
         """The same for the last `n` queries alone."""
         return self if self.reach is None else replace(self, reach=self.reach[len(self.reach) - n :])
 
+    def of_run(self, run: slice) -> ScoreRule:
+        """The same for some queries, one after the other, alone."""
+        return self if self.reach is None else replace(self, reach=self.reach[run])
+
     def of_heads(self, heads: slice) -> ScoreRule:
         """The same for some of the heads."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])

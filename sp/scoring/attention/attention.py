@@ -142,7 +142,7 @@ class AttentionScorer(ReadingScorer):
         def show(layer: int, q: Floats, cache: Cache) -> None:
             if layer not in scored:
                 return
-            rows, at = q[-queries:], cache.stored(layer)
+            rows, at = asked_rows(q[-queries:], model, layer), cache.stored(layer)
             if self.rotary == "none":
                 rows = unrotated_rows(rows, request.positions[-queries:], model, layer)
                 at = unrotated_keys(at, request.positions, model, layer)
@@ -185,6 +185,13 @@ def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows
         at = stop
         if not last:
             trail.mark()
+
+
+def asked_rows(q: Floats, model: Model, layer: int) -> Floats:
+    """Queries of a layer as they are scored, which divides their products with keys by the root of the head size: times
+    what makes of that the layer's own scale; the ones given stay as they are."""
+    scale = model.trunk.blocks[layer].spec.scale
+    return q if scale is None else q * q.dtype.type(scale * q.shape[2] ** 0.5)
 
 
 def unrotated_rows(q: Floats, positions: Ints, model: Model, layer: int) -> Floats:

@@ -14,7 +14,7 @@ from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, pr
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
-from sp.scoring.attention.attention import AttentionScorer, Fold, unrotated_keys, unrotated_rows
+from sp.scoring.attention.attention import AttentionScorer, Fold, asked_rows, unrotated_keys, unrotated_rows
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 
@@ -88,6 +88,7 @@ class LookaheadScorer(AttentionScorer):
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
         def turned(layer: int, q: Floats, positions: Ints) -> Floats:
+            q = asked_rows(q, model, layer)
             return q if self.rotary == "post" else unrotated_rows(q, positions, model, layer)
 
         def last(layer: int, q: Floats, cache: Cache) -> None:

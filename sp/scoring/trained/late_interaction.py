@@ -57,10 +57,11 @@ class ScoringHead:
 
     def check(self, config: ModelConfig, where: str) -> None:
         """ConfigError, which begins with `where`, unless layers and shapes are those of a model."""
-        wide, deep = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-        wanted = {"query": (wide, self.rank), "key": (deep, self.rank), "gate": (wide,)}
-        for name, shape in wanted.items():
+        for name in ("query", "key", "gate"):
             for layer, array in getattr(self, name).items():
+                sizes = config.heads_of(min(layer, config.layers - 1))
+                wide, deep = sizes.heads * sizes.head_dim, 2 * sizes.kv_heads * sizes.head_dim
+                shape = {"query": (wide, self.rank), "key": (deep, self.rank), "gate": (wide,)}[name]
                 if layer not in config.attention_layers or array.shape != shape:
                     raise ConfigError(
                         f"{where}: of another drafter: {name} of layer {layer} has shape {array.shape}, and this "

@@ -14,12 +14,12 @@
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
 //   grid may stay while the cache grows.
 // Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n; cap in base 2, > 0. Slots past the last token may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); SOFTCAP; AHEAD, with Q4: two
+// Defines: HEAD_DIM 64, 128, 256, 512; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); SOFTCAP; AHEAD, with Q4: two
 //   unpacked tiles, one of keys and one of values, the next being unpacked while the other is at work.
 //
 // A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
 // finds is normalised and fits f16. A pair of warps owns 16 rows: each takes the scores of half the keys of a tile and, when the
-// pair has exchanged its probabilities, half the dims of the outputs. K and V tiles of 64 keys come through one ring K V K V ...
+// pair has exchanged its probabilities, half the dims of the outputs. K and V tiles of KEYS keys come through one ring K V K V ...
 // by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
 // Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
 #include "pdl.cuh"

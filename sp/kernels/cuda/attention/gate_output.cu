@@ -5,7 +5,7 @@
 //
 // Layouts, rows = tokens * heads: gate_output out and y (rows, d) bf16, wide (rows, 2 d) bf16 with the gate in the second
 //   half; rotate_rows x and y (rows, d) f16. Launch: 4 warps a block, a warp a row. 16-byte aligned arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; UNROTATE, GATED; or ROTATE (64 or HEAD_DIM).
+// Defines: HEAD_DIM 64, 128, 256, 512; UNROTATE, GATED; or ROTATE (64 or HEAD_DIM).
 #include "head_row.cuh"
 
 constexpr int WARPS = 4;

@@ -3,7 +3,8 @@
 //
 //   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
-//                    of two and stored in its page; v rotated over blocks of 64 and stored: everything between the
+//                    of two and stored in its page; v, normed without weights where VALUE_NORM, rotated over blocks of 64
+//                    and stored: everything between the
 //                    projections and attention in one launch
 //   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j],
 //   times magnitude
@@ -12,13 +13,16 @@
 //   y (tokens, heads, d) f16, turns i64 (half,) as in rotary.cuh, pages and table as in kv_pages.cu.
 // Launch: 4 warps a block, a warp a (token, head) row, of attention_heads ROWS of them, so that heads of a token share its
 //   angles. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; INTERLEAVED, see rotary.cuh; NORM 0 where no norm comes before rope (weights are null);
-//   for attention_heads Q4 (pages hold Q4_0, not f16), ROTATE and ROWS.
+// Defines: HEAD_DIM 64, 128, 256, 512; INTERLEAVED, see rotary.cuh; NORM 0 where no norm comes before rope (weights are
+//   null); for attention_heads Q4 (pages hold Q4_0, not f16), ROTATE, ROWS and VALUE_NORM.
 #include "pdl.cuh"
 #include "rotary.cuh"
 
 #ifndef NORM
 #define NORM 1
+#endif
+#ifndef VALUE_NORM
+#define VALUE_NORM 0
 #endif
 
 constexpr int WARPS = 4;
@@ -95,8 +99,9 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
 #pragma unroll
             for (int j = 0; j < E; j++) r.x[j] = f32_from_f16(f16_from(r.x[j]));
             if (ROTATE) hadamard<HEAD_DIM>(r, lane);
-        } else if (ROTATE) {
-            hadamard<64>(r, lane);
+        } else {
+            if (VALUE_NORM) bare_norm(r, eps);
+            if (ROTATE) hadamard<64>(r, lane);
         }
         store_in_page<Q4>(key ? k_pages : v_pages, table, held + i32(at.token), key ? head : head - kv_heads, kv_heads, r,
                           scratch[warp], lane);

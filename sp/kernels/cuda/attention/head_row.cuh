@@ -1,6 +1,6 @@
 // One head's row of HEAD_DIM values spread over a warp: load, norm, Hadamard rotation, store.
 //
-// Lane l holds values [l * E, l * E + E), E = HEAD_DIM / 32, in float32; HEAD_DIM is 64, 128 or 256. `scratch` is HEAD_DIM
+// Lane l holds values [l * E, l * E + E), E = HEAD_DIM / 32, in float32; HEAD_DIM is 64, 128, 256 or 512. `scratch` is HEAD_DIM
 // floats of shared memory of this warp's own. A row in a page is HEAD_DIM f16, or HEAD_DIM / 32 blocks of Q4_0 (18 bytes:
 // f16 d, then byte j = code j | code (j + 16) << 4), bytes as sp.quant.Q4_0 encodes the same float32 values.
 #pragma once
@@ -13,7 +13,7 @@ struct HeadRow {
     f32 x[E];
 };
 
-// Bytes [lane * 2E, ...) of a row of 16-bit values as words; 4, 8 or 16 bytes in one access.
+// Bytes [lane * 2E, ...) of a row of 16-bit values as words; 4, 8 or 16 bytes in one access, 32 in two.
 struct alignas(2 * E) HeadWords {
     u32 w[E / 2];
 };
@@ -60,13 +60,24 @@ SP_DEVICE void gate(HeadRow& r, const HeadWords& words) {
     }
 }
 
-SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
+SP_DEVICE f32 norm_scale(const HeadRow& r, f32 eps) {
     f32 squares = 0;
 #pragma unroll
     for (int i = 0; i < E; i++) squares += r.x[i] * r.x[i];
-    const f32 scale = 1.0f / sqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
+    return 1.0f / sqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
+}
+
+SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
+    const f32 scale = norm_scale(r, eps);
 #pragma unroll
     for (int i = 0; i < E; i++) r.x[i] *= scale * weight[lane * E + i];
+}
+
+// The same without weights, and what a caller that keeps the row apart would store: its f16 values.
+SP_DEVICE void bare_norm(HeadRow& r, f32 eps) {
+    const f32 scale = norm_scale(r, eps);
+#pragma unroll
+    for (int i = 0; i < E; i++) r.x[i] = f32_from_f16(f16_from(r.x[i] * scale));
 }
 
 // Orthonormal Sylvester-Hadamard matrix over consecutive blocks of BLOCK values, a power of two from E to HEAD_DIM.

@@ -1,15 +1,16 @@
-// Tiles of 64 keys or values of attention_portable.cu and attention_split.cu in shared memory: rows of 2 D bytes for ldmatrix.
+// Tiles of 64 keys or values, of heads of 512 of 32, of attention_portable.cu and attention_split.cu in shared memory: rows of
+// 2 D bytes for ldmatrix.
 //
 // WARPS, of a block, is a define. The 16-byte chunks of a row are exchanged by row % 8, so that ldmatrix, of rows or transposed, meets no bank twice. Q4_0 rows
 // arrive packed in a unit of their own pitch and are unpacked into a tile by all threads.
 #pragma once
 #include "head_row.cuh"
 
-constexpr int D = HEAD_DIM, KEYS = 64, THREADS = 32 * WARPS;
+constexpr int D = HEAD_DIM, KEYS = D == 512 ? 32 : 64, THREADS = 32 * WARPS;
 constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
-constexpr int PACKED_ROW = D / 32 * 18, PACKED_PITCH = (D == 256 ? 144 : D == 128 ? 80 : 48);
+constexpr int PACKED_ROW = D / 32 * 18, PACKED_PITCH = (D == 512 ? 288 : D == 256 ? 144 : D == 128 ? 80 : 48);
 constexpr int ROW = Q4 ? PACKED_ROW : PITCH, UNIT = Q4 ? KEYS * PACKED_PITCH : TILE;
-constexpr int CHUNK = !Q4 || D == 256 ? 16 : D == 128 ? 8 : 4;
+constexpr int CHUNK = !Q4 || D >= 256 ? 16 : D == 128 ? 8 : 4;
 
 // Byte of 16-byte chunk `chunk` of a tile's row.
 SP_DEVICE u32 place(u32 row, u32 chunk) { return row * PITCH + ((chunk ^ (row & 7)) << 4); }
@@ -22,7 +23,7 @@ SP_DEVICE void copy_chunk(u32 target, const u8* source, bool valid) {
                      : "memory");
 }
 
-// 64 tokens from `rows`, of which `valid` exist and zeros follow, to a unit of the ring.
+// KEYS tokens from `rows`, of which `valid` exist and zeros follow, to a unit of the ring.
 SP_DEVICE void load_unit(u32 unit, const u8* rows, u32 token_bytes, int valid) {
     constexpr int CHUNKS = ROW / CHUNK;
     if (Q4) {

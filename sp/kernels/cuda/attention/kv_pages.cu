@@ -7,7 +7,7 @@
 // Layouts: values (tokens, kv_heads, d) bf16 or f16; pages (pool_pages, 128, kv_heads, row bytes), see head_row.cuh;
 //   table i32; start i32 on the device or null, `offset` is added to it.
 // Launch: kv_append 4 warps a block, a warp a row; kv_gather 256 threads a block, 8 values a thread. 16-byte aligned arrays.
-// Defines: HEAD_DIM 64, 128, 256; Q4 (Q4_0 pages, else f16); for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256, 512; Q4 (Q4_0 pages, else f16); for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
 #include "head_row.cuh"
 
 #ifdef ROTATE

@@ -4,7 +4,7 @@
 #include "key_tiles.cuh"
 
 constexpr int PAIRS = WARPS / 2, QUERIES = 16 * PAIRS;
-constexpr int P_PITCH = 2 * KEYS;  // bytes from row to row of probabilities
+constexpr int P_PITCH = 128;  // bytes from row to row of probabilities, of which 32 keys fill half
 constexpr u32 ALL = 0xffffffffu;
 
 extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: one or two unpacked tiles | ring
@@ -31,7 +31,7 @@ struct Rows {
 // The first `count` bits of a word; none if negative.
 SP_DEVICE u64 first_bits(i32 count) { return count >= 64 ? ~0ull : (1ull << max(count, 0)) - 1; }
 
-// Which of the 64 keys of a tile a query sees, from the tile's first key on: the last n tokens begin at `own` and `seen` tells of
+// Which of 64 keys, a tile's and perhaps more, a query sees, from the tile's first key on: the last n tokens begin at `own` and `seen` tells of
 // them; of those before, the window hides all up to `nearest`; there are no keys from `end` on.
 SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
     const u64 mine = own >= 64 ? 0 : own >= 0 ? seen << own : seen >> -own;
@@ -81,7 +81,7 @@ SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
                     x[b][i] = first + second, x[b + step][i] = first - second;
                 }
     u8* rows = shared + pair * 16 * PITCH;
-    constexpr f32 SCALE = D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
+    constexpr f32 SCALE = D == 512 ? 0.04419417382415922f : D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
 #pragma unroll
     for (int b = 0; b < D / 16; b++)
 #pragma unroll

@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-constexpr int SPLIT_KEYS = 64;  // a split takes whole tiles of that many
+constexpr int SPLIT_KEYS = 64;  // a split takes whole tiles of that many, or of half as many
 
 struct SplitRange {
     i32 first, span, tokens;  // first key any query sees, down to a whole tile; keys of a split; end of the last one

@@ -12,7 +12,7 @@ TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
 """16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
 WARPS = 4
 NO_RULE: Mapping[str, int] = {}
-PACKED_PITCH = {64: 48, 128: 80, 256: 144}  # bytes from row to row of a packed tile in shared memory
+PACKED_PITCH = {64: 48, 128: 80, 256: 144, 512: 288}  # bytes from row to row of a packed tile in shared memory
 
 
 def variant(head_dim: int, packed: bool, rule: Mapping[str, int] = NO_RULE) -> dict[str, int]:

@@ -8,7 +8,7 @@ ROWS_A_BLOCK = 4  # warps of a block, one a row, in all kernels here but kv_gath
 HEADS_A_WARP = 8
 """Rows that a warp of `attention_heads` takes where there are enough: heads of a token share its angles."""
 GATHER_THREADS = 256
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 
 HEAD_NORM_ROPE = KernelSpec(
     source="head_norm_rope.cu",
@@ -20,7 +20,7 @@ HEAD_NORM_ROPE = KernelSpec(
     threads=32 * ROWS_A_BLOCK,
     variants=(
         {"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
-        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0}, {"HEAD_DIM": 64, "NORM": 0},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0}, {"HEAD_DIM": 64, "NORM": 0}, {"HEAD_DIM": 512},
     ),
 )  # fmt: skip
 
@@ -44,6 +44,8 @@ ATTENTION_HEADS = KernelSpec(
             {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
             {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
             {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
+            {"HEAD_DIM": 512, "Q4": 0, "ROTATE": 0, "VALUE_NORM": 1},
+            {"HEAD_DIM": 512, "Q4": 1, "ROTATE": 1, "VALUE_NORM": 1},
         )
     ),
     pdl=True,
@@ -77,7 +79,8 @@ KV_APPEND = KernelSpec(
     variants=(
         {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
         {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0}, {"HEAD_DIM": 64, "Q4": 0, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 64, "Q4": 1, "BF16": 1, "ROTATE": 64},
+        {"HEAD_DIM": 64, "Q4": 1, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 512, "Q4": 0, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 512, "Q4": 1, "BF16": 0, "ROTATE": 512},
     ),
 )  # fmt: skip
 
@@ -88,6 +91,7 @@ KV_GATHER = KernelSpec(
     threads=GATHER_THREADS,
     variants=(
         {"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 64, "Q4": 1},
+        {"HEAD_DIM": 512, "Q4": 0}, {"HEAD_DIM": 512, "Q4": 1},
     ),
 )  # fmt: skip
 
@@ -98,7 +102,7 @@ GATE_OUTPUT = KernelSpec(
     threads=32 * ROWS_A_BLOCK,
     variants=(
         {"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1}, {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1},
-        {"HEAD_DIM": 64, "GATED": 0, "UNROTATE": 1},
+        {"HEAD_DIM": 64, "GATED": 0, "UNROTATE": 1}, {"HEAD_DIM": 512, "GATED": 0, "UNROTATE": 1},
     ),
 )  # fmt: skip
 
@@ -107,7 +111,7 @@ ROTATE_ROWS = KernelSpec(
     entry="rotate_rows",
     args=("const f16* x", "f16* y", "i64 rows"),
     threads=32 * ROWS_A_BLOCK,
-    variants=tuple({"HEAD_DIM": d, "ROTATE": d} for d in (256, 128, 64)),
+    variants=tuple({"HEAD_DIM": d, "ROTATE": d} for d in (512, 256, 128, 64)),
 )
 
 MOVE_THREADS = 128

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.attention_portable import KEYS, shared_bytes
+from sp.kernels.specs.attention.attention_portable import PACKED_PITCH
 
-COMBINE_WARPS = 4
+P_PITCH = 128  # bytes from row to row of probabilities
+KEYS = 64  # keys that a split has at least
 
 
 def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = False) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_split.cu``. `roomy` is where a block may have 224 KiB
     of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do."""
-    wide, tiles = head_dim == 256, -(-rows // 16)
+    tiles = -(-rows // 16)
+    if head_dim == 512:
+        return _widest(packed, tiles, rotate, roomy)
+    wide = head_dim == 256
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
     if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
         most = 5 if tiles <= 5 else 4
-    pairs = -(-tiles // -(-tiles // most))
-    pairs = next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
+    pairs = _pairs(tiles, most)
     return {
         "HEAD_DIM": head_dim,
         "Q4": int(packed),
@@ -28,14 +31,31 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
     }
 
 
+def _pairs(tiles: int, most: int) -> int:
+    """Pairs of warps of a block, one for 16 rows each, at most so many."""
+    pairs = -(-tiles // -(-tiles // most))
+    return next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
+
+
+def _widest(packed: bool, tiles: int, rotate: bool, roomy: bool) -> dict[str, int]:
+    """Those of heads of 512, a block of which a multiprocessor has room for."""
+    pairs = _pairs(tiles, 4 if roomy else 2 if packed else 1)
+    slots = 4 if roomy else 3 if packed else 2
+    sizes = {"HEAD_DIM": 512, "Q4": int(packed), "ROTATE": int(rotate), "WARPS": 2 * pairs, "SLOTS": slots}
+    return {**sizes, "BLOCKS": 1, "AHEAD": int(packed and roomy)}
+
+
 def queries(defines: Defines) -> int:
     """Query rows of a block."""
     return 8 * int(defines["WARPS"])
 
 
 def _shared_bytes(defines: Defines) -> int:
-    probabilities, tile = queries(defines) * 2 * KEYS, KEYS * 2 * int(defines["HEAD_DIM"])
-    return shared_bytes(defines, queries(defines)) + probabilities + int(defines["AHEAD"]) * tile
+    d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
+    keys = 32 if d == 512 else 64  # of a tile
+    tile = keys * 2 * d
+    tiles = (1 + int(defines["AHEAD"])) * tile + slots * keys * PACKED_PITCH[d] if defines["Q4"] else slots * tile
+    return queries(defines) * (2 * d + P_PITCH) + tiles
 
 
 ATTENTION_SPLIT = KernelSpec(
@@ -54,6 +74,8 @@ ATTENTION_SPLIT = KernelSpec(
         *(variant(128, packed, 96, packed, True) for packed in (False, True)),
         *(variant(64, packed, 112, packed, True) for packed in (False, True)),
         {**variant(256, False, 16, False, True), "SOFTCAP": 1},
+        *(variant(512, packed, rows, packed, roomy) for rows, roomy in ((16, True), (64, True), (64, False))
+          for packed in (False, True)),
     ),
     smem=_shared_bytes,
     pdl=True,
@@ -67,10 +89,11 @@ ATTENTION_COMBINE = KernelSpec(
         "const i32*? tokens_at", "i32 tokens", "i32 window", "i32 splits", "i32 rows", "i32 n", "i32 heads",
         "i32 kv_heads", "const f32*? sinks", "const i32*? reach",
     ),
-    threads=32 * COMBINE_WARPS,
+    threads=lambda defines: 256 if defines["HEAD_DIM"] == 512 else 128,
     variants=(
         {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
         {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 64, "ROTATE": 0, "FINISH": 1, "SINKS": 1},
+        {"HEAD_DIM": 512, "ROTATE": 0, "FINISH": 1}, {"HEAD_DIM": 512, "ROTATE": 1, "FINISH": 1},
     ),
     pdl=True,
 )  # fmt: skip

@@ -18,7 +18,7 @@ IMPORTANCE_SCORES = KernelSpec(
         "i32 before", "i32 heads", "i32 kv_heads", "i32 pitch", "f32 scale",
     ),
     threads=128,
-    variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 64}),
+    variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 64}, {"HEAD_DIM": 512}),
 )  # fmt: skip
 
 IMPORTANCE_NORMS = KernelSpec(
@@ -58,6 +58,6 @@ UNROTATE = KernelSpec(
     threads=32 * HEAD_WARPS,
     variants=(
         {"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 128, "INTERLEAVED": 1}, {"HEAD_DIM": 64},
-        {"HEAD_DIM": 64, "INTERLEAVED": 1},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1}, {"HEAD_DIM": 512},
     ),
 )  # fmt: skip

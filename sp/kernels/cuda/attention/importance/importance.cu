@@ -8,7 +8,7 @@
 //   scores f32 (heads, n, pitch), pitch = tokens rounded up to 128, -inf past `tokens`; parts float2 (heads, n, splits);
 //   norms float2 (heads, n). Slots past `tokens` may hold NaN.
 // Launch: importance_scores (splits, kv_heads, ceil(n group / 16)) blocks of 4 warps; importance_norms 4 warps a block, a
-//   warp a row. `scale` includes log2(e). 16-byte aligned arrays. sm_80 and newer. Defines: HEAD_DIM 64, 128, 256.
+//   warp a row. `scale` includes log2(e). 16-byte aligned arrays. sm_80 and newer. Defines: HEAD_DIM 64, 128, 256, 512.
 //
 // The n * group rows that share a kv head are the 16 rows of mma.m16n8k16, keys its 8 columns. Dims inside a fragment may
 // stand in any order as long as both operands agree: lane (g, c) takes dims 8 (4 j + c) .. + 7 of key g as one 16-byte load,
@@ -17,6 +17,7 @@
 #include "softmax.cuh"
 
 constexpr int D = HEAD_DIM, WARPS = 4, PAGE_TOKENS = 128;
+constexpr int PART = D == 512 ? 8 : D / 32;  // chunks of a key that are read before any is multiplied: what registers hold
 
 struct Total {
     f32 most, sum;  // largest score, and the sum of 2^(score - most)
@@ -68,19 +69,23 @@ importance_scores(const u16* q, const u8* k_pages, const i32* table, f32* scores
         const i32 key = 16 * tile;
         const i64 token = i64(table[key / PAGE_TOKENS]) * PAGE_TOKENS + key % PAGE_TOKENS;
         const u16* keys = reinterpret_cast<const u16*>(k_pages) + (token * kv_heads + kv_head) * D;
-        uint4 b[2][D / 32];
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-#pragma unroll
-            for (int j = 0; j < D / 32; j++) b[t][j] = chunk_of(keys + i64(8 * t + g) * kv_heads * D, 4 * j + c);
         f32 s[2][4] = {};
 #pragma unroll
-        for (int j = 0; j < D / 32; j++)
+        for (int first = 0; first < D / 32; first += PART) {
+            uint4 b[2][PART];
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
-                mma_f16(s[t], a[2 * j], b[t][j].x, b[t][j].y);
-                mma_f16(s[t], a[2 * j + 1], b[t][j].z, b[t][j].w);
-            }
+            for (int t = 0; t < 2; t++)
+#pragma unroll
+                for (int j = 0; j < PART; j++)
+                    b[t][j] = chunk_of(keys + i64(8 * t + g) * kv_heads * D, 4 * (first + j) + c);
+#pragma unroll
+            for (int j = 0; j < PART; j++)
+#pragma unroll
+                for (int t = 0; t < 2; t++) {
+                    mma_f16(s[t], a[2 * (first + j)], b[t][j].x, b[t][j].y);
+                    mma_f16(s[t], a[2 * (first + j) + 1], b[t][j].z, b[t][j].w);
+                }
+        }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             f32 most = total[r].most;
