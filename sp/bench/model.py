@@ -136,7 +136,7 @@ class _Run:
     def __init__(self, draws: Draws, test: Trial, form: KVForm, chunk: int | None, model: Model) -> None:
         self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
-        self._cache = model.new_cache(room, form[0], rotate=form[1])
+        self._cache = model.new_cache(room, form[0], rotate=form[1], once=True)
         self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
         on_device = test.new and model.device == "cuda" and model.captures
         self._decoder = GraphDecoder(model, self._cache, self._cache.capacity) if on_device else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.cache.cache import page_format
+from sp.models.cache.cache import page_format, ring_pages
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Tensor, layer_of
 from sp.models.layer.cold_experts import ring_bytes
@@ -112,12 +112,14 @@ def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> lis
 
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
-    """Bytes of the keys and values of so many tokens, in whole pages, all attention layers."""
-    held = 0
+    """Bytes of the keys and values of so many tokens that are read once, in whole pages, all attention layers: those
+    with a window keep what it reaches."""
+    held, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
-        sizes = config.heads_of(layer)
-        held += sizes.kv_heads * page_format(kv, sizes.head_dim, False, "cpu").row_bytes(sizes.head_dim)
-    return 2 * -(-tokens // PAGE_TOKENS) * PAGE_TOKENS * held
+        sizes, window = config.heads_of(layer), config.windows[layer] if config.windows else None
+        row = sizes.kv_heads * page_format(kv, sizes.head_dim, False, "cpu").row_bytes(sizes.head_dim)
+        held += min(pages, ring_pages(window)) * row
+    return 2 * PAGE_TOKENS * held
 
 
 def widest(config: ModelConfig) -> tuple[int, int]:

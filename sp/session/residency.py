@@ -79,7 +79,7 @@ class PooledCache(CacheGraphs):
     """Room for one sequence, with or without a draft."""
 
     def __init__(self, model: Model, tokens: int, kv: str, rotate: bool | None, *, kept: bool) -> None:
-        super().__init__(model, model.new_cache(tokens, kv, rotate=rotate), kept=kept)
+        super().__init__(model, model.new_cache(tokens, kv, rotate=rotate, once=True), kept=kept)
         self._form = kv, rotate
         self._draft: Draft | None = None
         self._session: DraftSession | None = None

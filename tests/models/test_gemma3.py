@@ -126,6 +126,31 @@ def test_branches_of_a_tree_are_chains_and_what_is_kept_goes_on(tmp_path: Path) 
         np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
 
 
+def test_layers_with_a_window_keep_what_it_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written again, and nothing that is said changes: chunks, steps, a tree and what is kept of it."""
+    monkeypatch.setattr("sp.models.cache.cache.AT_ONCE", 256)
+    model, rng = load_model(write(tmp_path / "gemma.gguf", 7)), np.random.default_rng(5)
+    ids, positions = rng.integers(0, VOCAB, 1500), np.cumsum(rng.integers(1, 3, 1500))
+    whole, once = (model.new_cache(1600, "f32", once=once) for once in (False, True))
+    want, got = (prefill(model, ids, positions, cache) for cache in (whole, once))
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+    assert whole.pages_in_use == 7 * 12
+    assert once.pages_in_use == 12 + 6 * 4
+    assert once.nbytes < whole.nbytes / 2
+    tokens, parents = rng.integers(0, VOCAB, 4), np.array([-1, 0, 0, 2])
+    after = positions[-1] + 1 + np.array([0, 1, 1, 2])
+    trees = []
+    for cache in (whole, once):
+        reader = TreeReader(model, cache, (), most=4)
+        trees.append(reader.read_tree(tokens, parents, after).logits)
+        reader.commit_path(np.array([0, 2, 3]))
+    np.testing.assert_allclose(trees[1], trees[0], atol=1e-4 * np.abs(trees[0]).max())
+    for more in range(60):
+        at = int(positions[-1]) + 4 + more
+        want, got = (decode_step(model, more, at, cache) for cache in (whole, once))
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+
+
 def test_inspect_tells_of_the_windows(tmp_path: Path) -> None:
     found = inspect_file(write(tmp_path / "gemma.gguf", 7))["family"]["windows"]
     assert found == {"tokens": WINDOW, "layers": 6, "rope_base": 1e4}

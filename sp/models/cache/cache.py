@@ -266,6 +266,11 @@ class Cache:
         has no free page."""
         self.add(layer, len(k)).append(k, v)
 
+    @property
+    def most_at_once(self) -> int:
+        """Tokens that a layer takes in one append."""
+        return AT_ONCE if self._rings else self.capacity
+
     def add(self, layer: int, tokens: int) -> PagedKV:
         """Where the next tokens of a layer go, behind those that it holds; they are counted; errors as `append`."""
         state = self._layers[layer]

@@ -135,11 +135,14 @@ class Model:
         return other
 
     def new_cache(
-        self, tokens: int, kv: str = "f16", *, rotate: bool | None = None, layers: int | None = None
+        self, tokens: int, kv: str = "f16", *, rotate: bool | None = None, layers: int | None = None, once: bool = False
     ) -> Cache:
-        """An empty cache for `tokens` tokens; see `Cache` for the options."""
-        math = self.arithmetic.attention
-        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
+        """An empty cache for `tokens` tokens; see `Cache` for the options. `once`: they are read one after the other,
+        and never again from a place further back: layers with a window then keep no more than it reaches."""
+        c, math = self.config, self.arithmetic.attention
+        windows = [c.windows[layer] for layer in c.attention_layers] if once and any(c.windows) else None
+        how: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
+        return Cache(c, tokens, kv, windows=windows, math=math, **how)
 
     def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
         """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0.

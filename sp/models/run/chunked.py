@@ -115,6 +115,7 @@ def prefill(
     if chunk is None:
         chunk = chunk_tokens(model.device, model.arithmetic.math)
         chunk = chunk if graphs is None else graphs.chunk(chunk)
+    chunk = min(chunk, cache.most_at_once)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
     crossed = {} if gaps == "compact" else gap_lengths(positions)
     pace, x = Pace(model, hooks.progress), np.empty((0, model.config.hidden), np.float32)

@@ -271,7 +271,7 @@ def prefill_sparse(
     PromptError
         As `prefill`.
     """
-    chunk = SPARSE_CHUNK[model.device] if chunk is None else chunk
+    chunk = min(SPARSE_CHUNK[model.device] if chunk is None else chunk, cache.most_at_once)
     inside = min(chunk, CHUNK[model.device])
     ids, positions = checked_prompt(model, ids, positions, chunk, 1, cache)
     attend, told = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
