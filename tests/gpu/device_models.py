@@ -30,6 +30,8 @@ FAMILIES = (
     "tiny-muse-glimmer:bf16",
     "tiny-gemma2:q4_k_m",
     "tiny-gemma2:bf16",
+    "tiny-gemma4:q4_k_m",
+    "tiny-gemma4:bf16",
 )
 """Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven;
 windows; queries that grow; layers without RoPE, gates apart, sixteen query heads a key head; scores within a bound."""

@@ -21,7 +21,7 @@ from sp.studies.sample import sample
 
 BOUND = 1e-3
 N = 2500  # no whole number of pages
-LAST_ALONE = ("tiny-gemma3", "tiny-muse-glimmer")
+LAST_ALONE = ("tiny-gemma3", "tiny-gemma4", "tiny-muse-glimmer")
 """Whose one layer without a window is the last that a scorer reads: it shows its queries and does not attend."""
 
 
