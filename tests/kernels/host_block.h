@@ -21,10 +21,12 @@
 struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
+struct float2 { float x, y; };
 struct Dim3 { unsigned x, y, z; };
 static Dim3 threadIdx, blockIdx, gridDim;
 using std::max;
 using std::min;
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -38,6 +40,9 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
 template <class T>
 T __ldcs(const T* from) { return *from; }
+template <class T>
+T __ldcg(const T* from) { return *from; }
+inline float __expf(float x) { return std::exp(x); }
 inline void pdl_launch_dependents() {}
 inline void pdl_wait() {}
 
@@ -111,6 +116,11 @@ template <class T>
 T __shfl_up_sync(unsigned, T value, unsigned step) {
     const int lane = now % 32;
     return exchanged(value, lane >= int(step) ? lane - int(step) : lane);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned step) {
+    const int lane = now % 32;
+    return exchanged(value, lane + int(step) < 32 ? lane + int(step) : lane);
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int from) { return exchanged(value, from % 32); }

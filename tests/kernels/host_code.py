@@ -42,17 +42,18 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path,
     return library("host_warp.h", text + driver, defines, folder, "-std=c++17", "-O0")
 
 
-def hosted(source: str, driver: str, folder: Path, **defines: int) -> ctypes.CDLL:
-    """The kernels of `source`, made for Hopper, and `driver` for the host, on blocks of several warpgroups."""
+def hosted(source: str, driver: str, folder: Path, before: str = "", **defines: int) -> ctypes.CDLL:
+    """The kernels of `source` and `driver` for the host, on blocks of several warps. `before`: functions in place of
+    those made of PTX that no header here has."""
     parts = re.split(r"^#line \d+ \"(.*)\"$", flatten(source), flags=re.MULTILINE)
     kept = [text for name, text in zip(parts[1::2], parts[2::2], strict=True) if Path(name).name not in GIVEN_HERE]
     text = "".join(without_ptx("".join(kept)))
     text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "")
-    text = text.replace("extern __shared__ __align__(1024) u8 shared[];", "static u8* const shared = memory;")
-    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
+    text = re.sub(r"extern __shared__ __align__\(\d+\) u8 shared\[\];", "static u8* const shared = memory;", text)
+    text = re.sub(r"__shared__ (?:__align__|alignas)\((\d+)\) ", r"alignas(\1) static ", text)
     text = re.sub(r"#pragma (once|unroll.*)", "", text)
     folder.mkdir()
-    return library("host_hopper.h", text + driver, defines, folder, "-std=c++20", "-O1")
+    return library("host_hopper.h", before + text + driver, defines, folder, "-std=c++20", "-O1")
 
 
 def library(
@@ -90,7 +91,7 @@ def _run(*command: str | Path) -> None:
 
 
 def without_ptx(text: str) -> Iterator[str]:
-    """`text` but for its functions that hold PTX."""
+    """`text` but for its functions that hold PTX; operators stay, for those that are not called."""
     at = 0
     for match in FUNCTION.finditer(text):
         if match.start() < at:
@@ -101,7 +102,7 @@ def without_ptx(text: str) -> Iterator[str]:
             end += 1
         yield text[at : match.start()]
         at = end
-        if "asm" not in text[match.start() : end]:
+        if match[1] == "operator" or "asm" not in text[match.start() : end]:
             yield text[match.start() : end]
     yield text[at:]
 

@@ -23,6 +23,8 @@ inline unsigned bf16_bits(float value) {
     const unsigned bits = __float_as_uint(value);
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+inline uint16_t f16_from(float value) { return half_bits(value); }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline unsigned pack_f16(float low, float high) { return half_bits(low) | half_bits(high) << 16; }
 inline unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline unsigned pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
@@ -53,10 +55,11 @@ inline unsigned long long __shfl_xor_sync(unsigned, unsigned long long value, in
 }
 
 // ---- barriers and copies
-inline void cp_async_16(unsigned target, const void* source) {
-    if (target % 16 || reinterpret_cast<uintptr_t>(source) % 16) abort();
-    memcpy(memory + target, source, 16);
+inline void cp_async_16(unsigned target, const void* source, bool valid = true) {
+    if (target % 16 || (valid && reinterpret_cast<uintptr_t>(source) % 16)) abort();
+    valid ? memcpy(memory + target, source, 16) : memset(memory + target, 0, 16);
 }
+inline void prefetch_l2(const void*) {}
 inline void cp_async_commit() {}
 template <int>
 void cp_async_wait() {}
@@ -118,6 +121,35 @@ void tensor_load(void* target, const M* map, unsigned long long* barrier, int x,
 template <class M>
 void tensor_load(void* target, const M* map, unsigned long long* barrier, int x, int y, int z, int w) {
     copy_box(target, map, barrier, {x, y, z, w});
+}
+
+// ---- products of a warp: fragments as in mma.cuh
+inline void ldmatrix_x4(unsigned (&r)[4], unsigned address) {
+    if (address % 16) abort();
+    const Letters& all = meet(warp_place(), 32, {address});
+    for (int i = 0, lane = now % 32; i < 4; ++i) memcpy(r + i, memory + all[8 * i + lane / 4][0] + 4 * (lane % 4), 4);
+}
+inline void ldmatrix_x4_trans(unsigned (&r)[4], unsigned address) {
+    if (address % 16) abort();
+    const Letters& all = meet(warp_place(), 32, {address});
+    for (int i = 0, lane = now % 32; i < 4; ++i)
+        for (int half = 0; half < 2; ++half)
+            memcpy(reinterpret_cast<char*>(r + i) + 2 * half, memory + all[8 * i + lane % 4 * 2 + half][0] + 2 * (lane / 4), 2);
+}
+inline void mma_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const uint64_t words[3] = {a[0] | uint64_t(a[1]) << 32, a[2] | uint64_t(a[3]) << 32, b0 | uint64_t(b1) << 32};
+    const Letters& all = meet(warp_place(), 32, {words[0], words[1], words[2]});
+    const int lane = now % 32;
+    for (int i = 0; i < 4; ++i) {
+        const int column = 2 * (lane % 4) + i % 2;
+        double sum = d[i];
+        for (int k = 0; k < 16; ++k) {
+            const int at = 16 * (k % 2), from = k / 2 % 4, later = k / 8;
+            const uint64_t left = all[lane / 4 * 4 + from][later] >> (32 * (i / 2) + at);
+            sum += double(half(unsigned(left & 65535))) * half(unsigned(all[column * 4 + from][2] >> (32 * later + at) & 65535));
+        }
+        d[i] = float(sum);
+    }
 }
 
 // ---- products of a warpgroup: 64 rows, and 32 bytes of each

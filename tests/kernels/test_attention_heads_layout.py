@@ -44,7 +44,8 @@ DRIVERS = {
     "head_norm_rope.cu": DRIVER.replace("CALLED", "attention_heads").replace("TURNED", "j.half,"),
     "prompt_heads.cu": DRIVER.replace("CALLED", "prompt_heads").replace("TURNED", ""),
 }
-SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64), (16, 1, 128, 2, 0)]  # the last without RoPE
+SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64), (16, 1, 128, 2, 0), (3, 1, 512, 1, 512)]
+"""The last but one without RoPE."""
 
 
 def bf16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -53,12 +54,13 @@ def bf16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return aligned((bits >> 16).astype(np.uint16)), bits.view(np.float32)
 
 
+@pytest.mark.parametrize("value_norm", [0, 1])
 @pytest.mark.parametrize("rows", [1, HEADS_A_WARP])
 @pytest.mark.parametrize(("heads", "kv_heads", "d", "wide", "turned"), SHAPES)
 def test_rows_are_those_of_the_twin(
-    rows: int, heads: int, kv_heads: int, d: int, wide: int, turned: int, tmp_path: Any
+    rows: int, value_norm: int, heads: int, kv_heads: int, d: int, wide: int, turned: int, tmp_path: Any
 ) -> None:
-    defines = {"HEAD_DIM": d, "Q4": 0, "ROTATE": 0, "ROWS": rows}
+    defines = {"HEAD_DIM": d, "Q4": 0, "ROTATE": 0, "ROWS": rows, "VALUE_NORM": value_norm}
     a_block = ROWS_A_BLOCK * rows
     compare("head_norm_rope.cu", defines, (heads, kv_heads, d, wide, turned), True, "halves", a_block, tmp_path)
 
@@ -103,7 +105,7 @@ def compare(
     positions, table = aligned(rng.integers(0, 200_000, tokens)), aligned(np.array([1, 0], np.int32))
     pages = [aligned(np.zeros((2, 128, kv_heads, 2 * d), np.uint8)) for _ in range(4)]
     at = PagedKV(pages[0], pages[1], table.astype(np.int64), offset, F16)
-    norms = HeadNorms(*weights, 1e-6) if normed else HeadNorms()
+    norms = HeadNorms(*weights, 1e-6, bool(defines.get("VALUE_NORM"))) if normed else HeadNorms()
     want = attention_heads(q, k, v, norms, positions, rotary, at)
 
     got = aligned(np.zeros((tokens, heads, d), np.uint16))

@@ -135,7 +135,7 @@ def test_cards_share_kv_heads_of_both_sizes() -> None:
     shared = Share(0, 2).config(find_shape("gemma-4-31b").config)
     assert shared.heads_of(0) == HeadSizes(16, 8, 256)
     assert shared.heads_of(5) == HeadSizes(16, 2, 512, own_values=False)
-    with pytest.raises(ConfigError, match="8 kv heads, 1 kv heads of layers without a window.*; 1 can"):
+    with pytest.raises(ConfigError, match=r"8 kv heads, 1 kv heads of layers without a window.*; 1 can"):
         Share(0, 2).config(find_shape("gemma-4-12b").config)
 
 
@@ -192,5 +192,5 @@ def test_senseless_keys_are_named(change: dict[str, Any], match: str, tmp_path: 
 
 
 def test_a_file_must_tell_which_pairs_are_turned(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="needs tensor rope_freqs.weight, which is missing"):
+    with pytest.raises(ModelError, match=r"needs tensor rope_freqs\.weight, which is missing"):
         load_model(rewritten(SMALL, tmp_path / "m.gguf", {"rope_freqs.weight": None}))

@@ -64,6 +64,7 @@ if shape.tied:
     trunk = replace(trunk, output=empty_matrix("output.weight", store.formats["token_embd.weight"], trunk.embed.shape))
 model, ids = Model(shape.config, trunk, "cuda", 0), np.arange(N)
 none = np.zeros(N, bool)
+narrow = all(sizes.head_dim <= 256 for sizes in full.head_sizes)  # or sparse attention refuses heads by their size
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         for kv, rotate in (("f16", False), ("q4_0", True)):
@@ -79,8 +80,11 @@ for path in ("sm_90a", "portable"):
             cache.reset()
             # The means of blocks that are left out know neither sinks nor a bound of scores.
             plain = trunk.blocks[0].spec.sinks is None and full.attention_softcap is None
-            prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=plain))
+            if narrow:
+                prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=plain))
         for options in ({}, {"sparse": "alpha:0.1"}, {"rotary": "none"}):
+            if "sparse" in options and not narrow:
+                continue
             found = SCORERS.build("tail", options).score(ScoreRequest(model, ids, ids, none, none))
             assert found.scores.shape == (N,)
 print(dry_device.launches["attention_sm90"], dry_device.launches["attention_portable"])
