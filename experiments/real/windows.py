@@ -32,7 +32,7 @@ from sp.ops.attention.score_rule import window_reach
 from sp.session import load
 
 N, LAST, ASK, CHUNK = 8192, 192, 128, 32
-KEEP, WAYS = (0.1, 0.2, 0.3, 0.5), ("position", "token", "contiguous")
+WAYS = ("position", "token", "contiguous")
 NAMES = ("Marsden", "Okafor", "Lindqvist", "Petrenko", "Haldane", "Quiroga")
 MODULES = ("argparse", "tarfile", "_pydecimal", "turtle", "subprocess", "typing", "inspect", "doctest", "pickle", "pdb")
 
@@ -84,7 +84,9 @@ def chosen(ids: list[int], query: list[int], free: int, share: float, how: str, 
     return np.array([0, *(at for i in kept for at in chunks[i]), *range(free, len(ids))])
 
 
-def study(path: Path, device: str, examples: int) -> Iterator[dict[str, Any]]:
+def study(
+    path: Path, device: str, examples: int, shares: list[float], chosen_by: list[str]
+) -> Iterator[dict[str, Any]]:
     """Rows of all texts."""
     loaded, rng = load(path, device=device), random.Random(5)
     model = loaded.model
@@ -117,8 +119,8 @@ def study(path: Path, device: str, examples: int) -> Iterator[dict[str, Any]]:
             ends = np.array([0, *range(free, N)])
             loss, right = losses(model, array[ends], ends, "position", last)
             yield row | {"way": "nothing kept", "keep": 0.0, "loss": loss, "right": right}
-            for how in ("words", "random"):
-                for share in KEEP:
+            for how in chosen_by:
+                for share in shares:
                     places = chosen(whole, asked, free, share, how, rng, fact)
                     for way in WAYS:
                         loss, right = losses(model, array[places], places, way, last)
@@ -142,10 +144,11 @@ def draw(rows: list[dict[str, Any]], to: Path) -> None:
 
     figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
     found = {key[:4]: key[4:6] for key in summary(rows)}
+    shares = sorted({row["keep"] for row in rows if row.get("kept by") == "words"})
     for panel, task, title in zip(panels, ("loss", "answer"), ("the text goes on", "a hidden answer"), strict=True):
         for way, mark in zip(WAYS, "os^", strict=True):
-            values = [found[task, "words", way, share] for share in KEEP]
-            panel.errorbar(KEEP, [v[0] for v in values], [v[1] for v in values], marker=mark, label=way, capsize=2)
+            values = [found[task, "words", way, share] for share in shares]
+            panel.errorbar(shares, [v[0] for v in values], [v[1] for v in values], marker=mark, label=way, capsize=2)
         panel.axhline(found[task, "", "full", 1.0][0], color="black", lw=1, label="full prefill")
         panel.axhline(found[task, "", "nothing kept", 0.0][0], color="black", lw=1, ls=":", label="nothing kept")
         panel.set(title=title, xlabel="kept of 8,192 tokens", ylabel="nats a token", yscale="log")
@@ -158,13 +161,15 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--examples", type=int, default=99, help="texts at most")
+    parser.add_argument("--keep", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5], help="shares of the tokens")
+    parser.add_argument("--by", nargs="+", choices=("words", "random"), default=["words", "random"])
     parser.add_argument("--out", type=Path, help="JSON lines to write")
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSONL", "PNG"))
     args = parser.parse_args()
     if args.draw:
         return draw([json.loads(line) for line in args.draw[0].read_text("utf-8").splitlines()], args.draw[1])
     rows = []
-    for row in study(args.model, args.device, args.examples):
+    for row in study(args.model, args.device, args.examples, args.keep, args.by):
         rows.append(row)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:
