@@ -30,9 +30,14 @@ FAMILIES = (
     "tiny-muse-glimmer:bf16",
     "tiny-gemma2:q4_k_m",
     "tiny-gemma2:bf16",
+    "tiny-gemma4:q4_k_m",
+    "tiny-gemma4:bf16",
 )
 """Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven;
-windows; queries that grow; layers without RoPE, gates apart, sixteen query heads a key head; scores within a bound."""
+windows; queries that grow; layers without RoPE, gates apart, sixteen query heads a key head; scores within a bound;
+heads of two sizes, one of 512 values."""
+WIDE = ("tiny-gemma4:q4_k_m", "tiny-gemma4:bf16")
+"""With heads that sparse attention does not take."""
 EXPERTS = (
     "tiny-qwen3moe:q4_k_m",
     "tiny-qwen35moe:q4_k_m",
