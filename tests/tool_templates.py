@@ -120,7 +120,24 @@ NAMED = """\
 """
 """As Devstral 2 and Ministral 3: a name and an object, each behind a mark; where a call ends is not marked."""
 
+BRACED = """\
+{%- macro spelled(value) -%}
+    {%- if value is string -%}{{ '<|"|>' + value + '<|"|>' }}
+    {%- elif value is mapping -%}
+        {{- '{' }}{% for key, one in value | items %}{{ key + ':' + spelled(one) + (',' if not loop.last else '') }}
+        {%- endfor %}{{ '}' }}
+    {%- elif value is sequence -%}
+        {{- '[' }}{% for one in value %}{{ spelled(one) + (',' if not loop.last else '') }}{% endfor %}{{ ']' }}
+    {%- else -%}{{ value | tojson }}{%- endif -%}
+{%- endmacro -%}
+""" + TAGGED.replace(
+    """            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}\n""",
+    "            {{- '<|tool_call>call:' + call.function.name + spelled(call.function.arguments) + '<tool_call|>' }}\n",
+).replace("            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}\n", "")
+"""As Gemma 4: a name and an object of bare keys, whose strings stand between marks of their own."""
+
 STYLES = {
+    "braced": BRACED,
     "tagged_json": TAGGED,
     "tagged_parameters": PARAMETERS,
     "bare_json": BARE,

@@ -230,7 +230,29 @@ def _invoked(text: str, tools: Tools) -> tuple[Call, ...] | None:
     return tuple(calls) if calls and not text[at:].strip() else None
 
 
+QUOTE = '<|"|>'
+_CALLED = re.compile(r"\s*call:([A-Za-z0-9_.:-]{1,128})\s*(?=\{)")
+_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]{1,256})\s*:")
+
+
+def _braced(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """A name, and an object whose keys are bare and whose strings stand between marks of their own."""
+    head = _CALLED.match(text)
+    parts = text[head.end() :].split(QUOTE) if head else []
+    if head is None or len(parts) % 2 == 0:
+        return None
+    for at, part in enumerate(parts):
+        parts[at] = json.dumps(part) if at % 2 else _KEY.sub(lambda key: f"{key[1]}{json.dumps(key[2])}:", part)
+    arguments = read_object("".join(parts))
+    return None if arguments is None else (Call(head[1], arguments),)
+
+
 CALLS = (
+    CallStyle(
+        *("braced", r"<\|tool_call>call:", "<|tool_call>", "<tool_call|>", _braced),
+        lambda name: "<|tool_call>call:" + (f"{name}{{" if name else ""),
+        (QUOTE,),
+    ),
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
         lambda name: "<tool_call>\n<function=" + (f"{name}>\n" if name else ""),
@@ -262,8 +284,8 @@ CALLS = (
         ),
         lambda name: " " + (TO_TOOL.format(name) if name else TO_TOOL.partition("{")[0]),
     ),
-)  # Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3; Muse Glimmer;
-# gpt-oss
+)  # Gemma 4; Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3;
+# Muse Glimmer; gpt-oss
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:

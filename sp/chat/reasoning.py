@@ -26,6 +26,8 @@ class Marks:
         How a template takes the thinking of an earlier turn: as a field of that name, or as a block of the content.
     channels : bool
         `start` and `end` are a part of a message with a header; what is no thinking has one of its own.
+    special : tuple of str
+        Special tokens in both, where these are no such tokens themselves.
     closing : str
         What ends a thinking that the template itself began, as templates write it that can switch thinking off.
     leads, tool, thought, parts, breaks : tuple of str, str, str, tuple of str, tuple of str
@@ -38,6 +40,7 @@ class Marks:
     sign: str
     history: Literal["reasoning_content", "thinking", "blocks"] = "reasoning_content"
     channels: bool = False
+    special: tuple[str, ...] = ()
     closing: str = ""
     leads: tuple[str, ...] = ("<|", " to=")
     tool: str = r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})"
@@ -48,7 +51,7 @@ class Marks:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Special tokens that belong to the marks, and are no text."""
-        return self.parts if self.channels else (self.start, self.end)
+        return self.parts if self.channels else self.special or (self.start, self.end)
 
 
 MARKS = (
@@ -64,7 +67,13 @@ MARKS = (
         parts=("<|start|>", "<|message|>", "<|eom|>"),
         breaks=("<|eom|>", "<|eot|>", "<|start|>"),
     ),
-)  # gpt-oss; reasoning Mistral; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills; Muse Glimmer
+    Marks(
+        *("<|channel>thought\n", "<channel|>", "<|channel>thought"),
+        special=("<|channel>", "<channel|>"),
+        closing="<channel|>",
+    ),
+)  # gpt-oss; reasoning Mistral; Qwen3, Qwen3.5, QwQ, SmolLM3, GLM-4.7, DeepSeek-R1 and its distills; Muse Glimmer;
+# Gemma 4
 
 
 def marks_of(template: str | ChatTemplate) -> Marks | None:

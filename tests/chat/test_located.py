@@ -82,7 +82,7 @@ def test_calls_are_markup_and_results_are_text(name: str) -> None:
     assert shown(found) == [
         (0, "content", "Read both."), (2, "content", "first result"), (4, "content", second),
     ]  # fmt: skip
-    path = "a <|im_end|>\n" if name == "tagged_parameters" else "a <|im_end|>\\n"
+    path = "a <|im_end|>\n" if name in ("tagged_parameters", "braced") else "a <|im_end|>\\n"
     arguments = [(copy.index, found.text[copy.at : copy.stop]) for copy in found.arguments]
     assert arguments == [(1, path), (1, "é"), (3, "b")]
 

@@ -12,7 +12,7 @@ from sp.chat import MARKS, Call, Splitter, Thinks, split_reply
 from sp.chat.calls import CALLS, Calling, CallSplitter
 from sp.chat.reasoning import joined
 
-CHANNELS, BRACKETS, TAGS, ADDRESSED = MARKS
+CHANNELS, BRACKETS, TAGS, ADDRESSED, THOUGHT = MARKS
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 SELF, USER = " to=self<|message|>", "<|start|>assistant to=user<|message|>"
@@ -26,6 +26,9 @@ REPLIES = [
     (Thinks(TAGS, opened=True), "\nhm </thing> é</think>\n日", "hm </thing> é", "日"),
     (Thinks(TAGS, opened=True), "never ends </thin", "never ends </thin", ""),
     (Thinks(BRACKETS), "[THINK]hm[/THINK]Yes", "hm", "Yes"),
+    (Thinks(THOUGHT), "<|channel>thought\nhm\n<channel|>Yes <channel|", "hm", "Yes <channel|"),
+    (Thinks(THOUGHT), "<|channel>thought\n<channel|>Yes", "", "Yes"),
+    (Thinks(THOUGHT), "<|channel>thought: no", "", "<|channel>thought: no"),
     (Thinks(CHANNELS), f"{ANALYSIS}hm\n<ha<|end|>{FINAL}Yes.\n no", "hm\n<ha", "Yes.\n no"),
     (Thinks(CHANNELS), f"{ANALYSIS}one <|end|><|start|>assistant{ANALYSIS}two<|end|>{FINAL}Yes", "onetwo", "Yes"),
     (Thinks(CHANNELS), "<|channel|>final<|message|>Yes", "", "Yes"),

@@ -52,6 +52,27 @@ def test_an_effort_is_told_and_none_of_it_is_off() -> None:
     assert Thinking(effort="none").note(ChatTemplate(SWITCHED)) is None
 
 
+CHANNEL = """\
+{%- for m in messages %}{{ '<|turn>' + m.role + '\\n' + m.content + '<turn|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|turn>model\\n' }}{{ '<|channel>thought\\n<channel|>' if not enable_thinking | default(false) }}
+{%- endif %}
+"""
+"""As Gemma 4: thinking in a channel, which is closed at once where there is to be none."""
+
+
+def test_a_channel_of_thought_is_switched() -> None:
+    marks = marks_of(CHANNEL)
+    assert marks is MARKS[4]
+    assert marks.tokens == ("<|channel>", "<channel|>")
+    ends = {mode: ending(CHANNEL, Thinking(mode)) for mode in ("auto", "on", "off")}  # type: ignore[arg-type]
+    closed = "<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    assert ends == {"auto": closed, "on": "<turn|>\n<|turn>model\n", "off": closed}
+    thinks = Prompt.from_document(*ASK, CHANNEL, thinking=Thinking("on")).thinks
+    assert thinks is not None
+    assert not thinks.opened
+
+
 def test_an_effort_may_be_called_strength() -> None:
     source = "Strength: {{ reasoning_strength or 'high' }}{{ '<atem:function_calls>' if false }}"
     template = ChatTemplate(source)

@@ -12,7 +12,7 @@ from sp.errors import ConfigError  # noqa: E402
 from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
 from sp.ops.attention import attention_heads as heads_module  # noqa: E402
 from sp.ops.attention.attention import gate_output  # noqa: E402
-from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope  # noqa: E402
+from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope, normed_values  # noqa: E402
 from sp.ops.attention.kv_pages import PagedKV, unpacked_pages  # noqa: E402
 from sp.ops.rope import Rope  # noqa: E402
 from sp.quant import F16, F32, Q4_0  # noqa: E402
@@ -35,7 +35,7 @@ def bf16_values(rng, shape):
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(
-    ("heads", "d", "stride", "rope_dim"), [(24, 256, 512, 64), (2, 128, 128, 128), (3, 64, 192, 34)]
+    ("heads", "d", "stride", "rope_dim"), [(24, 256, 512, 64), (2, 128, 128, 128), (3, 64, 192, 34), (5, 512, 512, 512)]
 )
 @pytest.mark.parametrize(("pairing", "normed"), [("halves", True), ("interleaved", True), ("interleaved", False)])
 def test_head_norm_rope(tokens, heads, d, stride, rope_dim, pairing, normed):
@@ -63,7 +63,7 @@ def test_angles_are_exact_a_million_tokens_in(pairing):
 
 
 @pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
 @pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 127), (2, 126), (129, 255), (300, 3)])
 def test_append_stores_the_bytes_of_the_format(fmt, d, tokens, start):
     rng = np.random.default_rng(d + tokens)
@@ -97,7 +97,9 @@ def test_append_rounds_f16_keys_as_the_format_does():
     np.testing.assert_array_equal(pages.get(), want)
 
 
-@pytest.mark.parametrize(("d", "block"), [(256, 256), (128, 128), (256, 64), (128, 64), (64, 64)])
+@pytest.mark.parametrize(
+    ("d", "block"), [(256, 256), (128, 128), (256, 64), (128, 64), (64, 64), (512, 512), (512, 64)]
+)
 def test_rotated_rows_lose_no_more_than_the_twin_s(d, block):
     rng = np.random.default_rng(d)
     values, exact = bf16_values(rng, (200, 2, d))
@@ -125,7 +127,7 @@ def test_pages_of_another_format_or_head_size_are_refused():
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("gated", "unrotate"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
 def test_gate_output(tokens, gated, unrotate, d):
     rng = np.random.default_rng(tokens)
     out, exact_out = bf16_values(rng, (tokens, 6, d))
@@ -137,12 +139,14 @@ def test_gate_output(tokens, gated, unrotate, d):
 @pytest.mark.parametrize(("pairing", "normed"), [("halves", True), ("halves", False), ("interleaved", False)])
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "d", "wide", "rope_dim"), [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128), (3, 1, 128, 1, 128)]
+    ("heads", "kv_heads", "d", "wide", "rope_dim"),
+    [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128), (3, 1, 128, 1, 128), (8, 1, 512, 1, 512)],
 )
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 300), (5, 126), (130, 1)])
 @pytest.mark.parametrize("many", [1, 512])
 def test_attention_heads_is_norm_rope_append_in_one_launch(
-    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start, pairing, normed, many, monkeypatch
+    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start, pairing, normed, many, values, monkeypatch
 ):
     monkeypatch.setattr(heads_module, "MANY", many)  # several rows a warp, or one
     rng = np.random.default_rng(tokens)
@@ -151,12 +155,15 @@ def test_attention_heads_is_norm_rope_append_in_one_launch(
         for h, s in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
     )
     q_norm, k_norm = (cp.asarray(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2))
-    norms, rotary = HeadNorms(q_norm, k_norm, 1e-6) if normed else HeadNorms(), Rope(1e7, rope_dim, pairing)
+    norms, rotary = (
+        HeadNorms(*((q_norm, k_norm) if normed else ()), eps=1e-6, values=values),
+        Rope(1e7, rope_dim, pairing),
+    )
     positions, table = cp.asarray(rng.integers(0, 200_000, tokens)), cp.asarray(rng.permutation(4).astype(np.int32))
     pages = [cp.full((4, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8) for _ in range(4)]
     want_q = head_norm_rope(q, d, norms.q, 1e-6, positions, rotary)
     kv_append(pages[0], table, start, head_norm_rope(k, d, norms.k, 1e-6, positions, rotary), fmt, d if rotate else 0)
-    kv_append(pages[1], table, start, v, fmt, 64 if rotate else 0)
+    kv_append(pages[1], table, start, normed_values(v, norms, positions), fmt, 64 if rotate else 0)
     at = PagedKV(pages[2], pages[3], table, 0, fmt, rotate, start=cp.array([start], np.int32))
     got_q = attention_heads(q, k, v, norms, positions, rotary, at)
     np.testing.assert_array_equal(got_q.get().view(np.uint16), want_q.get().view(np.uint16))

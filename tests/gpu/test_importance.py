@@ -19,7 +19,7 @@ from sp.ops.rope import Rope, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = {F16: 1e-8, Q4_0: 1e-5}  # Q4_0 keys are rounded to f16 on the device
-SHAPES = [(16, 8, 128), (24, 4, 256), (6, 1, 64)]
+SHAPES = [(16, 8, 128), (24, 4, 256), (6, 1, 64), (8, 1, 512)]
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_wide_averages_and_their_limit():
 
 
 @pytest.mark.parametrize("pairing", ["halves", "interleaved"])
-@pytest.mark.parametrize(("d", "rope_dim"), [(128, 128), (256, 64)])
+@pytest.mark.parametrize(("d", "rope_dim"), [(128, 128), (256, 64), (512, 512)])
 def test_unrotate_undoes_rope(d, rope_dim, pairing):
     rng = np.random.default_rng(d)
     x, positions = rng.standard_normal((133, 3, d)), rng.integers(0, 1_000_000, 133)

@@ -28,7 +28,7 @@ from sp.ops.matmul import gemm_small_m_sm90 as few_sm90
 pytestmark = pytest.mark.no_sanitizer  # the captures allocate
 DENSE = (
     *("tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen35:q8_0", "tiny-llama:q4_k_m", "tiny-qwen2:q8_0"),
-    *("tiny-mistral3:q4_k_m", "tiny-muse-glimmer:q4_k_m", "tiny-gemma2:q4_k_m"),
+    *("tiny-mistral3:q4_k_m", "tiny-muse-glimmer:q4_k_m", "tiny-gemma2:q4_k_m", "tiny-gemma4:q4_k_m"),
 )
 EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen3next:q4_k_m")
 RUNS = (300, 385, 512, 300, 7, 129, 400, 3)

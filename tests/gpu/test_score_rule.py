@@ -12,8 +12,9 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import forced_path  # noqa: E402
-from sp.ops import kv_gather  # noqa: E402
-from sp.ops.attention.attention import attention, paged_attention, prefill_attention  # noqa: E402
+from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops.attention import attention_split  # noqa: E402
+from sp.ops.attention.attention import attention, attention_output, paged_attention, prefill_attention  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
 from sp.ops.attention.score_rule import ScoreRule, window_reach  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
@@ -33,6 +34,7 @@ RULES = {
     "capped and window": {"softcap": 5.0, "window": 200},
 }
 SHAPES = [(8, 2, 64), (8, 1, 128), (4, 1, 256)]
+WIDE = [(8, 1, 512)]  # by runs of queries, on every path
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def rules(name: str, heads: int, positions: np.ndarray, n: int) -> tuple[ScoreRu
 
 
 @pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES + WIDE)
 @pytest.mark.parametrize(
     ("n", "prefix"), [(1, 0), (1, 777), (5, 300), (33, 1000), (64, 64), (65, 1), (129, 500), (900, 0)]
 )
@@ -93,7 +95,7 @@ def test_against_float64(name, fmt, heads, kv_heads, d, n, prefix, path):
 
 
 @pytest.mark.parametrize("name", ["window", "wide", "sinks and window", "capped and window"])
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES + WIDE)
 def test_trees_of_branches(name, heads, kv_heads, d):
     rng, n, start = np.random.default_rng(5), 23, 700
     parents = [-1, *(int(rng.integers(0, i)) for i in range(1, n))]
@@ -121,6 +123,26 @@ def test_trees_of_branches(name, heads, kv_heads, d):
     rule = replace(host, reach=found, sinks=sinks)
     got = tree_attention(cp.asarray(q), case.device(), seen=cp.asarray(seen), rule=rule)
     assert nmse(got, want.reshape(n, -1)) < BOUND
+
+
+@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("n", "prefix"), [(1, 777), (16, 300), (64, 9000), (200, 50)])
+def test_wide_heads_with_what_follows(fmt, rotate, n, prefix):
+    """Queries turned as keys are cached, outputs turned back, by blocks for cards with much and with little room."""
+    rng = np.random.default_rng(n)
+    case = PagedCase.make(rng, prefix + n, 2, 512, fmt)
+    q = rng.standard_normal((n, 8, 512)).astype(np.float16)
+    k, v = (kv_gather(one, case.table, case.tokens, fmt).astype(np.float64) for one in (case.k_pages, case.v_pages))
+    exact = q.astype(np.float64)
+    want = attention(hadamard(exact, 512) if rotate else exact, k, v, ScoreRule(scale=0.05))
+    want = (hadamard(want, 64) if rotate else want).reshape(n, -1)
+    at, rule = replace(case.device(), rotated=rotate), ScoreRule(scale=0.05)
+    for roomy in (None, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if roomy is not None:
+                patch.setattr(attention_split, "is_roomy", lambda device: False)
+            assert nmse(attention_output(cp.asarray(q), at, None, rule), want) < 2 * BOUND
 
 
 @pytest.mark.parametrize("name", ["capped", "sinks"])

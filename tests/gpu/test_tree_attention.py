@@ -222,7 +222,9 @@ def test_counts_that_move_in_the_graph_itself(fmt, rotate):
             assert nmse(out, want(case, q, words, None, None)) < BOUND
 
 
-@pytest.mark.parametrize(("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64)])
+@pytest.mark.parametrize(
+    ("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64), (F16, 1, 512)]
+)
 @pytest.mark.parametrize("graph", [False, pytest.param(True, marks=captures)])
 def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
     rng = np.random.default_rng(d)

@@ -24,7 +24,18 @@ def read_padded(model, ids, positions, cache, padding):
     return model.head(model.layer(last, x[:n], positions, cache, rows=1))[0]
 
 
-SHAPES = ("qwen3", "qwen35", "qwen3moe", "qwen35moe", "llama", "mistral3", "qwen3next", "muse-glimmer", "gemma2")
+SHAPES = (
+    "qwen3",
+    "qwen35",
+    "qwen3moe",
+    "qwen35moe",
+    "llama",
+    "mistral3",
+    "qwen3next",
+    "muse-glimmer",
+    "gemma2",
+    "gemma4",
+)
 
 
 @pytest.fixture(scope="module", params=[f"tiny-{name}" for name in SHAPES])
