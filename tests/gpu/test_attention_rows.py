@@ -163,7 +163,9 @@ def test_attention_heads_is_norm_rope_append_in_one_launch(
     pages = [cp.full((4, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8) for _ in range(4)]
     want_q = head_norm_rope(q, d, norms.q, 1e-6, positions, rotary)
     kv_append(pages[0], table, start, head_norm_rope(k, d, norms.k, 1e-6, positions, rotary), fmt, d if rotate else 0)
-    kv_append(pages[1], table, start, normed_values(v, norms, positions), fmt, 64 if rotate else 0)
+    kv_append(
+        pages[1], table, start, normed_values(v, norms, positions) if norms.values else v, fmt, 64 if rotate else 0
+    )
     at = PagedKV(pages[2], pages[3], table, 0, fmt, rotate, start=cp.array([start], np.int32))
     got_q = attention_heads(q, k, v, norms, positions, rotary, at)
     np.testing.assert_array_equal(got_q.get().view(np.uint16), want_q.get().view(np.uint16))

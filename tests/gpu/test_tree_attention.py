@@ -53,7 +53,7 @@ def want(case: PagedCase, q: np.ndarray, seen: np.ndarray, window: int | None, w
     if case.rotate_block:
         q = hadamard(q, case.rotate_block)
     k, v = (kv_gather(one, case.table, case.tokens, case.fmt) for one in (case.k_pages, case.v_pages))
-    reach = ScoreRule(window=window).first_seen(len(q), case.tokens, q)
+    reach = None if window is None else ScoreRule(window=window).first_seen(len(q), case.tokens, q)
     out = masked_attention(q, k.astype(np.float64), v.astype(np.float64), visible(seen, case.tokens, reach))
     if case.rotate_block:
         out = hadamard(out, 64)

@@ -73,7 +73,7 @@ def attended(q, pages, table, tokens: int, fmt, rotated: bool, rule: ScoreRule, 
     out, window = aligned(np.zeros((n, heads, D), np.uint16)), ctypes.c_int(rule.window or 0)
     asked, first = aligned(q), None if rule.reach is None else aligned(rule.reach)
     reach = None if first is None else pointer(first)
-    scale = ctypes.c_float(float(np.log2(np.e)) * rule.scale_of(D))
+    scale = ctypes.c_float(float(np.log2(np.e)) * (rule.scale or D**-0.5))
     sizes = [ctypes.c_int(size) for size in (n, heads, kv_heads)]
     kernel("attention_split.cu", SPLIT, tuple(defines.items())).run(
         pointer(asked), *map(pointer, (*pages, table)), len(table), tokens, None, window, pointer(partial),

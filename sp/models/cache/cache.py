@@ -227,17 +227,21 @@ class Cache:
         blocks = -(-self.capacity // PAGE_TOKENS)
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
         self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
+        self.most_at_once = AT_ONCE if wanted else self.capacity  # tokens that a layer takes in one append
         xp = np if device == "cpu" else import_cupy()
         self._pools, placed = list[PagePool](), list[int]()  # layers in the order of their pools
         with device_errors():
             for sizes in config.head_sizes:
-                alike = [layer for layer in attention if config.heads_of(layer) == sizes]
+                one = len(config.head_sizes) == 1
+                alike = attention if one else [layer for layer in attention if config.heads_of(layer) == sizes]
                 pages = sum(self._rings.get(layer, 0) for layer in alike)
                 pages = pages or min(layers or len(alike), len(alike)) * blocks
                 shape = pages, PAGE_TOKENS, sizes.kv_heads, self._fmt.row_bytes(sizes.head_dim)
                 # On the CPU the system commits a page's memory only when it is first written.
                 k, v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
-                self._pools.append(PagePool(k, v, slice(len(placed), len(placed) + len(alike))))
+                self._pools.append(
+                    PagePool(k, v, slice(len(placed), len(placed) + len(alike)), list(range(pages))[::-1])
+                )
                 placed += alike
             self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
             # Positions of all tokens, where layers have windows: int64 (capacity,).
@@ -252,7 +256,7 @@ class Cache:
     def reset(self) -> None:
         """Free all pages, zero all states."""
         for pool in self._pools:
-            pool.reset()
+            pool.free = list(range(len(pool.k)))[::-1]
         for layer in self._layers.values():
             layer.table, layer.tokens, layer.released = [], 0, False
         if self._mirror is not None:
@@ -265,11 +269,6 @@ class Cache:
         head_dim): rotated by position already (RoPE). PromptError past the capacity, after `release`, or when the pool
         has no free page."""
         self.add(layer, len(k)).append(k, v)
-
-    @property
-    def most_at_once(self) -> int:
-        """Tokens that a layer takes in one append."""
-        return AT_ONCE if self._rings else self.capacity
 
     def add(self, layer: int, tokens: int) -> PagedKV:
         """Where the next tokens of a layer go, behind those that it holds; they are counted; errors as `append`."""
@@ -366,7 +365,8 @@ class Cache:
         if layer not in self._layers:
             return
         state = self._layers[layer]
-        state.pool.give(reversed(dict.fromkeys(state.table)))
+        state.pool.free += reversed(dict.fromkeys(state.table))
+        assert len(state.pool.free) <= len(state.pool.k), "a page was returned twice"
         state.table, state.tokens, state.released = [], 0, True
         if self._mirror is not None:
             self._mirror.counts[state.row].fill(0)
@@ -424,7 +424,14 @@ class Cache:
         if wanted <= held:
             return
         count = max(0, min(wanted, self._rings.get(layer, wanted)) - held)
-        table += state.pool.take(count)
+        free = state.pool.free
+        if count > len(free):
+            raise PromptError(
+                f"the KV cache needs {count} more pages and has {len(free)} of {len(state.pool.k)} free; "
+                "make it larger, or release layers as they finish"
+            )
+        table += [free.pop() for _ in range(count)]
+        state.pool.peak = max(state.pool.peak, len(state.pool.k) - len(free))
         while len(table) < wanted:
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:

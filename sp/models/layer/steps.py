@@ -68,10 +68,11 @@ class Flow:
     reached: dict[int, Ints] = field(default_factory=dict)  # `Cache.reach` by window, of all n tokens
 
     def rule(self, mixer: Attention) -> ScoreRule:
-        """What a layer that holds the tokens does with scores of the queries."""
-        if mixer.rule.window is None or not len(self.cache.places):  # a draft's, whose windows are of tokens
+        """What a layer that holds the tokens with a window does with scores of the queries."""
+        if not len(self.cache.places):  # a draft's, whose windows are of tokens
             return mixer.rule
-        return with_reach(mixer, self.cache, self.positions, self.reached, self.nodes is not None).of_last(len(self.q))
+        last = slice(len(self.positions) - len(self.q), None)
+        return with_reach(mixer, self.cache, self.positions, self.reached, self.nodes is not None).of_run(last)
 
 
 class Mixer(Protocol):
@@ -151,7 +152,7 @@ class Qkv:
         if rows == n:
             flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
         else:
-            v = normed_values(v, m.norms, flow.positions)
+            v = normed_values(v, m.norms, flow.positions) if m.norms.values else v
             at.append(head_norm_rope(k, head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
             flow.q = head_norm_rope(wide, head_dim, m.norms.q, m.norms.eps, places, rotary)
         if c.query_growth is not None:
@@ -171,7 +172,9 @@ class Attend:
     reader: Weight | None = None
 
     def __call__(self, flow: Flow) -> None:
-        index, rule = self.mixer.index, flow.rule(self.mixer)
+        index, rule = self.mixer.index, self.mixer.rule
+        if rule.window is not None:
+            rule = flow.rule(self.mixer)
         if flow.on_attention is not None:
             flow.on_attention(index, flow.q, flow.cache)
         if flow.nodes is None:
@@ -270,11 +273,10 @@ def added(x: Floats, y: Floats) -> Floats:
 def with_reach(
     mixer: Attention, cache: Cache, positions: Ints, reached: dict[int, Ints], tree: bool = False
 ) -> ScoreRule:
-    """What a layer does with scores of tokens at these positions, which it holds; windows that layers before had are in
-    `reached`."""
+    """What a layer with a window does with scores of tokens at these positions, which it holds; windows that layers
+    before had are in `reached`."""
     window = mixer.rule.window
-    if window is None:
-        return mixer.rule
+    assert window is not None, f"layer {mixer.index} has no window"
     if window not in reached:
         reached[window] = cache.reach(mixer.index, positions, window, tree=tree)
     return replace(mixer.rule, reach=reached[window])

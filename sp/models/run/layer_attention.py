@@ -73,7 +73,7 @@ class SparseAttention:
             selector = _without_ends(selector)
         if at.rotated:
             q = hadamard(q, at.key_block)
-        corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale_of(d)
+        corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
         if takes_bytes(cache.math, n) and rule.is_plain and not corrects:
             lists = selector.select(q, at, scale)
             out, counts = attend(q, at, scale, lists), lists.counts

@@ -67,8 +67,11 @@ class Walk:
         step = self.model.trunk.layers[index][0][1]
         assert isinstance(step, Attend), f"layer {index} does not attend"
         attend = self.attend if step.mixer.rule.window is None else dense_attention
-        rule = with_reach(step.mixer, self.cache, self.positions, self.reached)
-        return attend(self.cache, index, q, gate, rule.of_last(len(q)))
+        rule = step.mixer.rule
+        if rule.window is not None:
+            rule = with_reach(step.mixer, self.cache, self.positions, self.reached)
+            rule = rule.of_run(slice(len(self.positions) - len(q), None))
+        return attend(self.cache, index, q, gate, rule)
 
     def enter(
         self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None

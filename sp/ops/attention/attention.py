@@ -55,7 +55,7 @@ def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Float
     assert kv_tokens >= n, f"{n} queries, {kv_tokens} keys"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     group = heads // kv_heads
-    reach = rule.first_seen(n, kv_tokens, q)
+    reach = None if rule.window is None else rule.first_seen(n, kv_tokens, q)
     out = np.empty_like(q)
     step = max(1, QUERY_ROWS // group)
     tiles: list[tuple[Any, ...]] = []
@@ -66,7 +66,8 @@ def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Float
             mine = slice(head * group, (head + 1) * group)
             near = slice(0 if reach is None else int(reach[start]), seen)  # keys that any query of this tile sees
             hidden = None if reach is None else reach[rows] - near.start
-            tiles.append((q[rows, mine], k[near, head], v[near, head], out[rows, mine], hidden, rule.of_heads(mine)))
+            its = rule if rule.sinks is None else rule.of_heads(mine)
+            tiles.append((q[rows, mine], k[near, head], v[near, head], out[rows, mine], hidden, its))
     if tiles:
         run_parallel(_query_tile, *zip(*tiles, strict=True))
     return out
@@ -78,7 +79,7 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
     tokens, group, d = q.shape
     rows, first = tokens * group, len(k) - tokens
     # Base 2 and the 1/sqrt(d) folded into q: one multiply a query instead of one a score.
-    q = (q * q.dtype.type(math.log2(math.e) * rule.scale_of(d))).reshape(rows, d)
+    q = (q * q.dtype.type(math.log2(math.e) * (rule.scale or d**-0.5))).reshape(rows, d)
     cap = None if rule.softcap is None else math.log2(math.e) * rule.softcap
     reference = total = np.empty((rows, 1), q.dtype)
     out = np.empty((rows, d), q.dtype)
@@ -88,7 +89,9 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
     for start in range(0, len(k), step):
         keys = slice(start, min(start + step, len(k)))
         width = keys.stop - start
-        score = soft_capped(np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width)), cap)
+        score = np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width))
+        if cap is not None:
+            soft_capped(score, cap)
         if keys.stop - 1 > first:
             unseen = np.arange(width) > np.arange(first - start, len(k) - start)[:, None]
             if hidden is not None:
@@ -153,9 +156,10 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
         return out
     q = hadamard(q, at.key_block) if at.rotated else q
     if is_device(q):
-        out = prefill_attention(q, at, rule.scale_of(q.shape[2]), rule=rule)
+        out = prefill_attention(q, at, rule.scale or q.shape[2] ** -0.5, rule=rule)
         return out
-    if (reach := rule.first_seen(len(q), at.tokens, q)) is not None:  # no page before is unpacked
+    if rule.window is not None:  # no page before it is unpacked
+        reach = rule.first_seen(len(q), at.tokens, q)
         page = at.k.shape[1]
         first = int(reach[0]) // page
         at = replace(at, table=at.table[first:], tokens=at.tokens - first * page)

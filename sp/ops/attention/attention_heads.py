@@ -84,9 +84,9 @@ def head_norm_rope(
 
 
 def normed_values(v: Floats, norms: HeadNorms, positions: Ints) -> Floats:
-    """Value heads (tokens, kv_heads, d) as they are stored: normed where the model has it so; see `head_norm_rope`."""
+    """Value heads (tokens, kv_heads, d) with a norm that has no weights; see `head_norm_rope`."""
     d = v.shape[2]
-    return head_norm_rope(v, d, ones(d, v), norms.eps, positions, NO_ROPE) if norms.values else v
+    return head_norm_rope(v, d, ones(d, v), norms.eps, positions, NO_ROPE)
 
 
 NO_ROPE = Rope(1.0, 0)
@@ -134,7 +134,7 @@ def attention_heads(
     """
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):
-        v = normed_values(v, norms, positions)
+        v = normed_values(v, norms, positions) if norms.values else v
         at.append(head_norm_rope(k, d, norms.k, norms.eps, positions, rotary), v)
         turned = head_norm_rope(q, d, norms.q, norms.eps, positions, rotary)
         if out is None:
@@ -154,7 +154,7 @@ def context_heads(k: Floats, v: Floats, norms: HeadNorms, positions: Ints, rotar
     if is_device(k):
         _launch(None, None, k, v, norms, positions, rotary, at)
     else:
-        v = normed_values(v, norms, positions)
+        v = normed_values(v, norms, positions) if norms.values else v
         at.append(head_norm_rope(k, k.shape[2], norms.k, norms.eps, positions, rotary), v)
 
 

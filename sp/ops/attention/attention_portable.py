@@ -62,7 +62,7 @@ def prefill(
         at.kv_heads,
         width,
         scale * float(np.log2(np.e)),
-        rule.first_seen(n, at.tokens, q),
+        None if rule.window is None else rule.first_seen(n, at.tokens, q),
         rule.cap,
         rule.sinks,
         defines=defines,

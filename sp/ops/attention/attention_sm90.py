@@ -92,7 +92,7 @@ def prefill(
         0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
-        rule.first_seen(n, at.tokens, q),
+        None if rule.window is None else rule.first_seen(n, at.tokens, q),
         rule.cap,
         rule.sinks,
         defines=defines,

@@ -58,7 +58,7 @@ def split(
     stored, more = split_count(at.count)
     count = stored, more - behind
     shape = n, heads, kv_heads
-    scale = float(np.log2(np.e)) * rule.scale_of(head_dim)
+    scale = float(np.log2(np.e)) * (rule.scale or head_dim**-0.5)
     ATTENTION_SPLIT.launch(
         (splits, kv_heads, blocks),
         q,

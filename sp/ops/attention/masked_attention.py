@@ -35,13 +35,14 @@ def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools, rule: Scor
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     group = heads // kv_heads
     hidden = np.where(visible, 0.0, -np.inf).astype(q.dtype)[:, None]
-    q = q * q.dtype.type(rule.scale_of(d))
+    q = q * q.dtype.type(rule.scale or d**-0.5)
     out = np.empty_like(q)
 
     def attend(kv_head: int) -> None:
         mine = slice(kv_head * group, (kv_head + 1) * group)
         score = (q[:, mine].reshape(n * group, d) @ k[:, kv_head].T).reshape(n, group, keys)
-        score = soft_capped(score, rule.softcap)
+        if rule.softcap is not None:
+            soft_capped(score, rule.softcap)
         score += hidden
         highest = score.max(axis=-1, keepdims=True)
         score -= highest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,39 +45,27 @@ class ScoreRule:
     window: int | None = None
     reach: Any = None
 
-    def scale_of(self, head_dim: int) -> float:
-        """What queries times keys are multiplied by."""
-        return float(head_dim**-0.5) if self.scale is None else self.scale
-
     def first_seen(self, n: int, tokens: int, like: Any) -> Any:
-        """The first key that each of the last `n` of so many tokens sees, where the array `like` is: int32 (n,); None
-        for all keys."""
-        if self.window is None or self.reach is not None:
+        """The first key that each of the last `n` of so many tokens sees in a window, where the array `like` is: int32
+        (n,)."""
+        if self.reach is not None:
             return self.reach
+        assert self.window is not None, "no window"
         xp = array_module(like)
         return xp.maximum(xp.arange(tokens - n, tokens) - (self.window - 1), 0).astype(np.int32)
-
-    def of_last(self, n: int) -> ScoreRule:
-        """The same for the last `n` queries alone."""
-        return self if self.reach is None else replace(self, reach=self.reach[len(self.reach) - n :])
 
     def of_run(self, run: slice) -> ScoreRule:
         """The same for some queries, one after the other, alone."""
         return self if self.reach is None else replace(self, reach=self.reach[run])
 
     def of_heads(self, heads: slice) -> ScoreRule:
-        """The same for some of the heads."""
-        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
+        """The same for some of the heads that have sinks."""
+        return replace(self, sinks=self.sinks[heads])
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether scores are the usual ones, over all keys."""
-        return self.window is None and not self.changes
-
-    @property
-    def changes(self) -> bool:
-        """Whether weights differ from the usual ones over the same keys."""
-        return self.scale is not None or self.softcap is not None or self.sinks is not None
+        return all(one is None for one in (self.window, self.scale, self.softcap, self.sinks))
 
     def defines(self, *names: str) -> dict[str, int]:
         """Those of ``WINDOW``, ``SINKS`` and ``SOFTCAP``, of a kernel that knows these, which it is built with."""
@@ -92,16 +81,15 @@ class ScoreRule:
 PLAIN = ScoreRule()
 
 
-def soft_capped(scores: Floats, cap: float | None) -> Floats:
-    """``cap tanh(scores / cap)`` in place; the scores as they are without a cap.
+def soft_capped(scores: Floats, cap: float) -> Floats:
+    """``cap tanh(scores / cap)`` in place.
 
     >>> soft_capped(np.array([0.0, 1000.0], np.float32), 50.0).tolist()
     [0.0, 50.0]
     """
-    if cap is not None:
-        scores *= scores.dtype.type(1 / cap)
-        np.tanh(scores, out=scores)
-        scores *= scores.dtype.type(cap)
+    scores *= scores.dtype.type(1 / cap)
+    np.tanh(scores, out=scores)
+    scores *= scores.dtype.type(cap)
     return scores
 
 

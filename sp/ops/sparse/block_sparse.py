@@ -50,7 +50,9 @@ def block_sparse(
         keys = (listed[:, None] * BLOCK + np.arange(BLOCK)).ravel()
         keys = keys[keys < tokens]
         query = q[rows, head] * factor
-        score = soft_capped(query @ k[keys, head // group].T, cap)
+        score = query @ k[keys, head // group].T
+        if cap is not None:
+            soft_capped(score, cap)
         values = v[keys, head // group]
         score[keys > np.arange(start, start + len(score))[:, None]] = -np.inf
         if means is not None:

@@ -142,7 +142,9 @@ class AttentionScorer(ReadingScorer):
         def show(layer: int, q: Floats, cache: Cache) -> None:
             if layer not in scored:
                 return
-            rows, at = asked_rows(q[-queries:], model, layer), cache.stored(layer)
+            rows, at = q[-queries:], cache.stored(layer)
+            if model.trunk.blocks[layer].spec.scale is not None:
+                rows = asked_rows(rows, model, layer)
             if self.rotary == "none":
                 rows = unrotated_rows(rows, request.positions[-queries:], model, layer)
                 at = unrotated_keys(at, request.positions, model, layer)
