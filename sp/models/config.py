@@ -247,7 +247,15 @@ class ModelConfig:
     @cached_property
     def head_sizes(self) -> tuple[HeadSizes, ...]:
         """Those of the attention layers, each once."""
-        return tuple(dict.fromkeys(self.heads_of(layer) for layer in self.attention_layers))
+        return tuple(sizes for sizes, _ in self.head_groups)
+
+    @cached_property
+    def head_groups(self) -> tuple[tuple[HeadSizes, tuple[int, ...]], ...]:
+        """Sizes of heads, each with the attention layers that have them."""
+        found: dict[HeadSizes, list[int]] = {}
+        for layer in self.attention_layers:
+            found.setdefault(self.heads_of(layer), []).append(layer)
+        return tuple((sizes, tuple(layers)) for sizes, layers in found.items())
 
     def rope_of(self, layer: int) -> Rope:
         """Rotary embedding of an attention layer: of one with a window, its own."""

@@ -13,7 +13,7 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
-from sp.models.cache.cache import DeviceTables  # noqa: E402
+from sp.models.cache.device_tables import DeviceTables  # noqa: E402
 from sp.models.run.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention.attention import attention_output  # noqa: E402

@@ -12,8 +12,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import device_errors, import_cupy
-from sp.kernels.specs.sequence import ADVANCE_COUNTS
-from sp.models.cache.page_pool import PagePool
+from sp.models.cache.device_tables import DeviceTables
 from sp.models.config import DeltaConfig, ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
@@ -117,28 +116,6 @@ def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
             state.real = None
 
 
-class DeviceTables:
-    """Mirrors, on the device, of what `Cache` counts on the host. `layers`: attention layers; a row each. `blocks`:
-    most pages of a layer. `tables`: cupy int32 (layers, blocks). `counts`, cupy int32 (layers, 2): tokens before the
-    last append, and with it. Only kernels change them, so a CUDA graph can."""
-
-    def __init__(self, layers: int, blocks: int) -> None:
-        cupy = import_cupy()
-        self.tables = cupy.zeros((layers, blocks), np.int32)
-        self.counts = cupy.zeros((layers, 2), np.int32)
-
-    def grow(self, row: int, first: int, pages: list[int]) -> None:
-        """Write the pages of a layer from block `first` on; not while a graph is captured."""
-        if pages:
-            part = self.tables[row, first : first + len(pages)]
-            part.set(np.array(pages, np.int32), import_cupy().cuda.get_current_stream())
-
-    def advance(self, tokens: int, row: int | None = None, more: Any = None) -> None:
-        """Count `tokens` more, and what int32 (1,) `more` holds on the device, in one layer or in all."""
-        counts = self.counts if row is None else self.counts[row : row + 1]
-        ADVANCE_COUNTS.launch((-(-len(counts) // 64),), counts, len(counts), tokens, more)
-
-
 AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
 
 
@@ -152,10 +129,33 @@ def ring_pages(window: int | None) -> int:
 
 
 @dataclass
+class _Pool:
+    """Pages of keys and of values that attention layers of one size share, uint8 (pages, 128, kv_heads, bytes of a
+    row). `rows`: of its layers in `DeviceTables`, one after the other; `free`: pages that nobody holds, of which the
+    last one is taken first; `peak`: most pages ever held at once."""
+
+    k: Any
+    v: Any
+    rows: slice
+    free: list[int] = field(default_factory=list)
+    peak: int = 0
+
+    @property
+    def used(self) -> int:
+        """Pages that are held."""
+        return len(self.k) - len(self.free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return int(self.k.nbytes + self.v.nbytes)
+
+
+@dataclass
 class _Layer:
     """Pages and fill of one attention layer. `row`: of it in `DeviceTables`."""
 
-    pool: PagePool
+    pool: _Pool
     row: int
     table: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -229,26 +229,23 @@ class Cache:
         self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
         self.most_at_once = AT_ONCE if wanted else self.capacity  # tokens that a layer takes in one append
         xp = np if device == "cpu" else import_cupy()
-        self._pools, placed = list[PagePool](), list[int]()  # layers in the order of their pools
+        self._pools, placed = list[_Pool](), list[int]()  # layers in the order of their pools
         with device_errors():
-            for sizes in config.head_sizes:
-                one = len(config.head_sizes) == 1
-                alike = attention if one else [layer for layer in attention if config.heads_of(layer) == sizes]
+            for sizes, alike in config.head_groups:
                 pages = sum(self._rings.get(layer, 0) for layer in alike)
                 pages = pages or min(layers or len(alike), len(alike)) * blocks
                 shape = pages, PAGE_TOKENS, sizes.kv_heads, self._fmt.row_bytes(sizes.head_dim)
                 # On the CPU the system commits a page's memory only when it is first written.
                 k, v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
-                self._pools.append(
-                    PagePool(k, v, slice(len(placed), len(placed) + len(alike)), list(range(pages))[::-1])
-                )
+                rows = slice(len(placed), len(placed) + len(alike))
+                self._pools.append(_Pool(k, v, rows, list(range(pages))[::-1]))
                 placed += alike
             self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
             # Positions of all tokens, where layers have windows: int64 (capacity,).
             self.places: Ints = xp.zeros(self.capacity if any(config.windows) else 0, np.int64)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
-        rows = [(pool, row) for pool in self._pools for row in range(pool.rows.start, pool.rows.stop)]
-        found = {layer: _Layer(*where) for layer, where in zip(placed, rows, strict=True)}
+        where = [(pool, row) for pool in self._pools for row in range(pool.rows.start, pool.rows.stop)]
+        found = {layer: _Layer(*place) for layer, place in zip(placed, where, strict=True)}
         self._layers = {layer: found[layer] for layer in attention}
         self._held: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
         self._together = False
@@ -410,7 +407,8 @@ class Cache:
     @property
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages held at the peak and all states."""
-        return sum(pool.peak_nbytes for pool in self._pools) + self.state_nbytes
+        held = (pool.peak * (pool.nbytes // len(pool.k)) for pool in self._pools)
+        return sum(held) + self.state_nbytes
 
     def _grow(self, layer: int, total: int) -> None:
         """Take the pages a layer needs for `total` tokens, those returned last first."""
@@ -424,14 +422,14 @@ class Cache:
         if wanted <= held:
             return
         count = max(0, min(wanted, self._rings.get(layer, wanted)) - held)
-        free = state.pool.free
-        if count > len(free):
+        pool = state.pool
+        if count > len(pool.free):
             raise PromptError(
-                f"the KV cache needs {count} more pages and has {len(free)} of {len(state.pool.k)} free; "
+                f"the KV cache needs {count} more pages and has {len(pool.free)} of {len(pool.k)} free; "
                 "make it larger, or release layers as they finish"
             )
-        table += [free.pop() for _ in range(count)]
-        state.pool.peak = max(state.pool.peak, len(state.pool.k) - len(free))
+        table += [pool.free.pop() for _ in range(count)]
+        pool.peak = max(pool.peak, len(pool.k) - len(pool.free))
         while len(table) < wanted:
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:
