@@ -28,7 +28,7 @@
 #include "split_queries.cuh"
 #include "split_range.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, SOFTCAP ? (BLOCKS + 1) / 2 : BLOCKS)  // the cap takes registers
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
                 i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
                 f32 scale, f32 cap, const i32* reach) {
