@@ -16,4 +16,4 @@ def write_deep(folder: Path, name: str, file_type: str) -> Path:
     config = replace(shape.config, **twice)
     deep = Shape(f"{name}-deep", config, tied=shape.tied, text_tokens=shape.text_tokens)
     path = folder / f"{deep.name}.gguf"
-    return write_random(path, synthetic_metadata(deep, file_type), deep.plan(file_type), seed=3, told=deep.told())
+    return write_random(path, synthetic_metadata(deep, file_type), deep.plan(file_type), seed=3, told=deep.given())

@@ -47,7 +47,7 @@ def folder() -> TemporaryDirectory[str]:
 def loaded(arch: str, text_tokens: int) -> Loaded:
     """Random weights."""
     shape, path = small(arch, text_tokens), Path(folder().name) / f"{arch}-{text_tokens}.gguf"
-    write_random(path, synthetic_metadata(shape, "q8_0"), shape.plan("q8_0"), text_tokens, told=shape.told())
+    write_random(path, synthetic_metadata(shape, "q8_0"), shape.plan("q8_0"), text_tokens, told=shape.given())
     return load(path, device="cpu")
 
 

@@ -67,6 +67,16 @@ class Shape:
         found = {name: values(self.config) for name, values in back.items()}
         return {name: values for name, values in found.items() if values is not None}
 
+    def given(self) -> dict[str, Floats]:
+        """Numbers of tensors that are not drawn: `told`, and norms of queries where a layer does not scale its scores.
+        Such a model has learnt the scale; without it weights of attention would hang on the last bit of a score."""
+        record, found = find_architecture(self.config.architecture), self.told()
+        for layer in self.config.attention_layers:
+            spec, width = record.spec(self.config, layer), self.config.heads_of(layer).head_dim
+            if spec.qk_norm and spec.scale == 1:
+                found[f"blk.{layer}.attn_q_norm.weight"] = np.full(width, width**-0.5, np.float32)
+        return found
+
     def plan(self, file_type: str) -> Plan:
         """Name, shape and format of every tensor, in file order; ConfigError for an unknown file type."""
         return tensor_formats(self.tensors(), file_type, self.config.layers, tied=self.tied)

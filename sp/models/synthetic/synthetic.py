@@ -45,7 +45,7 @@ def write_synthetic(
     """
     found = find_shape(shape)
     plan = found.plan(file_type)
-    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.told())
+    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.given())
 
 
 def write_random(
