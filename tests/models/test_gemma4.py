@@ -26,6 +26,8 @@ from sp.models.synthetic.shapes import find_shape
 from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
 from sp.planning.memory import kv_bytes, widest
+from sp.scoring import SCORERS, ScoreRequest
+from sp.scoring.attention.attention import asked_rows
 
 SMALL = Path(__file__).parents[1] / "fixtures" / "parity-gemma4.gguf"
 NEAR, WIDE = HeadSizes(4, 2, 16), HeadSizes(4, 1, 32, own_values=False)
@@ -194,3 +196,26 @@ def test_senseless_keys_are_named(change: dict[str, Any], match: str, tmp_path: 
 def test_a_file_must_tell_which_pairs_are_turned(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"needs tensor rope_freqs\.weight, which is missing"):
         load_model(rewritten(SMALL, tmp_path / "m.gguf", {"rope_freqs.weight": None}))
+
+
+def test_scorers_weigh_by_the_scale_of_the_layer() -> None:
+    """Products of queries and keys, which scorers divide by the root of the head size, are not divided here."""
+    model, rng = load_model(SMALL), np.random.default_rng(0)
+    for layer, sizes in ((1, NEAR), (2, WIDE)):
+        q = rng.standard_normal((3, sizes.heads, sizes.head_dim)).astype(np.float32)
+        np.testing.assert_allclose(asked_rows(q, model, layer), q * sizes.head_dim**0.5, rtol=1e-6)
+        half = asked_rows(q.astype(np.float16), model, layer)
+        assert half.dtype == np.float16
+    plain = load_model(SMALL.with_name("parity-qwen3.gguf"))
+    assert asked_rows(q, plain, 0) is q
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": "none"}])
+def test_scorers_ask_the_layers_without_a_window(options: dict[str, Any]) -> None:
+    model, n = load_model(SMALL), 80
+    mask = np.arange(n) >= 70
+    request = ScoreRequest(model, np.arange(n) % 97, np.arange(n), mask, mask)
+    found = SCORERS.build("tail", options).score(request)
+    assert found.scores.shape == (n,)
+    both = SCORERS.build("tail", options | {"layers": [2, 6]}).score(request)
+    np.testing.assert_array_equal(found.scores, both.scores)
