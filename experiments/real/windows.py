@@ -31,7 +31,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.score_rule import window_reach
 from sp.session import load
 
-N, LAST, ASK, CHUNK = 8192, 192, 128, 32
+LAST, ASK, CHUNK = 192, 128, 32
 WAYS = ("position", "token", "contiguous")
 NAMES = ("Marsden", "Okafor", "Lindqvist", "Petrenko", "Haldane", "Quiroga")
 MODULES = ("argparse", "tarfile", "_pydecimal", "turtle", "subprocess", "typing", "inspect", "doctest", "pickle", "pdb")
@@ -85,7 +85,7 @@ def chosen(ids: list[int], query: list[int], free: int, share: float, how: str, 
 
 
 def study(
-    path: Path, device: str, examples: int, shares: list[float], chosen_by: list[str]
+    path: Path, device: str, examples: int, tokens: int, shares: list[float], chosen_by: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Rows of all texts."""
     loaded, rng = load(path, device=device), random.Random(5)
@@ -97,8 +97,8 @@ def study(
     for number, text in enumerate(texts()):
         if number == examples:
             return
-        plain = encode(text, framed=True)[:N]
-        if len(plain) < N:
+        plain = encode(text, framed=True)[:tokens]
+        if len(plain) < tokens:
             continue
         name, code = rng.choice(NAMES), " ".join(str(rng.randrange(10, 99)) for _ in range(4))
         for task in ("loss", "answer"):
@@ -108,15 +108,15 @@ def study(
                 told = encode(f"\nThe locker number of Dr {name} is {code}.\n")
                 asked = encode(f"\n\nQuestion: What is the locker number of Dr {name}?\nAnswer: It is")
                 said = encode(f" {code}")
-                at, last = rng.randrange(600, N - 1500), len(said)
+                at, last = rng.randrange(tokens // 8, tokens * 3 // 4), len(said)
                 fact = slice(at, at + len(told))
                 whole[fact] = told
                 whole[-len(asked) - last :] = [*asked, *said]
-            free, array = N - last - len(asked), np.array(whole)
-            row = {"text": number, "task": task, "tokens": N}
-            loss, right = losses(model, array, np.arange(N), "position", last)
+            free, array = tokens - last - len(asked), np.array(whole)
+            row = {"text": number, "task": task, "tokens": tokens}
+            loss, right = losses(model, array, np.arange(tokens), "position", last)
             yield row | {"way": "full", "keep": 1.0, "loss": loss, "right": right}
-            ends = np.array([0, *range(free, N)])
+            ends = np.array([0, *range(free, tokens)])
             loss, right = losses(model, array[ends], ends, "position", last)
             yield row | {"way": "nothing kept", "keep": 0.0, "loss": loss, "right": right}
             for how in chosen_by:
@@ -151,7 +151,7 @@ def draw(rows: list[dict[str, Any]], to: Path) -> None:
             panel.errorbar(shares, [v[0] for v in values], [v[1] for v in values], marker=mark, label=way, capsize=2)
         panel.axhline(found[task, "", "full", 1.0][0], color="black", lw=1, label="full prefill")
         panel.axhline(found[task, "", "nothing kept", 0.0][0], color="black", lw=1, ls=":", label="nothing kept")
-        panel.set(title=title, xlabel="kept of 8,192 tokens", ylabel="nats a token", yscale="log")
+        panel.set(title=title, xlabel=f"kept of {rows[0]['tokens']:,} tokens", ylabel="nats a token", yscale="log")
     panels[0].legend(fontsize=7)
     figure.savefig(to, dpi=200)
 
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--examples", type=int, default=99, help="texts at most")
+    parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--keep", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5], help="shares of the tokens")
     parser.add_argument("--by", nargs="+", choices=("words", "random"), default=["words", "random"])
     parser.add_argument("--out", type=Path, help="JSON lines to write")
@@ -169,7 +170,7 @@ def main() -> None:
     if args.draw:
         return draw([json.loads(line) for line in args.draw[0].read_text("utf-8").splitlines()], args.draw[1])
     rows = []
-    for row in study(args.model, args.device, args.examples, args.keep, args.by):
+    for row in study(args.model, args.device, args.examples, args.tokens, args.keep, args.by):
         rows.append(row)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:
