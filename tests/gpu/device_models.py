@@ -36,8 +36,6 @@ FAMILIES = (
 """Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven;
 windows; queries that grow; layers without RoPE, gates apart, sixteen query heads a key head; scores within a bound;
 heads of two sizes, one of 512 values."""
-WIDE = ("tiny-gemma4:q4_k_m", "tiny-gemma4:bf16")
-"""With heads that sparse attention does not take."""
 EXPERTS = (
     "tiny-qwen3moe:q4_k_m",
     "tiny-qwen35moe:q4_k_m",

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compare import nmse
-from device_models import FAMILIES, WIDE, case
+from device_models import FAMILIES, case
 
-from sp.errors import ConfigError
 from sp.models import prefill
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import Shape, find_shape
@@ -45,16 +44,7 @@ def test_scores_are_those_of_numpy(name, scorer, options, path) -> None:
     assert nmse(got.scores, want.scores) < BOUND
 
 
-NARROW = [name for name in FAMILIES if name not in WIDE]
-
-
-@pytest.mark.parametrize("name", WIDE)
-def test_heads_too_wide_for_sparse_attention_are_named(name, path) -> None:
-    with pytest.raises(ConfigError, match="sparse attention: heads of 512 values"):
-        score(name, "cuda", "tail", {"sparse": "alpha:0.1"})
-
-
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_alpha_zero_reads_every_block(name, path) -> None:
     dense = score(name, "cuda", "tail", {})
     sparse = score(name, "cuda", "tail", {"sparse": "alpha:0.0"})
@@ -62,7 +52,7 @@ def test_alpha_zero_reads_every_block(name, path) -> None:
     assert nmse(sparse.scores, dense.scores) < 1e-4
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_sparse_reads_what_numpy_reads(name, path) -> None:
     options = {"sparse": "alpha:0.95"}
     got, want = (score(name, device, "tail", options) for device in ("cuda", "cpu"))

@@ -11,6 +11,7 @@ from paged import PagedCase
 
 cp = pytest.importorskip("cupy")
 
+from sp.errors import ConfigError  # noqa: E402
 from sp.kernels import forced_path  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention import attention_split  # noqa: E402
@@ -20,6 +21,7 @@ from sp.ops.attention.score_rule import ScoreRule, window_reach  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.sparse.block_sparse import block_sparse  # noqa: E402
 from sp.ops.sparse.flashprefill import FlashPrefill  # noqa: E402
+from sp.ops.sparse.sparse_attention import sparse_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
@@ -159,6 +161,13 @@ def test_lists_of_blocks(name, heads, kv_heads, d, path):
     held = replace(lists, counts=lists.counts.get(), indices=lists.indices.get())
     want = block_sparse(*(one.astype(np.float64) for one in (q, k, v)), held, d**-0.5, None, host)
     assert nmse(got, want) < BOUND
+
+
+def test_lists_of_blocks_are_not_for_wide_heads(path):
+    case = PagedCase.make(np.random.default_rng(1), 300, 1, 512, F16)
+    q = cp.zeros((300, 8, 512), np.float16)
+    with forced_path(path), pytest.raises(ConfigError, match="sparse attention: heads of 512 values"):
+        sparse_attention(q, case.device(), 1.0, FlashPrefill(alpha=0.3), ScoreRule(scale=1.0))
 
 
 def test_the_reach_of_many_tokens():
