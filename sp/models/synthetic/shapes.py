@@ -324,7 +324,7 @@ _SHAPES: Mapping[str, Shape] = {
         ),
         Shape(
             "tiny-gemma4",
-            _gemma4(256, 2048, 768, 6, HeadSizes(4, 2, 256), HeadSizes(4, 1, 512, own_values=False), 96, 32768),
+            _gemma4(256, 2048, 768, 7, HeadSizes(4, 2, 256), HeadSizes(4, 1, 512, own_values=False), 96, 32768),
             tied=True,
             **_TINY,
         ),
