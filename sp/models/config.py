@@ -234,6 +234,12 @@ class ModelConfig:
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "attention")
 
     @cached_property
+    def global_layers(self) -> tuple[int, ...]:
+        """Attention layers without a window; all of them where every one has one."""
+        layers = self.attention_layers
+        return tuple(i for i in layers if not self.windows or self.windows[i] is None) or layers
+
+    @cached_property
     def delta_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")

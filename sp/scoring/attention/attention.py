@@ -105,7 +105,7 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"depth is {depth}, but the drafter has {config.layers} layers")
         there = [layer for layer in config.attention_layers if layer < depth]
         # A layer with a window was never asked about what lies further back: its weights there mean nothing.
-        wide = [layer for layer in there if not config.windows or config.windows[layer] is None] or there
+        wide = [layer for layer in config.global_layers if layer < depth] or there
         if self.layers is None:
             asked = wide
         elif isinstance(self.layers, str):

@@ -234,8 +234,8 @@ def retrieval_of(config: ModelConfig) -> Retrieval:
 
 
 def rule_of_thumb(config: ModelConfig) -> Retrieval:
-    """All heads, un-rotated, of the two attention layers around 60 % of the depth."""
-    layers = config.attention_layers
+    """All heads, un-rotated, of the two attention layers around 60 % of the depth, of those without a window."""
+    layers = config.global_layers
     if not layers:
         raise ConfigError("scorer calibrated reads attention, and no layer of the drafter has any; take another scorer")
     last = min(max(round(DEPTH * len(layers)) + 1, 2), len(layers))
