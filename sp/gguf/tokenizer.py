@@ -22,7 +22,16 @@ from sp.gguf.reader import GGUFFile
 from sp.gguf.tokens.byte_pair import BytePairs
 from sp.gguf.tokens.sentencepiece import Pieces
 from sp.gguf.tokens.text import Fragment, Written, end_ids
-from sp.gguf.vocabulary import ADDED, CONTROL, MERGED_PIECES, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
+from sp.gguf.vocabulary import (
+    ADDED,
+    CONTROL,
+    MERGED_PIECES,
+    SENTENCEPIECE,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    read_vocabulary,
+)
 
 
 def spelled_places(wanted: Bytes, spelled: Bytes, lacking: Bools) -> Ints | None:
@@ -92,32 +101,56 @@ class Encoding:
 
 
 class SpecialTokens:
-    """Finds the special tokens of a vocabulary in text; the longest where several begin."""
+    """Finds the special tokens of a vocabulary in text; the longest where several begin.
+
+    Runs of white space that a vocabulary lists as user-defined, as Gemma's does those of line ends, tabs and spaces,
+    are no markup: they are found in plain parts, too, as SentencePiece and llama.cpp find them.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pairs = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        special = {token: index for index, (token, kind) in pairs if kind in ADDED and token}
+        added = {token: (index, kind) for index, (token, kind) in pairs if kind in ADDED and token}
         # All text between two special tokens becomes one token that is none of them.
         self._text = len(vocabulary.tokens)
-        self._finder = Backend(models.WordLevel({**special, "": self._text}, unk_token=""))
-        self._finder.add_tokens([AddedToken(token, normalized=False) for token in special])
-        self._any = bool(special)
+        blank = {token: index for token, (index, kind) in added.items() if kind == USER_DEFINED and token.isspace()}
+        self._marks = self._finder({token: index for token, (index, _) in added.items() if token not in blank})
+        self._blank = self._finder(blank)
 
     def split(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> list[Fragment]:
         """Fragments of a text, cut at the special tokens that lie wholly between plain parts (byte ranges)."""
         fragments: list[Fragment] = []
         begin = 0  # of the text since the last special token
         gaps = zip([0, *(end for _, end in plain)], [*(start for start, _ in plain), len(raw)], strict=True)
-        for at, end in gaps if self._any else ():
+        for at, end in gaps:
+            if self._marks is None:
+                break
             text = raw[at:end].decode()
-            found = self._finder.encode(text, add_special_tokens=False)
+            found = self._marks.encode(text, add_special_tokens=False)
             for token, (first, last) in zip(found.ids, found.offsets, strict=True):
                 after = at + len(text[first:last].encode())
                 if token != self._text:
                     fragments += [raw[begin:at].decode(), token]
                     begin = after
                 at = after
-        return [part for part in (*fragments, raw[begin:].decode()) if part != ""]
+        fragments.append(raw[begin:].decode())
+        if self._blank:
+            whole, fragments = fragments, []
+            for part in whole:
+                if isinstance(part, str):
+                    found = self._blank.encode(part, add_special_tokens=False)
+                    pairs = zip(found.ids, found.offsets, strict=True)
+                    fragments += [part[i:j] if token == self._text else token for token, (i, j) in pairs]
+                else:
+                    fragments.append(part)
+        return [part for part in fragments if part != ""]
+
+    def _finder(self, special: Mapping[str, int]) -> Backend | None:
+        """What finds some tokens; None where there are none."""
+        if not special:
+            return None
+        finder = Backend(models.WordLevel({**special, "": self._text}, unk_token=""))
+        finder.add_tokens([AddedToken(token, normalized=False) for token in special])
+        return finder
 
 
 class Tokenizer:

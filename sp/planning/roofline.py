@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.config import ModelConfig
-from sp.models.layer.share import shared_config
+from sp.models.families.base import card_config
 from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedMath, gains, is_eligible
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
@@ -73,7 +73,7 @@ class TimedModel:
         """What one of several GPUs has of it; ConfigError where they cannot share it."""
         if cards == 1:
             return self
-        return replace(self, config=shared_config(self.config, cards), nbytes=self.nbytes // cards)
+        return replace(self, config=card_config(self.config, cards), nbytes=self.nbytes // cards)
 
 
 class Compressed(NamedTuple):

@@ -18,13 +18,12 @@ from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
 from sp.models.config import ModelConfig
 from sp.models.drafts.dflash import refuse_later
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
-from sp.models.families.base import ARCHITECTURES, find_architecture, read_config
+from sp.models.families.base import ARCHITECTURES, card_config, find_architecture, read_config
 from sp.models.file.file_type import tensor_format
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.models.file.rope_keys import describe_window
 from sp.models.file.weights import HeaderStore
-from sp.models.layer.share import shared_config
 from sp.models.network.cost import missing_tensors
 from sp.models.network.trunk import Trunk, trunk_tensors
 from sp.models.synthetic.shapes import find_shape
@@ -263,7 +262,7 @@ def _shared(
 ) -> tuple[ModelConfig | None, Sizes]:
     """A configuration and the sizes of a file, or what one of several cards has of them."""
     if cards > 1 and config is not None:
-        config = shared_config(config, cards)
+        config = card_config(config, cards)
         _check_blocks(config, formats, cards)
     return config, _sizes(config, formats, cards)
 

@@ -93,7 +93,8 @@ def break_even(
     """Shortest prompt, to within 1 %, for which compression is predicted to be cheaper.
 
     `fixed_tokens` are kept at any length (question, chat markup), and the ratio is one of the others. Compression pays
-    from there on or, where the drafter's attention grows faster than the target's, not at all.
+    from there on or, where the drafter's attention grows faster than the target's, not at all, or only up to a length:
+    a target most of whose layers have windows reads long prompts for little.
     """
     tokens = max(1, fixed_tokens)
     while tokens <= LONGEST:
@@ -163,6 +164,8 @@ def decide(
         activated, reason = length is not None, f"compression was {measured.describe()}"
     elif length is None:
         reason = "the drafter is predicted to cost more than it saves at any length"
+    elif gain <= 1:
+        reason = f"the prompt is so long that the drafter is predicted to cost more than it saves ({gain:.2f}x)"
     else:
         activated, reason = True, f"predicted {gain:.1f}x less prefill work"
     return Decision(activated, reason, length, gain, source)

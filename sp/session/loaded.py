@@ -24,8 +24,8 @@ from sp.models import (
     needed_scaling,
     read_config,
 )
+from sp.models.families.base import card_config
 from sp.models.file.rope_keys import rope_facts
-from sp.models.layer.share import shared_config
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan, type_of_shape
@@ -198,7 +198,7 @@ def load(
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     if group is not None:
-        shared_config(config, group.size)
+        card_config(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
     template = ChatTemplate.of_file(chat_template(file), tokenizer)
     retrieval = known_retrieval(file.path, config, scorers)
@@ -283,7 +283,7 @@ def synthetic(
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
         model = random_model(shape, file_type, seed, rope, cold, math, needed_depth(scorers, found.config))
     else:
-        shared_config(found.config, group.size)
+        card_config(found.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
     trained = model.config.context
     if extrapolate:

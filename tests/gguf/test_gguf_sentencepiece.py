@@ -69,6 +69,28 @@ def test_ids_equal_the_reference(metadata: dict[str, Any], text: str, prefix: bo
     check_spans(tokenizer, text)
 
 
+def test_white_space_that_a_vocabulary_lists_is_no_markup() -> None:
+    """Gemma lists line ends, tabs and runs of spaces as user-defined: they are tokens in what strangers wrote, too,
+    where other such tokens are only text."""
+    made = vocabulary(["\u2581", "a"], [-1.0, -2.0])
+    listed = ["\n", "\n\n", "\t", "\u2581\u2581", "  "]
+    made[f"{KEY}tokens"] += listed
+    made[f"{KEY}token_type"] = np.concatenate([made[f"{KEY}token_type"], np.full(len(listed), 4, np.int32)])
+    made[f"{KEY}scores"] = np.concatenate([made[f"{KEY}scores"], np.zeros(len(listed), np.float32)])
+    tokenizer, text = Tokenizer.from_metadata(made), "a\n\n\n\ta  a\na"
+    ids = {token: made[f"{KEY}tokens"].index(token) for token in listed}
+    whole = tokenizer.encode(text)
+    assert {ids["\n\n"], ids["\n"], ids["\t"], ids["  "]} <= set(whole.ids.tolist())
+    for plain in ([(0, len(text))], [(0, 3)], [(2, 5), (5, 9)]):
+        np.testing.assert_array_equal(tokenizer.encode(text, plain).ids, whole.ids)
+    marked = "a<tool>\n\na"
+    tool = SPECIAL.index("<tool>")
+    assert tool in tokenizer.encode(marked).ids
+    found = tokenizer.encode(marked, [(0, len(marked))]).ids
+    assert tool not in found
+    assert ids["\n\n"] in found
+
+
 @cache
 def synthetic() -> Tokenizer:
     return Tokenizer.from_metadata(SYNTHETIC)

@@ -8,12 +8,13 @@ import gemma3_reference
 import numpy as np
 import pytest
 
-from sp.errors import ConfigError, ModelError
+from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import decode_step, load_model, prefill, prefill_by_layer
-from sp.models.families.base import find_architecture, read_config
+from sp.models.families.base import card_config, find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.run.tree import TreeReader
+from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import Rope, rope
 from sp.planning.inspect import inspect_file
 from sp.quant import F32
@@ -149,6 +150,29 @@ def test_layers_with_a_window_keep_what_it_reaches(tmp_path: Path, monkeypatch: 
         at = int(positions[-1]) + 4 + more
         want, got = (decode_step(model, more, at, cache) for cache in (whole, once))
         np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+
+
+def test_a_prompt_layer_by_layer_does_not_fit_what_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sp.models.cache.cache.AT_ONCE", 64)
+    model, ids = load_model(write(tmp_path / "gemma.gguf", 7)), np.arange(90)
+    with pytest.raises(PromptError, match="90 tokens layer by layer, and layers of this cache with a window take 64"):
+        prefill_by_layer(model, ids, ids, model.new_cache(90, once=True))
+
+
+def test_a_pattern_of_another_length_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "gemma.gguf", 7, **{"attention.sliding_window_pattern": [True, False]})
+    assert inspect_file(path)  # what it can still tell
+    with pytest.raises(ModelError, match="sliding_window_pattern"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("name", ["gemma-2-9b", "gemma-3-27b", "gemma-4-31b", "muse-glimmer-30b"])
+def test_norms_behind_are_not_shared(name: str) -> None:
+    with pytest.raises(ConfigError, match="norms behind their halves"):
+        card_config(find_shape(name).config, 2)
+    card_config(find_shape(name).config, 1)
 
 
 def test_inspect_tells_of_the_windows(tmp_path: Path) -> None:

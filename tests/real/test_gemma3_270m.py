@@ -34,3 +34,11 @@ def test_logits_are_those_of_float64(loaded: Loaded, how: str, kv: str, most: fl
     logits = np.array(wanted["logits"])
     assert np.sqrt(((found[wanted["at"]] - logits) ** 2).mean() / (logits**2).mean()) < most
     assert found.argmax() == wanted["best"]
+
+
+def test_a_document_is_read_as_text_is(loaded: Loaded) -> None:
+    """Line ends, tabs and runs of spaces are tokens of their own in what strangers wrote, too."""
+    text = Path(__file__).read_text("utf-8") + "\n\n\n\ttabs  and   spaces\n"
+    whole = loaded.tokenizer.encode(text).ids
+    np.testing.assert_array_equal(loaded.tokenizer.encode(text, [(0, len(text.encode()))]).ids, whole)
+    assert len(whole) < 0.45 * len(text)

@@ -20,6 +20,7 @@ from sp.models.file.metadata_keys import Keys
 from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.models.file.weights import Store, TensorFile
 from sp.models.layer.block import Block
+from sp.models.layer.share import BEHIND, Share
 from sp.models.layer.spec import LayerSpec
 
 
@@ -120,3 +121,14 @@ def read_config(file: GGUFFile) -> ModelConfig:
     refuse_prediction(keys.path, file.tensors)
     refuse_changed(keys, record.honours)
     return record.config(keys, file)
+
+
+def card_config(config: ModelConfig, cards: int) -> ModelConfig:
+    """A target as one of so many cards has it; ConfigError where they cannot share it, which says how many can."""
+    family = find_architecture(config.architecture)
+    if cards > 1 and any(family.spec(config, layer).behind for layer in range(config.layers)):
+        raise ConfigError(BEHIND)
+    try:
+        return Share(0, cards).config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}: --target-cards says how many share the target") from error

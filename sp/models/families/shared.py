@@ -128,9 +128,8 @@ WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern
 def read_windows(keys: Keys, layers: int, window: int, every: int) -> tuple[int | None, ...]:
     """The window of each layer, from flags by layer, or from a number: of so many layers the last has none. `every`:
     that number where files do not tell."""
-    if keys.get(WINDOWED) is not None and values.listed(keys.get(WINDOWED)) is not None:
-        flags = keys.flags(WINDOWED, layers)
-        return tuple(window if flag else None for flag in flags or ())
+    if values.listed(keys.get(WINDOWED)) is not None and (flags := keys.flags(WINDOWED, layers)) is not None:
+        return tuple(window if flag else None for flag in flags)
     return every_window(layers, window, keys.count(WINDOWED, default=every))
 
 
@@ -151,9 +150,12 @@ def window_metadata(windows: Sequence[int | None]) -> dict[str, Value]:
     return {WINDOW: window, WINDOWED: every if alike else [window is not None for window in windows]}
 
 
+LEAST_CAP = 1e-3  # below it scores would all be one, and their quotient no number
+
+
 def read_softcap(keys: Keys, key: str) -> float | None:
     """A bound that numbers are softly kept within; None where there is none."""
-    return keys.real(key, above=0.0) if keys.told(key) else None
+    return keys.real(key, above=LEAST_CAP) if keys.told(key) else None
 
 
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:

@@ -123,9 +123,5 @@ class Share:
         return replace(delta, key_heads=heads[0], value_heads=heads[1])
 
 
-def shared_config(config: ModelConfig, cards: int) -> ModelConfig:
-    """A target as one of so many cards has it; ConfigError where they cannot share it, which says how many can."""
-    try:
-        return Share(0, cards).config(config)
-    except ConfigError as error:
-        raise ConfigError(f"{error}: --target-cards says how many share the target") from error
+BEHIND = "several cards cannot share layers with norms behind their halves; use one card, or --target-cards 1"
+"""Why layers of Gemma and Muse Glimmer are not shared: such a norm is of a sum that no card has yet."""

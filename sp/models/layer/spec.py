@@ -20,8 +20,8 @@ class LayerSpec:
     `scale`: what products of queries and keys are multiplied by, where that is not one over the root of the head size.
     `softcap`: what they are bent below then. `sinks`: what files call the logits that no value belongs to, one for each
     query head; all three as in `ScoreRule`. `behind`: what files call the norms behind the mixer and behind the
-    feed-forward, of what is then added to the stream. `window`: tokens that a query sees back to, itself among them; in
-    tokens of the sequence, not in positions. `expert_bias`: whether router and experts have biases. `mixer`, `ffn`:
+    feed-forward, of what is then added to the stream. `window`: positions that a query sees back to, its own
+    among them; see `window_reach`. `expert_bias`: whether router and experts have biases. `mixer`, `ffn`:
     build that half from a store: ``mixer(store, index)``, see `Mixer` and `FeedForward`. By default attention or a
     recurrence as `ModelConfig.kinds` says, and a gated product or a mixture of experts as the model has them.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.errors import PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.layer.steps import Attend, Flow, Qkv, dense_attention, with_reach
@@ -223,6 +224,11 @@ def _read(
     model.check_loaded(depth)
     chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
+    if len(ids) > cache.most_at_once:  # all of them are cached before the first one attends
+        raise PromptError(
+            f"{len(ids)} tokens layer by layer, and layers of this cache with a window take {cache.most_at_once} at "
+            "once; read them by prefill, or into a cache of all tokens"
+        )
     pace = Pace(model, hooks.progress)
     x, walk = model.embed(ids), Walk(model, model.place(positions), cache, attend, chunk, pace, hooks)
     for index in range(depth):

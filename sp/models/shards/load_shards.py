@@ -15,7 +15,7 @@ from sp.models.device.load import asked_config, taken_trunk
 from sp.models.device.to_device import trunk_to_device
 from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import WeightStore
-from sp.models.layer.share import Share, Shareable
+from sp.models.layer.share import BEHIND, Share, Shareable
 from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.network.model import Device
 from sp.models.network.trunk import Trunk, mapped
@@ -105,7 +105,7 @@ def cut(trunk: Trunk, share: Share) -> Trunk:
         trunk.output, shape=(rows.stop - rows.start, *trunk.output.shape[1:]), data=trunk.output.data[rows]
     )
     if any(block.spec.behind for block in trunk.blocks):
-        raise ConfigError("several cards cannot share layers with norms behind their halves; use one card")
+        raise ConfigError(BEHIND)
     blocks = tuple(
         replace(block, mixer=_half(block.mixer, share), ffn=_half(block.ffn, share)) for block in trunk.blocks
     )
