@@ -19,8 +19,6 @@ from sp.ops.byte_rows.loud import loudest
 GIVEN = """
 inline float __log2f(float v) { return std::log2(v); }
 inline void __threadfence() {}
-template <class T>
-T __ldcg(const T* from) { return *from; }
 """
 INPUTS = """
 extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each,

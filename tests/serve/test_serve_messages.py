@@ -99,7 +99,7 @@ def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) 
 
 
 def test_marks_of_calls_may_be_special_tokens(pair: Pipeline) -> None:
-    style = replace(CALLS[1], begin="<|im_start|>", end="<|im_end|>")
+    style = replace(next(one for one in CALLS if one.name == "tagged_json"), begin="<|im_start|>", end="<|im_end|>")
     answer = ReplyText(pair.target.tokenizer, calling=Calling(style, ()))
     ids = pair.target.tokenizer.encode('Look. <|im_start|>{"name": "f"}<|im_end|>').ids.tolist()
     parts = [answer.push(token) for token in ids]
