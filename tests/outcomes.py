@@ -21,7 +21,7 @@ GIVEN_UP = 20.0
 """Seconds after which a file is given up; the machine may do other work."""
 MOST_BYTES = 256 << 20
 """Of memory that one file may take beside what the process had."""
-MOST_CHARACTERS = 300
+MOST_CHARACTERS = 360  # a file of no known family is told all of those, and a path
 """Of a message about a file whose path is short."""
 
 
