@@ -261,10 +261,16 @@ def _shared(
     config: ModelConfig | None, formats: Mapping[str, BlockFormat], cards: int
 ) -> tuple[ModelConfig | None, Sizes]:
     """A configuration and the sizes of a file, or what one of several cards has of them."""
-    if cards > 1 and config is not None:
-        config = card_config(config, cards)
-        _check_blocks(config, formats, cards)
-    return config, _sizes(config, formats, cards)
+    if cards == 1 or config is None:
+        return config, _sizes(config, formats, cards)
+    part = card_config(config, cards)
+    _check_blocks(part, formats, cards)
+    found = _sizes(part, formats, cards)
+    if found[0] is None and _sizes(config, formats, 1)[0] is not None:
+        raise ConfigError(
+            f"{cards} cards cannot share its matrices: parts of one are too narrow for a GPU; ask for fewer"
+        )
+    return part, found
 
 
 def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sp import values
 from sp.models.network.arithmetic import AskedMath
 from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
 from sp.planning.plan import spoken
@@ -55,7 +56,8 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
     yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
     labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
-    known = [f"{name} {info[name]}" for name in labels if info[name] is not None]
+    # Of lists by layer the family tells.
+    known = [f"{name} {info[name]}" for name in labels if info[name] is not None and values.listed(info[name]) is None]
     if known:
         yield "shape", " · ".join(known)
     if info["family"] is not None:

@@ -48,7 +48,15 @@ def test_outcomes_tell_faults() -> None:
         raise GGUFError(message)
 
     found = Outcomes()
-    found.meet([lambda: refuse("short"), lambda: 1 / 0, lambda: refuse("x" * 301), lambda: refuse("two\nlines")], str)
+    found.meet(
+        [
+            lambda: refuse("short"),
+            lambda: 1 / 0,
+            lambda: refuse("x" * (MOST_CHARACTERS + 1)),
+            lambda: refuse("two\nlines"),
+        ],
+        str,
+    )
     assert (found.refused, found.read, found.faults.total()) == (1, 0, 3)
 
 

@@ -10,7 +10,7 @@ import pytest
 from parity import fixture
 from tiny_models import rewritten
 
-from sp.errors import ModelError
+from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, chat_template
 from sp.models import load_model, prefill
 from sp.models.families.base import find_architecture, read_config
@@ -22,6 +22,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.rope import Rope, YarnScaling
 from sp.planning.inspect import inspect_file
+from sp.planning.subject import shape_subject
 from sp.prompt import Prompt
 
 SPEC = find_architecture("gpt-oss").spec
@@ -103,6 +104,12 @@ def test_inspect_tells_of_windows_and_experts(tmp_path: Path) -> None:
     family = inspect_file(write_synthetic(tmp_path / "m.gguf", "tiny-gpt-oss", "mxfp4_moe"))["family"]
     assert family["windows"] == {"tokens": 96, "layers": 2, "rope_base": 15e4}
     assert (family["kind"], family["experts"]["count"], family["experts"]["used"]) == ("attention", 8, 2)
+
+
+def test_plans_say_that_experts_are_too_narrow_for_two_cards() -> None:
+    assert shape_subject("gpt-oss-20b", "mxfp4_moe").weights
+    with pytest.raises(ConfigError, match="2 cards cannot share its matrices"):
+        shape_subject("gpt-oss-20b", "mxfp4_moe", 2)
 
 
 def test_a_chat_ends_where_the_answer_begins(tmp_path: Path) -> None:
