@@ -237,16 +237,20 @@ class ModelConfig:
     def global_layers(self) -> tuple[int, ...]:
         """Attention layers without a window; all of them where every one has one."""
         layers = self.attention_layers
-        return tuple(i for i in layers if not self.windows or self.windows[i] is None) or layers
+        return tuple(layer for layer in layers if self.window_of(layer) is None) or layers
 
     @cached_property
     def delta_layers(self) -> tuple[int, ...]:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
 
+    def window_of(self, layer: int) -> int | None:
+        """Window of a layer; None where it sees everything."""
+        return self.windows[layer] if self.windows else None
+
     def heads_of(self, layer: int) -> HeadSizes:
         """Heads of an attention layer: of one without a window, their own."""
-        if self.global_heads is not None and (not self.windows or self.windows[layer] is None):
+        if self.global_heads is not None and self.window_of(layer) is None:
             return self.global_heads
         return HeadSizes(self.heads, self.kv_heads, self.head_dim)
 
@@ -265,8 +269,7 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> Rope:
         """Rotary embedding of an attention layer: of one with a window, its own."""
-        local = self.windows and self.windows[layer] is not None
-        return self.local_rope if local and self.local_rope is not None else self.rope
+        return self.rope if self.local_rope is None or self.window_of(layer) is None else self.local_rope
 
 
 @lru_cache(64)

@@ -116,7 +116,7 @@ def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     with a window keep what it reaches."""
     held, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
-        sizes, window = config.heads_of(layer), config.windows[layer] if config.windows else None
+        sizes, window = config.heads_of(layer), config.window_of(layer)
         row = sizes.kv_heads * page_format(kv, sizes.head_dim, False, "cpu").row_bytes(sizes.head_dim)
         held += min(pages, ring_pages(window)) * row
     return 2 * PAGE_TOKENS * held

@@ -13,7 +13,14 @@ from math import sqrt
 from sp.gguf import Value
 from sp.models.config import ModelConfig
 from sp.models.families.base import Architecture, register_architecture
-from sp.models.families.shared import WINDOW, read_windows, shared_config, shared_metadata, window_metadata
+from sp.models.families.shared import (
+    LEAST_CAP,
+    WINDOW,
+    read_windows,
+    shared_config,
+    shared_metadata,
+    window_metadata,
+)
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
@@ -28,7 +35,8 @@ def gemma2_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
     config = shared_config(keys, file, base=BASE)
     windows = read_windows(keys, config.layers, keys.count(WINDOW, default=LENGTH), EVERY)
-    caps = (keys.real(key, above=0.0, default=cap) for key, cap in ((SCORES, SCORES_CAP), (LOGITS, LOGITS_CAP)))
+    given = (SCORES, SCORES_CAP), (LOGITS, LOGITS_CAP)
+    caps = (keys.real(key, above=LEAST_CAP, default=cap) for key, cap in given)
     return windowed(config, windows, *caps)
 
 

@@ -140,7 +140,7 @@ def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ..
     windows = Counter[int | None]()
     for layer in config.attention_layers:
         sizes = config.heads_of(layer)
-        windows[config.windows[layer] if config.windows else None] += sizes.heads * sizes.head_dim
+        windows[config.window_of(layer)] += sizes.heads * sizes.head_dim
     return 2.0 * params, tuple(windows.items()), len(config.delta_layers) * _delta_per_token(config)
 
 

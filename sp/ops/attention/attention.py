@@ -11,6 +11,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.kernels import current_path, import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import GATE_OUTPUT, ROWS_A_BLOCK
+from sp.kernels.specs.attention.attention_sm90 import HEAD_DIMS as NARROW_DIMS
 from sp.ops.activations import sigmoid
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PAGE_TOKENS, VALUE_BLOCK, PagedKV, is_packed, rotated_block
@@ -121,8 +122,6 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
     np.divide(out.reshape(attended.shape), total.reshape(tokens, group, 1), out=attended)
 
 
-NARROW_DIMS = (64, 128, 256)
-"""Head sizes that all kernels take; wider heads go, by runs, to those which split the cache under any rule."""
 FEW_QUERIES = 64  # most queries that go to the kernels which split the cache and read its length on the device
 DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for decoding
 BYTE_QUERIES = 2049
@@ -206,7 +205,7 @@ def _are_few(q: Any, rule: ScoreRule) -> bool:
 
 
 def _are_split(q: Any, rule: ScoreRule) -> bool:
-    """Whether queries go to the kernels for few, all at once or by runs."""
+    """Whether queries go to the kernels for few, all at once or by runs: wide heads do, which no other kernel takes."""
     return _are_few(q, rule) or q.shape[2] not in NARROW_DIMS
 
 

@@ -71,7 +71,7 @@ def tree_attention(
     if at.rotated:
         q = hadamard(q, at.key_block)
     page, start = at.k.shape[1], at.tokens - len(q)
-    reach = None if rule.window is None else rule.first_seen(len(q), at.tokens, q)
+    reach = None if window is None else rule.first_seen(len(q), at.tokens, q)
     first = 0 if reach is None else min(int(reach.min()), start) // page  # page that a window reaches
     near = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
     mask = visible(seen, near.tokens, None if reach is None else reach - first * page)

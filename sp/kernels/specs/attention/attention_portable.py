@@ -28,11 +28,11 @@ def queries(defines: Defines) -> int:
     return 16 * WARPS * int(defines["SLICES"])
 
 
-def shared_bytes(defines: Defines, rows: int) -> int:
-    """Shared memory for `rows` queries, a ring of tiles and, for Q4_0 pages, an unpacked tile."""
+def shared_bytes(defines: Defines, rows: int, keys: int = KEYS) -> int:
+    """Shared memory for `rows` queries, a ring of tiles of so many keys and, for Q4_0 pages, an unpacked tile."""
     d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
-    tile = KEYS * 2 * d
-    tiles = tile + slots * KEYS * PACKED_PITCH[d] if defines["Q4"] else slots * tile
+    tile = keys * 2 * d
+    tiles = tile + slots * keys * PACKED_PITCH[d] if defines["Q4"] else slots * tile
     return rows * 2 * d + tiles
 
 

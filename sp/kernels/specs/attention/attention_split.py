@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.attention_portable import PACKED_PITCH
+from sp.kernels.specs.attention.attention_portable import shared_bytes
 
 P_PITCH = 128  # bytes from row to row of probabilities
-KEYS = 64  # keys that a split has at least
+KEYS = 64  # keys that a split has at least, and of a tile, but for heads of 512
 
 
 def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = False) -> dict[str, int]:
@@ -51,11 +51,9 @@ def queries(defines: Defines) -> int:
 
 
 def _shared_bytes(defines: Defines) -> int:
-    d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
-    keys = 32 if d == 512 else 64  # of a tile
-    tile = keys * 2 * d
-    tiles = (1 + int(defines["AHEAD"])) * tile + slots * keys * PACKED_PITCH[d] if defines["Q4"] else slots * tile
-    return queries(defines) * (2 * d + P_PITCH) + tiles
+    d, rows = int(defines["HEAD_DIM"]), queries(defines)
+    keys = 32 if d == 512 else KEYS
+    return shared_bytes(defines, rows, keys) + rows * P_PITCH + int(defines["AHEAD"]) * keys * 2 * d
 
 
 ATTENTION_SPLIT = KernelSpec(
