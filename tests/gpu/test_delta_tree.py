@@ -16,7 +16,7 @@ from sp.ops.delta import delta_tree as module
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta_tree
 from sp.ops.input_tiles import InputTiles
-from sp.quant import Q4_K
+from sp.quant import Q4_K, Math
 
 ROUNDED, FINE, EXACT, NEAR = 5e-6, 2e-7, 1e-11, 1e-8
 """Bounds on the squared error: of y, in bf16 and in f16; of float32 results; of these for keys nearly all alike."""
@@ -143,7 +143,9 @@ def test_tiles_for_the_next_product(sizes, nodes, careful) -> None:
         pytest.skip("only the Hopper products take tiles")
     arrays, parents = layer(sizes, nodes), tree(nodes, "random")
     width = sizes[1] * sizes[2]
-    reader = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=5120 * Q4_K.row_bytes(width))
+    reader = SimpleNamespace(
+        format=Q4_K, shape=(5120, width), nbytes=5120 * Q4_K.row_bytes(width), math=Math.BF16
+    )
     given = on_device(arrays, careful), careful((nodes,), np.uint64, words(parents)), room(sizes, 1, careful)
     got = read(sizes, *given, reader=reader)
     assert isinstance(got, InputTiles)

