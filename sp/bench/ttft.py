@@ -21,7 +21,7 @@ from sp.errors import SpError
 from sp.folders import cache_folder
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models.cache.cache import cache_name
+from sp.models.cache.kv_type import cache_name
 from sp.models.shards.shards import SharedModel
 from sp.prompt import Prompt
 from sp.scoring.base import DRAFTING, recorded

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sp.models.cache.cache import KV_FORMATS, Cache, DeltaState
+from sp.models.cache.cache import Cache, DeltaState
+from sp.models.cache.kv_type import KVType
 from sp.models.cache.trail import Checkpoint, Trail
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.device.load import load_model
@@ -24,7 +25,7 @@ from sp.models.shards.shards import Shards
 
 __all__ = [
     "ARCHITECTURES",
-    "KV_FORMATS",
+    "KVType",
     "Architecture",
     "Arithmetic",
     "AskedScaling",

@@ -13,7 +13,7 @@ from sp.kernels.specs.attention.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
 
 
 @lru_cache(maxsize=8)
-def _sylvester(block: int) -> Floats:
+def sylvester(block: int) -> Floats:
     """Orthonormal Sylvester matrix, (block, block)."""
     matrix: Doubles = np.ones((1, 1))
     while len(matrix) < block:
@@ -63,5 +63,5 @@ def hadamard(x: Floats, block: int) -> Floats:
         defines = {"HEAD_DIM": d, "ROTATE": block}
         ROTATE_ROWS.launch((-(-rows * heads // ROWS_A_BLOCK),), x, y, rows * heads, defines=defines)
         return y
-    y = x.reshape(-1, block) @ _sylvester(block).astype(x.dtype, copy=False)
+    y = x.reshape(-1, block) @ sylvester(block).astype(x.dtype, copy=False)
     return y.reshape(x.shape)

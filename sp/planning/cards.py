@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Literal
 
 from sp.errors import unknown_name
-from sp.models.cache.cache import DEVICE_KV_FORMATS, KV_FORMATS
+from sp.models.cache.kv_type import DEVICE_KV
 from sp.models.config import ModelConfig, first_layers
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.memory import Stacks, held_weights, kv_bytes, least_cold, reading_bytes, scoring_bytes, state_bytes
@@ -248,7 +248,7 @@ class Way:
 
     def options(self, card: int) -> tuple[str, ...]:
         """Options of `sp run` that ask for it on a card of so many GiB; none for the usual way."""
-        cache = () if self.kv == DEVICE_KV_FORMATS[0] else (f"--kv {self.kv}",)
+        cache = () if self.kv == DEVICE_KV[0] else (f"--kv {self.kv}",)
         return (*cache, f"--vram {room(card) >> 30}g") if self.by_turns else cache
 
 
@@ -260,7 +260,7 @@ def room(card: int) -> int:
 def caches(target: ModelConfig) -> list[str]:
     """Types of cache that the device has for the heads of a model, the exact one first."""
     widths = [sizes.head_dim for sizes in target.head_sizes]
-    return [name for name in DEVICE_KV_FORMATS if all(width % KV_FORMATS[name].block_size == 0 for width in widths)]
+    return [kv for kv in DEVICE_KV if kv.takes(widths)]
 
 
 def ways(
@@ -290,7 +290,7 @@ def ways(
 
 def scoring_way(drafter: Drafter, tokens: int) -> Way:
     """What a drafter takes by itself to score a prompt, of which it caches nothing."""
-    return Way(DEVICE_KV_FORMATS[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
+    return Way(DEVICE_KV[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
 
 
 def best(found: Sequence[Way], card: int) -> Way | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
-from sp.models.cache.cache import page_format, ring_pages
+from sp.models.cache.cache import ring_pages
+from sp.models.cache.kv_type import checked_kv
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Tensor, layer_of
 from sp.models.layer.cold_experts import ring_bytes
@@ -117,9 +118,10 @@ def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     held, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
         sizes, window = config.heads_of(layer), config.window_of(layer)
-        row = sizes.kv_heads * page_format(kv, sizes.head_dim, False, "cpu").row_bytes(sizes.head_dim)
-        held += min(pages, ring_pages(window)) * row
-    return 2 * PAGE_TOKENS * held
+        found = checked_kv(kv, sizes.head_dim, False, "cpu")
+        row = found.k.row_bytes(sizes.head_dim) + found.v.row_bytes(sizes.head_dim)
+        held += min(pages, ring_pages(window)) * sizes.kv_heads * row
+    return PAGE_TOKENS * held
 
 
 def widest(config: ModelConfig) -> tuple[int, int]:

@@ -310,5 +310,4 @@ class DrafterMemory:
     def _empty(self, rotary: Rope) -> Trail:
         drafter, layers, kv, snapshots = self._how
         device, math = drafter.model.device, drafter.model.arithmetic.attention
-        # Not rotated by a Hadamard matrix: scorers hold queries against keys as they are stored.
-        return Trail(replace(layers, rope=rotary), kv, rotate=False, device=device, snapshots=snapshots, math=math)
+        return Trail(replace(layers, rope=rotary), kv, device=device, snapshots=snapshots, math=math)

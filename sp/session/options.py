@@ -10,7 +10,7 @@ from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Gaps, ModelConfig
-from sp.models.cache.cache import KVType, rotates
+from sp.models.cache.kv_type import KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
@@ -113,8 +113,9 @@ class RunOptions:
     mark_omitted : bool
         Write [... 212 lines ...] where something was left out, never inside a JSON value. Marks come on top of the
         tokens that are kept, and stand at positions of what they stand for.
-    kv : {"f16", "q4_0", "f32"}
-        Format of the target's cached keys and values.
+    kv : KVType
+        Format of the target's cached keys and values: f16, q8_0, 5bit, q4_0, or one for each side as in
+        k=q8_0,v=q4_0; on the CPU f32, q5_1 and q5_0 too.
     rotate : bool, optional
         Hadamard rotation of cached keys and values; by default where they are quantised, as llama.cpp has it.
     state_gaps : {"compact", "reset", "decay"}
@@ -154,7 +155,7 @@ class RunOptions:
     positions: Annotated[Positions, Option(fixed=True)] = "original"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: Annotated[KVType, Option(fixed=True)] = "f16"
+    kv: Annotated[KVType, Option(fixed=True)] = KVType("f16")
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
@@ -212,8 +213,8 @@ class ConversationOptions:
         Share of the tokens left out that a turn may bring back, at most; of a short transcript 128 tokens.
     recall_tokens : int
         Tokens that a turn may bring back, at most.
-    keys : {"f16", "q4_0", "f32"}
-        Format of the drafter's keys and values, of the whole transcript.
+    keys : KVType
+        Format of the drafter's keys and values, of the whole transcript: as kv.
     snapshots : int
         Copies of a model's recurrent states, in host memory, to go back to.
 
@@ -229,7 +230,7 @@ class ConversationOptions:
     recall: Recall = "auto"
     recall_ratio: float = 0.05
     recall_tokens: Annotated[Tokens, Option(least=1)] = 384
-    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = "f16"
+    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = KVType("f16")
     snapshots: Annotated[int, Option(least=1)] = 8
 
     def __post_init__(self) -> None:

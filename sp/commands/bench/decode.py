@@ -93,7 +93,7 @@ def bench_decode(
     from sp.bench.ttft import without_ends
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
-    from sp.models.cache.cache import cache_name
+    from sp.models.cache.kv_type import cache_name
     from sp.models.synthetic.shapes import type_of_shape
 
     for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):

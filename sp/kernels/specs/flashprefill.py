@@ -51,7 +51,8 @@ BLOCK_MEANS = KernelSpec(
     args=("const u8* pages", "const i32* table", "f16* means", "i32 tokens", "i32 kv_heads"),
     threads=MEAN_THREADS,
     variants=(
-        {"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 64, "Q4": 0},
+        *({"HEAD_DIM": d, "FORMAT": 16} for d in (128, 256, 64)),
+        *({"HEAD_DIM": 256, "FORMAT": fmt} for fmt in (4, 5, 8, 14)),
     ),
 )  # fmt: skip
 

@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError, PromptError, unknown_name
+from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors, import_cupy
 from sp.models.cache.device_tables import DeviceTables
+from sp.models.cache.kv_type import checked_kv, rotates
 from sp.models.config import DeltaConfig, ModelConfig
-from sp.ops import hadamard
-from sp.ops.attention.kv_pages import DEVICE_PAGES, PAGE_TOKENS, PagedKV, kv_commit, rotated_block
+from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, kv_commit
 from sp.ops.attention.score_rule import window_reach
-from sp.quant import BlockFormat, Math, format_by_name
-
-KVType = Literal["f32", "f16", "q4_0"]
-KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
-QUANTISED_KV = tuple(name for name, fmt in KV_FORMATS.items() if fmt.block_size > 1)
-DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
-
-
-def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cuda"]) -> BlockFormat:
-    """How a cache of that name packs heads of a size; ConfigError if it cannot, or cannot rotate them.
-
-    >>> page_format("q4_0", 128, True, "cuda").name
-    'Q4_0'
-    """
-    if kv not in KV_FORMATS:
-        raise unknown_name("KV format", kv, KV_FORMATS)
-    if device == "cuda" and kv not in DEVICE_KV_FORMATS:
-        raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
-    fmt = KV_FORMATS[kv]
-    if head_dim % fmt.block_size:
-        raise ConfigError(
-            f"KV format {kv} packs {fmt.block_size} values a block, which does not divide the head size "
-            f"{head_dim}; use f16 or f32"
-        )
-    if rotate and rotated_block(head_dim) == 1:
-        raise ConfigError(f"heads of {head_dim} values cannot be rotated, for their size is odd; leave --rotate out")
-    return fmt
-
-
-def rotates(kv: str, rotate: bool | None) -> bool:
-    """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
-    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated."""
-    return kv in QUANTISED_KV if rotate is None else rotate
-
-
-def cache_name(kv: str, rotate: bool | None) -> str:
-    """A cache as records name it.
-
-    >>> cache_name("q4_0", None), cache_name("f16", None)
-    ('q4_0 rotated', 'f16')
-    """
-    return f"{kv} rotated" if rotates(kv, rotate) else kv
-
+from sp.quant import Math
+from sp.quant.cached import K5
 
 @dataclass
 class DeltaState:
@@ -173,11 +133,11 @@ class Cache:
     ----------
     tokens : int
         Capacity: most tokens the sequence may reach.
-    kv : {"f32", "f16", "q4_0"}
-        Storage of keys and values; ``"f32"`` is the reference and for the CPU alone.
+    kv : str
+        Storage of keys and values, see `KVType`; ``"f32"`` is the reference and for the CPU alone.
     rotate : bool, optional
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
-        over 64 at most, so that 4-bit pages lose no outlier channels, as in llama.cpp; by default if `kv` is quantised.
+        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if `kv` is quantised.
     layers : int, optional
         Attention layers whose pages fit their pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}
@@ -187,6 +147,9 @@ class Cache:
         written again, and `gather` is not for such layers.
     math : Math
         What attention of long runs is made in; see `takes_bytes`.
+    bases : mapping of int to KeyBasis, optional
+        How each attention layer's keys are turned before they are packed in a format that asks for it (`K5`), where the
+        cache is; those that are left out are rotated alone.
 
     Raises
     ------
@@ -215,15 +178,17 @@ class Cache:
         device: Literal["cpu", "cuda"] = "cpu",
         windows: Sequence[int | None] | None = None,
         math: Math = Math.BF16,
+        bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         self._rotated = rotates(kv, rotate)
-        self.config, self.capacity, self.kv, self.math, self.device = config, int(tokens), kv, math, device
+        self.config, self.capacity, self.math, self.device = config, int(tokens), math, device
         attention = config.attention_layers
         if not attention or (layers is not None and layers < 1):
             raise ConfigError(f"layers is {layers}; ask for at least 1")
-        self._fmt, *_ = [page_format(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
+        self.kv, *_ = [checked_kv(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
+        self._bases = key_bases(config, bases or {}, device) if self.kv.k is K5 else {}
         blocks = -(-self.capacity // PAGE_TOKENS)
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
         self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
@@ -234,9 +199,11 @@ class Cache:
             for sizes, alike in config.head_groups:
                 pages = sum(self._rings.get(layer, 0) for layer in alike)
                 pages = pages or min(layers or len(alike), len(alike)) * blocks
-                shape = pages, PAGE_TOKENS, sizes.kv_heads, self._fmt.row_bytes(sizes.head_dim)
+                shape = pages, PAGE_TOKENS, sizes.kv_heads
                 # On the CPU the system commits a page's memory only when it is first written.
-                k, v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
+                k, v = (
+                    xp.empty((*shape, fmt.row_bytes(sizes.head_dim)), np.uint8) for fmt in (self.kv.k, self.kv.v)
+                )
                 rows = slice(len(placed), len(placed) + len(alike))
                 self._pools.append(_Pool(k, v, rows, list(range(pages))[::-1]))
                 placed += alike
@@ -283,11 +250,14 @@ class Cache:
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values of a layer lie, for ops that read pages."""
         state, mirror = self._layers[layer], self._mirror
-        k, v, row = state.pool.k, state.pool.v, state.row
         if mirror is None:
-            return PagedKV(k, v, np.array(state.table, np.int64), state.tokens, self._fmt, self._rotated)
-        where, ends = mirror.tables[row], (mirror.counts[row, :1], mirror.counts[row, 1:])
-        return PagedKV(k, v, where, state.tokens, self._fmt, self._rotated, *ends)
+            return self._paged(layer, state.pool, np.array(state.table, np.int64), state.tokens)
+        ends = mirror.counts[state.row, :1], mirror.counts[state.row, 1:]
+        return self._paged(layer, state.pool, mirror.tables[state.row], state.tokens, *ends)
+
+    def _paged(self, layer: int, pool: _Pool, table: Any, tokens: int, start: Any = None, total: Any = None) -> PagedKV:
+        kv, basis = self.kv, self._bases.get(layer)
+        return PagedKV(pool.k, pool.v, table, tokens, kv.k, self._rotated, start, total, kv.v, basis)
 
     def reach(self, layer: int, positions: Ints, window: int, *, tree: bool = False) -> Ints:
         """The first token of a layer that each of its last ones sees within a window; `positions` are theirs, where the
@@ -350,8 +320,7 @@ class Cache:
 
     def keys(self, layer: int) -> Floats:
         """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
-        at = self.stored(layer)
-        return hadamard(at.keys(), at.key_block) if at.rotated else at.keys()
+        return self.stored(layer).model_keys()
 
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
@@ -434,3 +403,13 @@ class Cache:
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:
             self._mirror.grow(state.row, held, table[held:])
+
+
+def key_bases(config: ModelConfig, known: Mapping[int, KeyBasis], device: str) -> dict[int, KeyBasis]:
+    """Bases of all attention layers, where they are wanted: known ones, or plain ones."""
+    found = {}
+    for layer in config.attention_layers:
+        sizes = config.heads_of(layer)
+        basis = known.get(layer) or KeyBasis.plain(sizes.kv_heads, sizes.head_dim)
+        found[layer] = basis.on_device() if device == "cuda" else basis
+    return found

@@ -149,7 +149,7 @@ class StripedCache(Cache):
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
-        return PagedKV(self._pool.k, self._pool.v, self._all[self._place(layer)], self._seen, self._fmt, self._rotated)
+        return self._paged(layer, self._pool, self._all[self._place(layer)], self._seen)
 
     def all_pages(self, layer: int) -> Ints:
         """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
@@ -179,8 +179,7 @@ class StripedCache(Cache):
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1
-        k, v = self._pool.k, self._pool.v
-        at = PagedKV(k, v, self.own_pages(layer, second), filled, self._fmt, self._rotated)
+        at = self._paged(layer, self._pool, self.own_pages(layer, second), filled)
         self.appended(layer, tokens)
         return at
 

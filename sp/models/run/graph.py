@@ -136,7 +136,7 @@ class PrefillGraphs:
         size = size_class(n)
         if start + size > self._cache.capacity:
             size = n  # nowhere to put padding
-        packed = self._cache.kv == "q4_0" and size > FEW_QUERIES
+        packed = self._cache.kv.packed and size > FEW_QUERIES
         return None if packed and start else size
 
     def _graph(self, size: int) -> CapturedGraph[Any]:

@@ -14,7 +14,6 @@ from sp.ops.attention.attention import gate_output, takes_bytes
 from sp.ops.attention.byte_attention.attend import attend
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
-from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.block_lists import possible
 from sp.ops.sparse.block_selector import BlockSelector
@@ -71,8 +70,7 @@ class SparseAttention:
         selector = self.selector
         if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)
-        if at.rotated:
-            q = hadamard(q, at.key_block)
+        q = at.queries(q)
         corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
         if takes_bytes(cache.math, n) and rule.is_plain and not corrects:
             lists = selector.select(q, at, scale)

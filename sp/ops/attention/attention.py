@@ -14,11 +14,11 @@ from sp.kernels.specs.attention.attention_rows import GATE_OUTPUT, ROWS_A_BLOCK
 from sp.kernels.specs.attention.attention_sm90 import HEAD_DIMS as NARROW_DIMS
 from sp.ops.activations import sigmoid
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.kv_pages import PAGE_TOKENS, VALUE_BLOCK, PagedKV, is_packed, rotated_block
+from sp.ops.attention.kv_pages import PagedKV, value_block
 from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel
-from sp.quant import F16, Math
+from sp.quant import Math
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
@@ -127,8 +127,6 @@ DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for
 BYTE_QUERIES = 2049
 """Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
 device, are of fewer."""
-WORKSPACE_BYTES = 1 << 30
-"""Most memory for Q4_0 pages unpacked before a prefill; past it the kernel unpacks them itself, which is slower."""
 
 
 def takes_bytes(math: Math, queries: int) -> bool:
@@ -153,7 +151,7 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     if is_device(q) and _are_split(q, rule):
         out = _by_runs(q, at, rule)
         return out
-    q = hadamard(q, at.key_block) if at.rotated else q
+    q = at.queries(q)
     if is_device(q):
         out = prefill_attention(q, at, rule.scale or q.shape[2] ** -0.5, rule=rule)
         return out
@@ -184,13 +182,11 @@ def prefill_attention(
     rule: ScoreRule = PLAIN,
 ) -> Any:
     """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path. `q`:
-    cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: Q4_0 pages are unpacked first, if
-    there is room for them; `scale`, `blocks`, `lse`, `rule`: see `sp.ops.attention.attention_portable.prefill`. Returns
+    cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: packed pages are unpacked first;
+    `scale`, `blocks`, `lse`, `rule`: see `sp.ops.attention.attention_portable.prefill`. Returns
     cupy uint16 (n, heads, d), bf16, in the basis of the cached values."""
-    pages = -(-at.tokens // PAGE_TOKENS)
-    if is_packed(at.fmt) and 4 * pages * PAGE_TOKENS * at.kv_heads * at.head_dim <= WORKSPACE_BYTES:
-        at = at.unpacked()
-    if at.fmt is F16 and current_path() == "sm_90a":
+    at = at.unpacked()
+    if current_path() == "sm_90a":
         from sp.ops.attention.attention_sm90 import prefill
 
         return prefill(q, at, scale, blocks, lse=lse, rule=rule)
@@ -211,6 +207,7 @@ def _are_split(q: Any, rule: ScoreRule) -> bool:
 
 def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
     """As many queries at once as the kernels for few take, each run over the tokens before it and itself."""
+    q = at.queries(q)
     if _are_few(q, rule):
         return _few(q, at, rule, finish=finish, wide=wide)
     from sp.ops.attention.attention_split import split
@@ -228,8 +225,6 @@ def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: An
     if rule.is_plain and len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads and q.shape[2] in NARROW_DIMS:
         from sp.ops.attention.attention_decode import decode
 
-        if at.rotated and not is_packed(at.fmt):  # over packed pages the kernel rotates queries itself
-            q = hadamard(q, at.key_block)
         return decode(q, at, finish=finish, wide=wide)
     from sp.ops.attention.attention_split import split
 
@@ -256,7 +251,7 @@ def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
     if is_device(out):
         return _gate_on_device(out, wide, unrotate)
     if unrotate:
-        out = hadamard(out, rotated_block(out.shape[2], VALUE_BLOCK))
+        out = hadamard(out, value_block(out.shape[2]))
     if wide is not None:
         out *= sigmoid(wide[..., out.shape[2] :])
     return out.reshape(len(out), out.shape[1] * out.shape[2])

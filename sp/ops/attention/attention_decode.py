@@ -17,7 +17,7 @@ from sp.kernels.device import (
 from sp.kernels.kept import cache
 from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
-from sp.ops.attention.kv_pages import PagedKV, is_packed, split_count
+from sp.ops.attention.kv_pages import PagedKV, rows_formats, split_count
 
 
 def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
@@ -25,7 +25,7 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
 
     The twin is `sp.ops.attention.attention.attention_output`, and `paged_attention` where not `finish`.
 
-    `q`: cupy float16 (n, heads, d), where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16;
+    `q`: cupy float16 (n, heads, d), in the basis of the cached keys;
     `at`: the length of its table bounds its tokens; `finish`: rotate outputs back and apply the gate of `wide`, bf16
     (n, heads, 2 d), if there is one.
 
@@ -33,10 +33,10 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)
-    kv_heads, packed = at.kv_heads, is_packed(at.fmt)
+    kv_heads = at.kv_heads
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
-    defines = variant(head_dim, packed, rows, at.rotated, finish, roomy=is_roomy(current_device()))
+    defines = variant(head_dim, rows_formats(at), rows, at.rotated, finish, roomy=is_roomy(current_device()))
     row_groups = -(-rows // (8 * defines["TILES"]))
     splits = max(
         1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)

@@ -19,7 +19,7 @@ from sp.kernels.specs.attention.attention_rows import (
     ROWS_A_BLOCK,
 )
 from sp.kernels.specs.attention.importance import HEAD_WARPS, UNROTATE
-from sp.ops.attention.kv_pages import PagedKV, checked_head_dim, is_packed, page_head_dim, split_count
+from sp.ops.attention.kv_pages import PagedKV, basis_arrays, checked_head_dim, page_head_dim, rows_formats, split_count
 from sp.ops.norms import ones, rms_norm
 from sp.ops.rope import Rope, rope
 
@@ -165,17 +165,17 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
     assert v.shape == k.shape, f"k {k.shape}, v {v.shape}"
     assert q is None or len(q) == tokens, f"q {q.shape}, k {k.shape}"
     assert d == page_head_dim(at.k, at.fmt), f"k {k.shape}, pages {at.k.shape}"
-    assert at.k.shape == at.v.shape, f"{at.k.shape}, {at.v.shape}"
+    assert at.k.shape[:3] == at.v.shape[:3], f"{at.k.shape}, {at.v.shape}"
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     start, offset = split_count(at.first)
     many, defines = tokens >= MANY, row_defines(d, rotary, norms.k is not None)
     rows = (q, k, v, None if q is None else norms.q, norms.k, positions, turns(rotary, current_device()), out)
     where = (at.k, at.v, at.table, start, offset, tokens, heads, kv_heads, stride)
-    plain = not is_packed(at.fmt) and not at.rotated and not norms.values
+    plain = at.exact and not at.rotated and not norms.values
     if many and plain and _takes(d, rotary, norms.k is not None):
         PROMPT_HEADS.launch((-(-tokens // ROWS_A_BLOCK),), *rows, *where, norms.eps, rotary.magnitude, defines=defines)
         return
-    each = HEADS_A_WARP if many else 1
+    each, (keys, values) = HEADS_A_WARP if many else 1, rows_formats(at)
     defines |= {"VALUE_NORM": 1} if norms.values else {}
     ATTENTION_HEADS.launch(
         (-(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * each)),),
@@ -184,7 +184,8 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
         rotary.dim // 2,
         norms.eps,
         rotary.magnitude,
-        defines={**defines, "Q4": int(is_packed(at.fmt)), "ROTATE": int(at.rotated), "ROWS": each},
+        *basis_arrays(at.basis),
+        defines={**defines, "K_FORMAT": keys, "V_FORMAT": values, "ROTATE": int(at.rotated), "ROWS": each},
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, queries, variant
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, split_count
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
 
 
@@ -27,7 +27,7 @@ def prefill(
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
     The twin is `sp.ops.attention.attention` on the gathered pages.
 
-    `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: at least `n` tokens, which
+    `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: float16, at least `n` tokens, which
     the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`: all key blocks
     if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n), optional, where
     to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys; `rule`: its
@@ -37,6 +37,7 @@ def prefill(
     and Work Partitioning", 2023."""
     n, heads, head_dim = q.shape
     at.check_queries(q)
+    assert at.exact, "packed pages"
     assert n <= at.tokens <= len(at.table) * PAGE_TOKENS, f"{n} queries, {at.tokens} tokens, {len(at.table)} pages"
     out = import_cupy().empty((n, heads, head_dim), np.uint16)
     counts, indices, width = None, None, 0
@@ -45,7 +46,7 @@ def prefill(
         assert counts.shape == (heads, -(-n // 128)) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
         width = indices.shape[2]
     assert blocks is None or rule.window is None, "lists of blocks, and a window"
-    defines = variant(head_dim, is_packed(at.fmt), rule.defines("WINDOW", "SINKS", "SOFTCAP"))
+    defines = variant(head_dim, rule.defines("WINDOW", "SINKS", "SOFTCAP"))
     ATTENTION_PORTABLE.launch(
         (heads * -(-n // queries(defines)),),
         q,

@@ -11,7 +11,7 @@ from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_multiprocessor
 from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, KEYS, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
-from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, split_count
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, rows_formats, split_count
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.input_tiles import InputTiles
 
@@ -31,7 +31,7 @@ def split(
     """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
 
     For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a kv
-    head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The twin
+    head share its keys, 64 at a time. Parameters and result are that function's. The twin
     with `seen` or a window is `sp.ops.attention.tree_attention`.
 
     `seen`: cupy uint64 (n,), optional, which of the last n tokens each query sees; itself and those before it if left
@@ -45,7 +45,7 @@ def split(
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     group, device = heads // kv_heads, current_device()
     window = rule.window or 0
-    defines = variant(head_dim, is_packed(at.fmt), n * group, at.rotated, is_roomy(device))
+    defines = variant(head_dim, rows_formats(at), n * group, is_roomy(device))
     blocks = -(-n * group // queries(defines))
     rows = blocks * queries(defines)
     splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)

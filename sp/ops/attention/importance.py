@@ -33,7 +33,8 @@ from sp.kernels.specs.attention.importance import (
     LONGEST_POOL,
 )
 from sp.ops.array_module import array_module
-from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, is_packed, page_head_dim, unpacked_pages
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, page_head_dim, unpacked_pages
+from sp.quant import F16
 
 SPLIT_KEYS = 1024  # keys of a split on the device: the same on every card, so that sums are
 
@@ -101,13 +102,13 @@ def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool 
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
-    return attention_probs(q, at.keys(), limit, logits=logits)
+    return attention_probs(at.queries(q), at.keys(), limit, logits=logits)
 
 
 def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
     """Logits times log2(e), float32 (heads, n, pitch), and their (largest, 1 / sum of 2^(. - largest)), (heads, n, 2).
     The pitch is the tokens rounded up to whole pages; what lies between is -inf."""
-    cupy = import_cupy()
+    cupy, q = import_cupy(), at.queries(q)
     (n, heads, d), tokens, kv_heads = q.shape, at.tokens, at.kv_heads
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
@@ -116,7 +117,7 @@ def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
     blocks = -(-tokens // PAGE_TOKENS)
     assert blocks <= len(at.table), f"{tokens} tokens in {len(at.table)} pages"
     k_pages, table = at.k, at.table
-    if is_packed(at.fmt):
+    if at.fmt is not F16:
         k_pages = unpacked_pages(k_pages, table, tokens, at.fmt).view(np.uint8)
         table = cupy.arange(blocks, dtype=np.int32)
     pitch = blocks * PAGE_TOKENS

@@ -19,16 +19,27 @@ from sp.kernels.specs.attention.attention_rows import (
     MOVE_THREADS,
     ROWS_A_BLOCK,
 )
+from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel, token_slices
-from sp.quant import F16, Q4_0, BlockFormat
+from sp.quant import F16, Q4_0, Q8_0, BlockFormat
+from sp.quant.cached import K5, V4
 
 PAGE_TOKENS = 128  # tokens of a page on the device; on the CPU any number goes
-DEVICE_PAGES = (F16, Q4_0)  # formats of pages on the device
+DEVICE_PAGES = {F16: 16, Q8_0: 8, Q4_0: 4, K5: 5, V4: 14}
+"""Formats of pages on the device, by the numbers that ``page_rows.cuh`` has for them."""
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
 
-def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
+def kv_append(
+    pages: Bytes,
+    table: Ints,
+    start: int,
+    values: Floats,
+    fmt: BlockFormat,
+    rotate_block: int = 0,
+    basis: KeyBasis | None = None,
+) -> None:
     """Pack `values` and store them at token `start` and after, in place.
 
     Token ``t`` of a sequence lies in page ``table[t // page_tokens]``, slot ``t % page_tokens``; each head's row
@@ -44,9 +55,11 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
         Tokens stored already. A CUDA graph reads the array anew whenever it runs.
     values : float32 (tokens, kv_heads, head_dim), on the device float16 or bf16
     fmt : BlockFormat
-        F32, F16, Q4_0, ...; head_dim must be whole blocks. On the device F16 or Q4_0.
+        F32, F16, Q4_0, ...; head_dim must be whole blocks. On the device one of `DEVICE_PAGES`.
     rotate_block : int
         Where not 0, heads are first rotated in blocks of this size; see `hadamard`.
+    basis : KeyBasis, optional
+        Of keys, in place of that rotation.
 
     Examples
     --------
@@ -57,10 +70,12 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     """
     if is_device(pages):
-        return _append_on_device(pages, table, start, values, fmt, rotate_block)
+        return _append_on_device(pages, table, start, values, fmt, rotate_block, basis)
     page_tokens = pages.shape[1]
     assert start + len(values) <= len(table) * page_tokens, f"{start}+{len(values)} past {len(table)} pages"
-    if rotate_block:
+    if basis is not None:
+        values = basis.stored(values)
+    elif rotate_block:
         values = hadamard(values, rotate_block)
     slots = np.arange(start, start + len(values))
     pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
@@ -134,12 +149,17 @@ def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any
     return rows.reshape(blocks, PAGE_TOKENS, *rows.shape[1:])
 
 
-def is_packed(fmt: BlockFormat) -> bool:
-    """Whether device pages of this format hold Q4_0 blocks and not float16; ConfigError for any third format."""
+def rows_number(fmt: BlockFormat) -> int:
+    """What ``page_rows.cuh`` calls device pages of a format; ConfigError for one that it does not have."""
     if fmt not in DEVICE_PAGES:
-        known = " or ".join(known.name for known in DEVICE_PAGES)
-        raise ConfigError(f"the GPU caches keys and values as {known}, not {fmt.name}")
-    return fmt is Q4_0
+        known = ", ".join(known.name for known in DEVICE_PAGES)
+        raise ConfigError(f"the GPU caches keys and values as one of {known}, not {fmt.name}")
+    return DEVICE_PAGES[fmt]
+
+
+def basis_arrays(basis: KeyBasis | None) -> tuple[Any, Any, Any]:
+    """What kernels that pack keys take of a basis."""
+    return (None, None, None) if basis is None else (basis.order, basis.offset, basis.inverse)
 
 
 def page_head_dim(pages: Any, fmt: BlockFormat) -> int:
@@ -165,35 +185,47 @@ def rotated_block(head_dim: int, most: int | None = None) -> int:
     return block if most is None else min(block, most)
 
 
+def value_block(head_dim: int) -> int:
+    """Values over which a head of values is rotated: llama.cpp takes 64, whatever its size.
+
+    >>> value_block(128), value_block(96)
+    (64, 32)
+    """
+    return rotated_block(head_dim, VALUE_BLOCK)
+
+
 def split_count(count: Any) -> tuple[Any, int]:
     """A token count for a kernel that adds an array (null for none) and a number."""
     return (None, int(count)) if isinstance(count, (int, np.integer)) else (count, 0)
 
 
-def _append_on_device(pages: Any, table: Any, start: Any, values: Any, fmt: BlockFormat, rotate_block: int) -> None:
+def _append_on_device(
+    pages: Any, table: Any, start: Any, values: Any, fmt: BlockFormat, rotate_block: int, basis: KeyBasis | None
+) -> None:
     tokens, kv_heads, head_dim = values.shape
     assert pages.shape[2:] == (kv_heads, fmt.row_bytes(head_dim)), f"pages {pages.shape}, values {values.shape}"
     assert rotate_block in (0, 64, head_dim), f"rotation over {rotate_block} of {head_dim}"
     defines = {
         "HEAD_DIM": page_head_dim(pages, fmt),
-        "Q4": int(is_packed(fmt)),
+        "FORMAT": rows_number(fmt),
         "BF16": int(values.dtype == np.uint16),
-        "ROTATE": rotate_block,
+        "ROTATE": 0 if basis is not None else rotate_block,
     }
     rows = tokens * kv_heads
     start, offset = split_count(start)
     grid = (-(-rows // ROWS_A_BLOCK),)
     bits = values.view(np.uint16) if values.dtype == np.float16 else values
-    KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, defines=defines)
+    turn = basis_arrays(basis)
+    KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, *turn, defines=defines)
 
 
 def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: int, path: Any, kept: Any) -> None:
-    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert k_pages.shape[:3] == v_pages.shape[:3], f"{k_pages.shape}, {v_pages.shape}"
     assert k_pages.shape[1] == PAGE_TOKENS, f"pages of {k_pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
     layers, blocks = tables.shape
-    words = k_pages.shape[2] * k_pages.shape[3] // 4
+    words = [pages.shape[2] * pages.shape[3] // 4 for pages in (k_pages, v_pages)]
     KV_COMMIT.launch(
-        (-(-words // MOVE_THREADS), layers, 2),
+        (-(-max(words) // MOVE_THREADS), layers, 2),
         k_pages.view(np.uint32),
         v_pages.view(np.uint32),
         tables,
@@ -202,7 +234,7 @@ def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: 
         -nodes,
         path,
         kept,
-        words,
+        *words,
     )
 
 
@@ -211,7 +243,7 @@ def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) ->
     assert tokens <= len(table) * PAGE_TOKENS, f"{tokens} tokens in {len(table)} pages"
     out = import_cupy().empty((rows, kv_heads, head_dim), np.float16)
     grid = (-(-out.size // 8 // GATHER_THREADS),)
-    defines = {"HEAD_DIM": head_dim, "Q4": int(is_packed(fmt))}
+    defines = {"HEAD_DIM": head_dim, "FORMAT": rows_number(fmt)}
     KV_GATHER.launch(grid, pages, table, out, rows, tokens, kv_heads, defines=defines)
     return out
 
@@ -220,9 +252,9 @@ def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) ->
 class PagedKV:
     """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table. `k`, `v`: uint8
     (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages hold 128 tokens. Slots at `tokens` and after are
-    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix over `key_block`
-    values, and values over 64 or less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last
-    append, and with it. What kernels read, since a CUDA graph freezes numbers it is given.
+    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix, and values over 64 or
+    less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last append, and with it. What kernels
+    read, since a CUDA graph freezes numbers it is given.
 
     >>> from sp.quant import F32
     >>> at = PagedKV(np.zeros((2, 4, 1, 8), np.uint8), np.zeros((2, 4, 1, 8), np.uint8), np.array([1]), 0, F32)
@@ -235,10 +267,12 @@ class PagedKV:
     v: Bytes
     table: Ints  # int64 (blocks,), on the device int32 (blocks or more,), pages of the sequence, in order
     tokens: int  # tokens stored, as the host counts them
-    fmt: BlockFormat  # how each head's row of a token is packed; on the device F16 or Q4_0
+    fmt: BlockFormat  # how a row of keys is packed; on the device one of `DEVICE_PAGES`
     rotated: bool = False
     start: Any = None
     total: Any = None
+    value_fmt: BlockFormat | None = None  # how a row of values is, if not as keys are
+    basis: KeyBasis | None = None  # of rotated keys that are ordered and scaled as well
 
     @property
     def kv_heads(self) -> int:
@@ -251,9 +285,14 @@ class PagedKV:
         return int(self.k.shape[3]) // self.fmt.block_bytes * self.fmt.block_size
 
     @property
-    def key_block(self) -> int:
-        """Values over which keys are rotated, and queries must be: the largest power of two in a head; 0 for none."""
-        return rotated_block(self.head_dim) if self.rotated else 0
+    def of_values(self) -> BlockFormat:
+        """How a row of values is packed."""
+        return self.value_fmt or self.fmt
+
+    @property
+    def exact(self) -> bool:
+        """Whether keys and values are both stored in 16 bits."""
+        return self.fmt is F16 and self.of_values is F16
 
     @property
     def first(self) -> Any:
@@ -267,26 +306,53 @@ class PagedKV:
 
     def append(self, k: Floats, v: Floats) -> None:
         """Store the next tokens (tokens, kv_heads, head_dim) in place; see `kv_append`."""
-        for pages, values, most in ((self.k, k, None), (self.v, v, VALUE_BLOCK)):
-            block = rotated_block(self.head_dim, most) if self.rotated else 0
-            kv_append(pages, self.table, self.first, values, self.fmt, block)
+        blocks = (rotated_block(self.head_dim), value_block(self.head_dim)) if self.rotated else (0, 0)
+        kv_append(self.k, self.table, self.first, k, self.fmt, blocks[0], self.basis)
+        kv_append(self.v, self.table, self.first, v, self.of_values, blocks[1])
+
+    def queries(self, q: Floats) -> Floats:
+        """Queries (n, heads, head_dim), float32, on the device float16, in the basis of the stored keys."""
+        if self.basis is not None:
+            return self.basis.queries(q)
+        return hadamard(q, rotated_block(self.head_dim)) if self.rotated else q
 
     def keys(self) -> Floats:
         """Keys as they are stored: (tokens, kv_heads, head_dim); see `kv_gather`."""
         return kv_gather(self.k, self.table, self.tokens, self.fmt)
 
+    def model_keys(self) -> Floats:
+        """Keys as they were appended, within rounding."""
+        return self.as_model(self.keys())
+
+    def as_model(self, stored: Floats) -> Floats:
+        """Rows of keys as the model has them, from what `keys` gives."""
+        if self.basis is not None:
+            return self.basis.keys(stored)
+        return hadamard(stored, rotated_block(self.head_dim)) if self.rotated else stored
+
     def gather(self) -> tuple[Floats, Floats]:
         """Keys and values as they are stored."""
-        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.fmt)
+        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.of_values)
 
     def unpacked(self) -> PagedKV:
-        """The same tokens on the device in float16 pages of their own, in order."""
-        k, v = (unpacked_pages(one, self.table, self.tokens, self.fmt).view(np.uint8) for one in (self.k, self.v))
-        return replace(self, k=k, v=v, table=import_cupy().arange(len(k), dtype=np.int32), fmt=F16)
+        """The same tokens on the device in float16 pages of their own, in order; itself if they are float16."""
+        if self.exact:
+            return self
+        k, v = (
+            unpacked_pages(pages, self.table, self.tokens, fmt).view(np.uint8)
+            for pages, fmt in ((self.k, self.fmt), (self.v, self.of_values))
+        )
+        return replace(self, k=k, v=v, table=import_cupy().arange(len(k), dtype=np.int32), fmt=F16, value_fmt=F16)
 
     def check_queries(self, q: Any) -> None:
         """Hold pages on the device against queries (n, heads, head_dim)."""
         _, heads, head_dim = q.shape
-        assert page_head_dim(self.k, self.fmt) == head_dim, f"q {q.shape}, pages {self.k.shape}"
-        assert self.k.shape == self.v.shape, f"{self.k.shape}, {self.v.shape}"
+        for pages, fmt in ((self.k, self.fmt), (self.v, self.of_values)):
+            assert page_head_dim(pages, fmt) == head_dim, f"q {q.shape}, pages {pages.shape}"
+        assert self.k.shape[:3] == self.v.shape[:3], f"{self.k.shape}, {self.v.shape}"
         assert heads % self.kv_heads == 0, f"{heads} query heads on {self.kv_heads} kv heads"
+
+
+def rows_formats(at: PagedKV) -> tuple[int, int]:
+    """`rows_number` of keys and of values."""
+    return rows_number(at.fmt), rows_number(at.of_values)

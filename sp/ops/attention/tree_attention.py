@@ -14,7 +14,6 @@ from sp.ops.attention.attention_split import split
 from sp.ops.attention.kv_pages import PagedKV
 from sp.ops.attention.masked_attention import masked_attention
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
-from sp.ops.hadamard import hadamard
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
@@ -65,11 +64,10 @@ def tree_attention(
     if is_device(q):
         width = q.shape[1] * q.shape[2]
         tiles = tiles_for(reader, len(q))
-        out: Any = split(q, at, finish=True, wide=wide, seen=seen, rule=rule, tiles=tiles)
+        out: Any = split(at.queries(q), at, finish=True, wide=wide, seen=seen, rule=rule, tiles=tiles)
         attended: Floats = out.reshape(len(q), width) if tiles is None else out
         return attended
-    if at.rotated:
-        q = hadamard(q, at.key_block)
+    q = at.queries(q)
     page, start = at.k.shape[1], at.tokens - len(q)
     reach = None if window is None else rule.first_seen(len(q), at.tokens, q)
     first = 0 if reach is None else min(int(reach.min()), start) // page  # page that a window reaches

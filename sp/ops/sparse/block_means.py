@@ -10,7 +10,7 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.flashprefill import BLOCK_MEANS
 from sp.ops.attention.key_blocks import BLOCK
-from sp.ops.attention.kv_pages import is_packed, kv_gather, page_head_dim
+from sp.ops.attention.kv_pages import kv_gather, page_head_dim, rows_number
 from sp.quant import BlockFormat
 
 
@@ -49,6 +49,6 @@ def _on_device(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
     head_dim, kv_heads, blocks = page_head_dim(pages, fmt), pages.shape[2], -(-tokens // BLOCK)
     assert blocks <= len(table), f"{tokens} tokens in {len(table)} pages"
     means = import_cupy().empty((kv_heads, blocks, head_dim), np.float16)
-    defines = {"HEAD_DIM": head_dim, "Q4": int(is_packed(fmt))}
+    defines = {"HEAD_DIM": head_dim, "FORMAT": rows_number(fmt)}
     BLOCK_MEANS.launch((kv_heads, blocks), pages, table, means, tokens, kv_heads, defines=defines)
     return means

@@ -62,7 +62,7 @@ def sparse_attention(
 
 def _means(at: PagedKV) -> tuple[Floats, Floats]:
     """Mean keys and mean values of all blocks."""
-    return block_means(at.k, at.table, at.tokens, at.fmt), block_means(at.v, at.table, at.tokens, at.fmt)
+    return block_means(at.k, at.table, at.tokens, at.fmt), block_means(at.v, at.table, at.tokens, at.of_values)
 
 
 def correct_by_means(

@@ -206,14 +206,16 @@ def unrotated_keys(at: PagedKV, positions: Ints, model: Model, layer: int) -> Pa
     stand in place of the values, which none reads.
     """
     at, rotary = replace(at, tokens=len(positions)), model.config.rope_of(layer)
+    plain: dict[str, Any] = {"rotated": False, "basis": None}
     if is_device(at.k):
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
-        unrotate(pages.reshape(-1, *pages.shape[2:])[: at.tokens], model.place(positions), rotary)
-        bits, table = pages.view(np.uint8), model.place(np.arange(len(pages)), np.int32)
-        return replace(at, k=bits, v=bits, table=table, fmt=F16)
-    keys = unrotate(at.keys(), positions, rotary)
+        rows = at.as_model(pages.reshape(-1, *pages.shape[2:]))
+        unrotate(rows[: at.tokens], model.place(positions), rotary)
+        bits, table = rows.reshape(pages.shape).view(np.uint8), model.place(np.arange(len(pages)), np.int32)
+        return replace(at, k=bits, v=bits, table=table, fmt=F16, value_fmt=F16, **plain)
+    keys = unrotate(at.model_keys(), positions, rotary)
     bits = np.ascontiguousarray(keys).view(np.uint8)[None]
-    return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)
+    return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32, value_fmt=F32, **plain)
 
 
 __all__ = ["STEPS", "Fold", "Reduction", "average_pool"]

@@ -15,7 +15,7 @@ from sp.evals.base import TASK_SLOT
 from sp.evals.run import scorer_class
 from sp.evals.summary import paired_difference, wilson
 from sp.evals.trained_for import note_of_records
-from sp.models.cache.cache import rotates
+from sp.models.cache.kv_type import rotates
 from sp.page.forest import Kind
 from sp.session import RunOptions, embedded
 from sp.studies.pages.report import find_sources

@@ -12,7 +12,7 @@ import numpy as np
 
 from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.summary import best_oracles, grouped, paired_difference, wilson
-from sp.models.cache.cache import rotates
+from sp.models.cache.kv_type import rotates
 from sp.page.forest import Kind
 from sp.scoring.base import ModelFreeScorer
 from sp.session import RunOptions

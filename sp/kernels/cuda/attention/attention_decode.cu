@@ -1,20 +1,20 @@
 // Attention of few query rows over a long paged cache, split over the cache: decoding and short drafts.
 //
 //   out[i, h] = sum_j softmax_j(q[i, h] . k[j, h / group] / sqrt(d)) v[j, h / group],  j <= total - n + i
-//   q is first rotated over its d values where ROTATE and Q4; where FINISH, out is rotated back over blocks of 64 if ROTATE
-//   and multiplied by the sigmoid of the gate if there is one.
+//   q is in the basis of the cached keys; where FINISH, out is rotated back over blocks of 64 if ROTATE and multiplied by the
+//   sigmoid of the gate if there is one.
 //
 // The n * group query rows that share a kv head are the columns of transposed products (decode_products.cuh), 8 TILES of them a
 // block. One token of decoding with 6 heads a group fills 6 of 8 columns, and a byte of the cache is read and unpacked once.
 // Split x of a kv head takes a run of tokens, its warps every WARPS-th tile of 16 tokens, each through a ring of its own of SLOTS
 // units filled by cp.async. States of warps, then of splits by the last of them to finish, are summed in fixed order.
 //
-// Layouts: q (n, heads, d) f16; pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0; table i32; tokens i32 or null, `more`
+// Layouts: q (n, heads, d) f16; pages (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh; table i32; tokens i32 or null, `more`
 //   is added to it; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16; partial: TILES QUADS float4 a (row group, kv
 //   head, split); counters u32 a (row group, kv head), zero before and after.
 // Launch: (splits, kv_heads, row groups) blocks of 32 WARPS threads; the grid may stay while the cache grows. 16-byte aligned
 //   arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; TILES; WARPS; SLOTS; SPLIT_TOKENS (fewest a split); ROTATE; FINISH.
+// Defines: HEAD_DIM 64, 128, 256; K_FORMAT, V_FORMAT; TILES; WARPS; SLOTS; SPLIT_TOKENS (fewest a split); ROTATE; FINISH.
 // Dao et al., "Flash-Decoding for long-context inference", 2023.
 #include "decode_merge.cuh"
 #include "decode_queries.cuh"
@@ -37,7 +37,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
     const Queries rows = {n, heads / kv_heads, heads, kv_head, int(blockIdx.z) * ROWS};
 
     u8* ring = shared + warp * SLOTS * UNIT;
-    const u32 token_bytes = u32(kv_heads) * ROW;
+    constexpr int K_ROW = row_bytes(K_FORMAT, D), V_ROW = row_bytes(V_FORMAT, D);
     const i32 first = begin + 16 * i32(warp);
     const i32 tiles = first < end ? (end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
     i32 page = 0, next_page = tiles ? table[first / PAGE_TOKENS] : 0;
@@ -51,8 +51,13 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
                 if (tile + 1 < tiles) next_page = table[(token + 16 * WARPS) / PAGE_TOKENS];
             }
             const i64 place = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
-            load_unit(shared_address(ring) + slot * UNIT, (values ? v_pages : k_pages) + place * ROW, token_bytes,
-                      total - token, values, lane);
+            const u32 unit = shared_address(ring) + slot * UNIT;
+            if (K_FORMAT == V_FORMAT)
+                load_unit<K_FORMAT>(unit, (values ? v_pages : k_pages) + place * K_ROW, u32(kv_heads) * K_ROW, total - token,
+                                    values, lane);
+            else if (values)
+                load_unit<V_FORMAT>(unit, v_pages + place * V_ROW, u32(kv_heads) * V_ROW, total - token, true, lane);
+            else load_unit<K_FORMAT>(unit, k_pages + place * K_ROW, u32(kv_heads) * K_ROW, total - token, false, lane);
         }
         cp_async_commit();
         issued++;

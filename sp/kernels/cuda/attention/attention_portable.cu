@@ -4,7 +4,7 @@
 //   with WINDOW j >= reach[i] as well; SOFTCAP and SINKS: see score_rule.cuh.
 //   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
 //
-// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
+// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, D) f16, token j in slot j % 128 of
 //   page table[j / 128]; out bf16 (n, heads, D); lse f32 (heads, n), natural log of the sum of exp(scale * score), or null.
 //   Lists (null means all blocks): block b holds tokens 128 b .. 128 b + 127; query head h and query block i (rows 128 i ..)
 //   read blocks indices[(h * query_blocks + i) * width + 0 .. counts[h * query_blocks + i] - 1], ascending. A row that sees
@@ -12,11 +12,10 @@
 // Launch: heads * ceil(n / QUERIES) blocks of 32 WARPS threads, QUERIES = 16 WARPS SLICES, longest rows first; scale includes log2(e).
 // Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. WINDOW: no lists, reach i32
 //   (n,) ascending, reach[i] <= tokens - n + i. sinks f32 (heads,); cap in base 2, > 0. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; WARPS; SLICES (16-row slices of a warp); SLOTS of the ring; WINDOW, SINKS, SOFTCAP: 0 or 1.
+// Defines: HEAD_DIM 64, 128, 256; WARPS; SLICES (16-row slices of a warp); SLOTS of the ring; WINDOW, SINKS, SOFTCAP: 0 or 1.
 //
 // The warps share each tile of 64 keys; one owns 16 SLICES query rows whole. K and V tiles come through one ring
-// K V K V ... of SLOTS tiles by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read. Keys are
-// walked from the diagonal down.
+// K V K V ... of SLOTS tiles by cp.async. Keys are walked from the diagonal down.
 // Dao, "FlashAttention-2", 2023; lazy rescaling as in FlashAttention-4.
 #include "key_tiles.cuh"
 #include "score_rule.cuh"
@@ -28,7 +27,7 @@
 
 constexpr int ROWS = 16 * SLICES, QUERIES = WARPS * ROWS;
 
-extern __shared__ __align__(128) u8 shared[];  // queries | Q4: the unpacked tile | ring
+extern __shared__ __align__(128) u8 shared[];  // queries | ring
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
@@ -56,9 +55,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     const auto tile_of = [&](i32 step) { return list ? 2 * list[step / 2] + step % 2 : step; };
     while (list && steps > 0 && tile_of(steps - 1) * KEYS >= limit) steps--;
 
-    u8* unpacked = shared + QUERIES * PITCH;
-    u8* ring = unpacked + (Q4 ? TILE : 0);
-    const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
+    const u32 ring_address = shared_address(shared + QUERIES * PITCH), token_bytes = u32(kv_heads) * PITCH;
     // Row of this block -> (query, head) as a row of q and out; -1 past the last.
     const auto head_row = [&](i32 row) -> i64 {
         const i32 at = first_query + row;
@@ -83,12 +80,12 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
             }
             const i32 token = tile_issued * KEYS;
             const i64 row = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
-            load_unit(ring_address + slot * UNIT, (values ? v_pages : k_pages) + row * ROW, token_bytes, tokens - token);
+            load_tile(ring_address + slot * TILE, (values ? v_pages : k_pages) + row * PITCH, token_bytes, tokens - token);
         }
         cp_async_commit();
         issued++;
     };
-    constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
+    constexpr int AHEAD = SLOTS - 1;  // units issued before the first is used
 #pragma unroll
     for (int slot = 0; slot < AHEAD; slot++) issue(slot);
     // Wait for the next unit and make room for a later one; returns the tile to read.
@@ -98,14 +95,8 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
         __syncthreads();
         const int now = slot;
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        if (!Q4) {
-            issue(now == 0 ? SLOTS - 1 : now - 1);
-            return ring_address + now * UNIT;
-        }
-        unpack(unpacked, ring + now * UNIT);
-        __syncthreads();
-        issue(now);
-        return shared_address(unpacked);
+        issue(now == 0 ? SLOTS - 1 : now - 1);
+        return ring_address + now * TILE;
     };
 
     f32 o[SLICES][D / 8][4];

@@ -3,9 +3,9 @@
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group] over the keys j that query i sees:
 //   of the last n tokens those whose bit is set in seen[i] (without `seen`: itself and those before it), of the tokens before
 //   them all or those from reach[i] on or, with a window, those with total - n + i - j < window. SOFTCAP: see score_rule.cuh; sinks
-//   join in attention_combine.cu. q is first rotated over its d values where ROTATE.
+//   join in attention_combine.cu. q is in the basis of the cached keys.
 //
-// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
+// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh, token j in slot j % 128 of
 //   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none; reach i32 (n,), the
 //   first the least, or null. Rows
 //   of a kv head are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each
@@ -14,13 +14,14 @@
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
 //   grid may stay while the cache grows.
 // Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n; cap in base 2, > 0. Slots past the last token may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256, 512; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); SOFTCAP; AHEAD, with Q4: two
-//   unpacked tiles, one of keys and one of values, the next being unpacked while the other is at work.
+// Defines: HEAD_DIM 64, 128, 256, 512; K_FORMAT, V_FORMAT (see page_rows.cuh); WARPS, even; SLOTS of the ring; BLOCKS (of a
+//   multiprocessor); SOFTCAP; AHEAD, where one is packed: two unpacked tiles, one of keys and one of values, the next being unpacked
+//   while the other is at work.
 //
 // A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
 // finds is normalised and fits f16. A pair of warps owns 16 rows: each takes the scores of half the keys of a tile and, when the
 // pair has exchanged its probabilities, half the dims of the outputs. K and V tiles of KEYS keys come through one ring K V K V ...
-// by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
+// by cp.async; if either is packed, both pass through a tile all warps read, into which rows are unpacked once.
 // Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
 #include "pdl.cuh"
 #include "score_rule.cuh"
@@ -28,23 +29,27 @@
 #include "split_queries.cuh"
 #include "split_range.cuh"
 
+constexpr bool PACKED = K_FORMAT != F16_ROWS || V_FORMAT != F16_ROWS;
+constexpr int K_ROW = row_bytes(K_FORMAT, D), V_ROW = row_bytes(V_FORMAT, D);
+constexpr int UNIT = KEYS * (!PACKED ? PITCH : K_ROW > V_ROW ? unit_pitch(K_FORMAT) : unit_pitch(V_FORMAT));
+
 extern "C" __global__ void __launch_bounds__(THREADS, SOFTCAP ? (BLOCKS + 1) / 2 : BLOCKS)  // the cap takes registers
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
                 i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
                 f32 scale, f32 cap, const i32* reach) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
-    const u32 token_bytes = u32(kv_heads) * ROW;
     const Rows rows(n, heads, kv_heads, kv_head);
     if (tokens_at) {  // perhaps the count of the pass before, which is good enough to have the first tile brought nearer
         const SplitRange likely(__ldcg(tokens_at) + tokens, n, window, reach, i32(gridDim.x));
         const i32 token = likely.begin(i32(blockIdx.x)), end = min(likely.end(i32(blockIdx.x)), blocks * PAGE_TOKENS);
         if (0 <= token && token < end) {
             const i64 first = (i64(table[token / PAGE_TOKENS]) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
-            constexpr u32 LINES = (ROW + 127) / 128;
+            constexpr u32 LINES = ((K_ROW > V_ROW ? K_ROW : V_ROW) + 127) / 128;
             for (u32 i = threadIdx.x; i < 2 * KEYS * LINES; i += THREADS) {
-                const i64 at = first * ROW + i64(i / LINES % KEYS) * token_bytes + i % LINES * 128;
-                prefetch_l2((i < KEYS * LINES ? k_pages : v_pages) + at);
+                const i64 row = first + i64(i / LINES % KEYS) * kv_heads;
+                const u8* at = i < KEYS * LINES ? k_pages + row * K_ROW : v_pages + row * V_ROW;
+                prefetch_l2(at + i % LINES * 128);
             }
         }
     }
@@ -62,9 +67,8 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     }
     const int g = int(lane) / 4, c = int(lane) % 4;
 
-    u8* unpacked = shared + QUERIES * (PITCH + P_PITCH);
-    u8* ring = unpacked + (Q4 ? (1 + AHEAD) * TILE : 0);
-    const u32 ring_address = shared_address(ring);
+    const u32 unpacked = shared_address(shared) + QUERIES * (PITCH + P_PITCH);
+    const u32 ring = unpacked + (PACKED ? (1 + AHEAD) * TILE : 0);
     // Units 2 s and 2 s + 1 are K and V of the s-th tile.
     const i32 steps = (end - begin + KEYS - 1) / KEYS;
     i32 issued = 0, page = 0, page_next = table[begin / PAGE_TOKENS];
@@ -77,14 +81,21 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
                 if (token + KEYS < end) page_next = table[(token + KEYS) / PAGE_TOKENS];
             }
             const i64 row = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
-            load_unit(ring_address + slot * UNIT, (values ? v_pages : k_pages) + row * ROW, token_bytes, tokens - token);
+            const u32 unit = ring + slot * UNIT;
+            if (!PACKED) load_tile(unit, (values ? v_pages : k_pages) + row * PITCH, u32(kv_heads) * PITCH, tokens - token);
+            else if (values) load_packed<V_FORMAT>(unit, v_pages + row * V_ROW, u32(kv_heads) * V_ROW, tokens - token);
+            else load_packed<K_FORMAT>(unit, k_pages + row * K_ROW, u32(kv_heads) * K_ROW, tokens - token);
         }
         cp_async_commit();
         issued++;
     };
-    constexpr int FIRST = Q4 ? SLOTS : SLOTS - 1;  // units issued before any is used
+    constexpr int FIRST = PACKED ? SLOTS : SLOTS - 1;  // units issued before any is used
 #pragma unroll 1
     for (int slot = 0; slot < FIRST; slot++) issue(slot);
+    const auto unpack_unit = [&](u32 tile, u32 unit, bool values) {
+        if (values && V_FORMAT != K_FORMAT) unpack<V_FORMAT>(tile, unit);
+        else unpack<K_FORMAT>(tile, unit);
+    };
     // Wait for the next unit and make room for a later one; returns the tile to read.
     int slot = 0, used = 0;
     const auto next_unit = [&]() {
@@ -92,20 +103,20 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         __syncthreads();
         const int now = slot;
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        if (!Q4) {
+        if (!PACKED) {
             issue(now == 0 ? SLOTS - 1 : now - 1);
-            return ring_address + now * UNIT;
+            return ring + now * UNIT;
         }
         if (!AHEAD) {
-            unpack(unpacked, ring + now * UNIT);
+            unpack_unit(unpacked, ring + now * UNIT, used % 2);
             __syncthreads();
         }
         issue(now);
-        return shared_address(unpacked) + (AHEAD ? used++ % 2 * TILE : 0);
+        return unpacked + (AHEAD ? used++ % 2 * TILE : used++ * 0);
     };
     // With AHEAD every thread does its part of this once between one call of next_unit and the next.
     const auto unpack_next = [&](bool mine) {
-        if (AHEAD && mine && used < 2 * steps) unpack(unpacked + used % 2 * TILE, ring + slot * UNIT);
+        if (AHEAD && mine && used < 2 * steps) unpack_unit(unpacked + used % 2 * TILE, ring + slot * UNIT, used % 2);
     };
 
     const u32 pair = warp / 2, half = warp % 2;
@@ -140,12 +151,6 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
 #pragma unroll
         for (int e = 0; e < 2; e++) other[e] = exchanged[pair][half ^ 1][g + 8 * e];
     };
-
-    if (ROTATE) {
-        cp_async_wait<FIRST>();  // of queries a pair reads what it copied
-        pair_barrier(pair);
-        rotate_queries(a_row, pair, half, g, c);
-    }
 
     if (AHEAD) {
         cp_async_wait<FIRST - 1>();

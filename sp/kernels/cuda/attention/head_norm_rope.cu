@@ -3,7 +3,7 @@
 //
 //   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
-//                    of two and stored in its page; v, normed without weights where VALUE_NORM, rotated over blocks of 64
+//                    of two, for K5 as to_basis in head_row.cuh does, and stored in its page; v, normed without weights where VALUE_NORM, rotated over blocks of 64
 //                    and stored: everything between the
 //                    projections and attention in one launch
 //   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j],
@@ -14,7 +14,7 @@
 // Launch: 4 warps a block, a warp a (token, head) row, of attention_heads ROWS of them, so that heads of a token share its
 //   angles. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; INTERLEAVED, see rotary.cuh; NORM 0 where no norm comes before rope (weights are
-//   null); for attention_heads Q4 (pages hold Q4_0, not f16), ROTATE, ROWS and VALUE_NORM.
+//   null); for attention_heads K_FORMAT and V_FORMAT (see page_rows.cuh), ROTATE, ROWS and VALUE_NORM.
 #include "pdl.cuh"
 #include "rotary.cuh"
 
@@ -40,7 +40,7 @@ head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64*
     store_f16(y + row * HEAD_DIM, r, lane);
 }
 
-#ifdef Q4
+#ifdef K_FORMAT
 // The row of a token's all: q's heads, k's, v's.
 struct Place {
     i64 token;
@@ -54,7 +54,8 @@ struct Place {
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight, const i64* positions,
                 const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table, const i32* start, i32 offset,
-                i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps, f32 magnitude) {
+                i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps, f32 magnitude, const i32* order,
+                const f32* shift, const f32* inverse) {
     __shared__ alignas(16) f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = (i64(blockIdx.x) * WARPS + warp) * ROWS;
@@ -98,13 +99,19 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
             // What a caller that keeps k apart would store: its f16 values.
 #pragma unroll
             for (int j = 0; j < E; j++) r.x[j] = f32_from_f16(f16_from(r.x[j]));
-            if (ROTATE) hadamard<HEAD_DIM>(r, lane);
+            const int first = head * HEAD_DIM;
+            if (K_FORMAT == K5_ROWS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
+            else if (ROTATE) hadamard<HEAD_DIM>(r, lane);
         } else {
             if (VALUE_NORM) bare_norm(r, eps);
             if (ROTATE) hadamard<64>(r, lane);
         }
-        store_in_page<Q4>(key ? k_pages : v_pages, table, held + i32(at.token), key ? head : head - kv_heads, kv_heads, r,
-                          scratch[warp], lane);
+        const i32 slot = held + i32(at.token);
+        if (K_FORMAT == V_FORMAT)
+            store_in_page<K_FORMAT>(key ? k_pages : v_pages, table, slot, key ? head : head - kv_heads, kv_heads, r,
+                                    scratch[warp], lane);
+        else if (key) store_in_page<K_FORMAT>(k_pages, table, slot, head, kv_heads, r, scratch[warp], lane);
+        else store_in_page<V_FORMAT>(v_pages, table, slot, head - kv_heads, kv_heads, r, scratch[warp], lane);
     }
 }
 #endif

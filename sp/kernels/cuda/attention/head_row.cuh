@@ -1,10 +1,10 @@
 // One head's row of HEAD_DIM values spread over a warp: load, norm, Hadamard rotation, store.
 //
 // Lane l holds values [l * E, l * E + E), E = HEAD_DIM / 32, in float32; HEAD_DIM is 64, 128, 256 or 512. `scratch` is HEAD_DIM
-// floats of shared memory of this warp's own. A row in a page is HEAD_DIM f16, or HEAD_DIM / 32 blocks of Q4_0 (18 bytes:
-// f16 d, then byte j = code j | code (j + 16) << 4), bytes as sp.quant.Q4_0 encodes the same float32 values.
+// floats of shared memory of this warp's own. A row in a page (page_rows.cuh) has the bytes that the format's encoder in
+// sp.quant makes of the same float32 values; of K5 and V4 but for scales whose errors differ by rounding alone.
 #pragma once
-#include "mma.cuh"
+#include "page_rows.cuh"
 
 constexpr int E = HEAD_DIM / 32;
 constexpr int PAGE_TOKENS = 128;
@@ -80,9 +80,11 @@ SP_DEVICE void bare_norm(HeadRow& r, f32 eps) {
     for (int i = 0; i < E; i++) r.x[i] = f32_from_f16(f16_from(r.x[i] * scale));
 }
 
-// Orthonormal Sylvester-Hadamard matrix over consecutive blocks of BLOCK values, a power of two from E to HEAD_DIM.
-template <int BLOCK>
+// Orthonormal Sylvester-Hadamard matrix over consecutive blocks of BLOCK values, a power of two from E to HEAD_DIM. With PARTS the
+// first 32 of every 64 values are rotated together, and the second ones together.
+template <int BLOCK, bool PARTS = false>
 SP_DEVICE void hadamard(HeadRow& r, u32 lane) {
+    constexpr int PART = 32 / E;  // lanes of 32 values
 #pragma unroll
     for (int step = 1; step < E; step *= 2)
 #pragma unroll
@@ -92,15 +94,33 @@ SP_DEVICE void hadamard(HeadRow& r, u32 lane) {
                 r.x[i] = a + b, r.x[i + step] = a - b;
             }
 #pragma unroll
-    for (int step = 1; step < BLOCK / E; step *= 2)
+    for (int step = 1; step < BLOCK / E; step *= 2) {
+        if (PARTS && step == PART) continue;
 #pragma unroll
         for (int i = 0; i < E; i++) {
             const f32 other = __shfl_xor_sync(0xffffffffu, r.x[i], step);
             r.x[i] = lane & step ? other - r.x[i] : r.x[i] + other;
         }
-    const f32 scale = BLOCK == 256 ? 0.0625f : BLOCK == 64 ? 0.125f : rsqrtf(f32(BLOCK));
+    }
+    constexpr int TOGETHER = PARTS ? BLOCK / 2 : BLOCK;
+    const f32 scale = TOGETHER == 256 ? 0.0625f : TOGETHER == 64 ? 0.125f : rsqrtf(f32(TOGETHER));
 #pragma unroll
     for (int i = 0; i < E; i++) r.x[i] *= scale;
+}
+
+// Keys as they are packed: r[i] = (r[order[i]] - offset[i]) * inverse[i], then rotated by parts. The arrays are of this head.
+SP_DEVICE void to_basis(HeadRow& r, const i32* order, const f32* offset, const f32* inverse, f32* scratch, u32 lane) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < E; i++) scratch[lane * E + i] = r.x[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < E; i++) {
+        const int at = int(lane) * E + i;
+        r.x[i] = __fmul_rn(__fsub_rn(scratch[order[at]], offset[at]), inverse[at]);
+    }
+    __syncwarp();
+    hadamard<HEAD_DIM, true>(r, lane);
 }
 
 // Products and sums are rounded one after the other, as the encoder's definition wants; `bytes` is shared scratch.
@@ -139,20 +159,112 @@ SP_DEVICE void encode_q4_0(u8* bytes, const HeadRow& r, u32 lane) {
     if (part == 0) *reinterpret_cast<u16*>(block) = f16_from(d);
 }
 
+SP_DEVICE void encode_q8_0(u8* bytes, const HeadRow& r, u32 lane) {
+    constexpr int LANES = 32 / E;
+    f32 peak = 0;
+#pragma unroll
+    for (int i = 0; i < E; i++) peak = fmaxf(peak, fabsf(r.x[i]));
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+    const f32 d = __fdiv_rn(peak, 127.0f), inverse = d >= 0x1p-126f ? __fdiv_rn(1.0f, d) : 0.0f;
+    u8* block = bytes + lane / LANES * 34;
+    u16* codes = reinterpret_cast<u16*>(block + 2 + lane % LANES * E);
+#pragma unroll
+    for (int i = 0; i < E; i += 2) {
+        const i32 low = i32(roundf(__fmul_rn(r.x[i], inverse))), high = i32(roundf(__fmul_rn(r.x[i + 1], inverse)));
+        codes[i / 2] = u16((low & 255) | (high & 255) << 8);
+    }
+    if (lane % LANES == 0) *reinterpret_cast<u16*>(block) = f16_from(d);
+}
+
+// `sp.quant.cached.levels` of the codes from the middle up, at a scale of 1, and the borders between them.
+SP_DEVICE f32 bent_level(int above) {
+    const f32 t = f32(above) + 0.5f;
+    return __fmul_rn(t, __fadd_rn(1.0f, __fmul_rn(0.005f, __fmul_rn(t, t))));
+}
+SP_DEVICE int bent_code(f32 y) {
+    constexpr f32 BORDERS[7] = {1.00875f, 2.0475001f, 3.14625f, 4.335f, 5.64375f, 7.1025f, 8.74125f};
+    const f32 size = fabsf(y);
+    int above = 0;
+#pragma unroll
+    for (int i = 0; i < 7; i++) above += y >= 0 ? size >= BORDERS[i] : size > BORDERS[i];
+    return y >= 0 ? 8 + above : 7 - above;
+}
+
+// Codes of a row of K5 or V4, a byte each, to bytes[0 .. HEAD_DIM), bytes of scales behind them.
+template <bool KEYS>
+SP_DEVICE void encode_groups(u8* bytes, const HeadRow& r, u32 lane) {
+    constexpr int LANES = E >= 16 ? 1 : 16 / E;
+    const bool heavy = KEYS && lane * E % 64 < 32;  // six bits, evenly spaced
+    f32 peak = 0;
+#pragma unroll
+    for (int i = 0; i < E; i++) peak = fmaxf(peak, fabsf(r.x[i]));
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+    const i32 highest = (i32(f16_from(__fmul_rn(peak, heavy ? 0.031746034f : 0.10406504f))) + 64) >> 7;
+    f32 least = 0;
+    i32 chosen = 0;
+#pragma unroll
+    for (int tried = 0; tried <= 5; tried++) {  // five to choose from, and once more the best of them
+        const i32 byte = tried == 5 ? chosen : max(highest - tried, 0);
+        const f32 d = f32_from_f16(u16(byte << 7)), inverse = d > 0 ? __fdiv_rn(1.0f, d) : 0.0f;
+        f32 error = 0;
+#pragma unroll
+        for (int i = 0; i < E; i++) {
+            const f32 y = __fmul_rn(r.x[i], inverse);
+            const int code = heavy ? min(max(i32(floorf(y)) + 32, 0), 63) : bent_code(y);
+            const f32 level = heavy ? f32(code) - 31.5f : code < 8 ? -bent_level(7 - code) : bent_level(code - 8);
+            const f32 off = __fsub_rn(__fmul_rn(d, level), r.x[i]);
+            error = __fadd_rn(error, __fmul_rn(off, off));
+            if (tried == 5) bytes[lane * E + i] = u8(code);
+        }
+#pragma unroll
+        for (int step = 1; step < LANES; step *= 2) error += __shfl_xor_sync(0xffffffffu, error, step);
+        if (tried == 0 || error < least) least = error, chosen = byte;
+    }
+    if (lane % LANES == 0) bytes[HEAD_DIM + lane * E / 16] = u8(chosen);
+}
+
+// Word i of a row of K5 or V4 from codes and scales as encode_groups leaves them.
+template <bool KEYS>
+SP_DEVICE u32 packed_word(const u8* bytes, int i) {
+    constexpr int WORDS = KEYS ? 11 : 9;
+    const int block = i / WORDS, word = i % WORDS;
+    if (word == 0) return reinterpret_cast<const u32*>(bytes + HEAD_DIM)[block];
+    const u32* codes = reinterpret_cast<const u32*>(bytes + 64 * block);
+    if (word < 9) return (codes[2 * word - 2] & 0x0f0f0f0fu) | (codes[2 * word - 1] & 0x0f0f0f0fu) << 4;
+    u32 out = 0;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const u32 low = codes[4 * (word - 9) + 2 * c] >> 4, high = codes[4 * (word - 9) + 2 * c + 1] >> 4;
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const u32 a = low >> 16 * p, b = high >> 16 * p;
+            const u32 byte = (a & 3) | (a >> 8 & 3) << 2 | (b & 3) << 4 | (b >> 8 & 3) << 6;
+            out |= byte << 16 * c + 8 * p;
+        }
+    }
+    return out;
+}
+
 // A page's row of this head and token; `pages` is (pool_pages, 128, kv_heads, row bytes).
-template <bool PACKED>
+template <int LAYOUT>
 SP_DEVICE void store_in_page(u8* pages, const i32* table, i32 slot, int head, int kv_heads, const HeadRow& r, f32* scratch,
                              u32 lane) {
-    constexpr int ROW = PACKED ? HEAD_DIM / 32 * 18 : HEAD_DIM * 2;
+    constexpr int ROW = row_bytes(LAYOUT, HEAD_DIM);
     const i64 token = i64(table[slot / PAGE_TOKENS]) * PAGE_TOKENS + slot % PAGE_TOKENS;
     u8* row = pages + (token * kv_heads + head) * ROW;
-    if (!PACKED) {
+    if constexpr (LAYOUT == F16_ROWS) {
         store_f16(reinterpret_cast<u16*>(row), r, lane);
-        return;
+    } else {
+        u8* bytes = reinterpret_cast<u8*>(scratch);
+        constexpr bool GROUPS = LAYOUT == K5_ROWS || LAYOUT == V4_ROWS;
+        if constexpr (GROUPS) encode_groups<LAYOUT == K5_ROWS>(bytes, r, lane);
+        else if constexpr (LAYOUT == Q8_ROWS) encode_q8_0(bytes, r, lane);
+        else encode_q4_0(bytes, r, lane);
+        __syncwarp();
+        for (int i = int(lane); i < ROW / 4; i += 32)
+            reinterpret_cast<u32*>(row)[i] = GROUPS ? packed_word<LAYOUT == K5_ROWS>(bytes, i) : reinterpret_cast<const u32*>(bytes)[i];
+        __syncwarp();
     }
-    encode_q4_0(reinterpret_cast<u8*>(scratch), r, lane);
-    __syncwarp();
-    for (int i = int(lane); i < ROW / 4; i += 32)
-        reinterpret_cast<u32*>(row)[i] = reinterpret_cast<const u32*>(scratch)[i];
-    __syncwarp();
 }

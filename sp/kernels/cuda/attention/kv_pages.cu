@@ -1,44 +1,34 @@
 // Rows of keys or values into pages and out again.
 //
-//   kv_append  values[t, h] -> page table[s / 128], slot s % 128, head h, s = start + t; as f16 or Q4_0, rotated first by a
-//              Hadamard matrix over blocks of ROTATE values unless that is 0
+//   kv_append  values[t, h] -> page table[s / 128], slot s % 128, head h, s = start + t; packed as FORMAT says, rotated first by
+//              a Hadamard matrix over blocks of ROTATE values unless that is 0; keys of K5 ordered, scaled and rotated by
+//              `order`, `shift`, `inverse`, see to_basis in head_row.cuh
 //   kv_gather  the first `tokens` tokens of a sequence -> f16 (rows, kv_heads, d), zeros from `tokens` to `rows`
 //
-// Layouts: values (tokens, kv_heads, d) bf16 or f16; pages (pool_pages, 128, kv_heads, row bytes), see head_row.cuh;
-//   table i32; start i32 on the device or null, `offset` is added to it.
+// Layouts: values (tokens, kv_heads, d) bf16 or f16; pages (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh;
+//   table i32; start i32 on the device or null, `offset` is added to it; order i32, shift and inverse f32 (kv_heads, d) or null.
 // Launch: kv_append 4 warps a block, a warp a row; kv_gather 256 threads a block, 8 values a thread. 16-byte aligned arrays.
-// Defines: HEAD_DIM 64, 128, 256, 512; Q4 (Q4_0 pages, else f16); for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256, 512; FORMAT, see page_rows.cuh; for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
 #include "head_row.cuh"
 
 #ifdef ROTATE
 constexpr int WARPS = 4;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-kv_append(const u16* values, u8* pages, const i32* table, const i32* start, i32 offset, i64 rows, i32 kv_heads) {
-    __shared__ f32 scratch[WARPS][HEAD_DIM];
+kv_append(const u16* values, u8* pages, const i32* table, const i32* start, i32 offset, i64 rows, i32 kv_heads,
+          const i32* order, const f32* shift, const f32* inverse) {
+    __shared__ alignas(16) f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     if (row >= rows) return;
     HeadRow r = BF16 ? load_bf16(values + row * HEAD_DIM, lane) : load_f16(values + row * HEAD_DIM, lane);
-    if (ROTATE) hadamard<ROTATE ? ROTATE : HEAD_DIM>(r, lane);
+    const int first = int(row % kv_heads) * HEAD_DIM;
+    if (FORMAT == K5_ROWS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
+    else if (ROTATE) hadamard<ROTATE ? ROTATE : HEAD_DIM>(r, lane);
     const i32 slot = (start ? *start : 0) + offset + i32(row / kv_heads);
-    store_in_page<Q4>(pages, table, slot, int(row % kv_heads), kv_heads, r, scratch[warp], lane);
+    store_in_page<FORMAT>(pages, table, slot, int(row % kv_heads), kv_heads, r, scratch[warp], lane);
 }
 #endif
-
-// Codes 8i..8i+7 of a Q4_0 block, i = 0..3, times its scale: d * (code - 8), rounded once to f16.
-SP_DEVICE uint4 decode_eight(const u8* block, u32 i) {
-    const u16* words = reinterpret_cast<const u16*>(block);
-    const f32 d = f32_from_f16(words[0]);
-    const u32 shift = i / 2 * 4;
-    u32 out[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const u32 pair = u32(words[1 + i % 2 * 4 + j]) >> shift;
-        out[j] = pack_f16(d * f32(i32(pair & 15) - 8), d * f32(i32(pair >> 8 & 15) - 8));
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
 
 extern "C" __global__ void __launch_bounds__(256)
 kv_gather(const u8* pages, const i32* table, u16* out, i64 rows, i64 tokens, i32 kv_heads) {
@@ -52,8 +42,7 @@ kv_gather(const u8* pages, const i32* table, u16* out, i64 rows, i64 tokens, i32
     if (token < tokens) {
         const i64 place = i64(table[token / PAGE_TOKENS]) * PAGE_TOKENS + token % PAGE_TOKENS;
         const i64 at = place * kv_heads + row % kv_heads;
-        eight = Q4 ? decode_eight(pages + at * (HEAD_DIM / 32 * 18) + part / 4 * 18, part % 4)
-                   : reinterpret_cast<const uint4*>(pages)[at * EIGHTS + part];
+        eight = eight_at<FORMAT>(pages + at * row_bytes(FORMAT, HEAD_DIM), part);
     }
     reinterpret_cast<uint4*>(out)[index] = eight;
 }

@@ -1,4 +1,4 @@
-// Query rows of a block of attention_split.cu in shared memory: which there are, what each sees, how they come and are turned.
+// Query rows of a block of attention_split.cu in shared memory: which there are, what each sees, how they come.
 #pragma once
 #include "head_row.cuh"
 #include "key_tiles.cuh"
@@ -7,7 +7,7 @@ constexpr int PAIRS = WARPS / 2, QUERIES = 16 * PAIRS;
 constexpr int P_PITCH = 128;  // bytes from row to row of probabilities, of which 32 keys fill half
 constexpr u32 ALL = 0xffffffffu;
 
-extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: one or two unpacked tiles | ring
+extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | PACKED: one or two unpacked tiles | ring
 
 SP_DEVICE void pair_barrier(u32 pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
 
@@ -53,40 +53,3 @@ SP_DEVICE void load_queries(const u16* q, const Rows& rows, i32 first, u32 warp,
 // and rows are aligned to 128 bytes.
 SP_DEVICE u32 row_at(u32 row, u32 pitch, u32 odd) { return row * pitch + ((odd ^ (row & 7)) << 4); }
 SP_DEVICE u32 chunk_at(u32 address, u32 even) { return (address ^ (even % 8 << 4)) + (even / 8 << 7); }
-
-// Turn a pair's 16 rows by the Hadamard matrix over D values, H(D / 16) x H(16): by the second factor in a product, whose results
-// for all blocks of 16 a lane then holds, and by the first in sums of these. `a_row` is where this lane reads of A.
-SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
-    const auto ones = [&](u32 k) {  // rows k and k + 1 of column 8 half + g of H(16)
-        const u32 column = 8 * half + g;
-        return 0x3c003c00u | (__popc(k & column) & 1) << 15 | u32(__popc((k + 1) & column) & 1) << 31;
-    };
-    const u32 low = ones(2 * c), high = ones(2 * c + 8);
-    f32 x[D / 16][4] = {};
-#pragma unroll
-    for (int b = 0; b < D / 16; b++) {
-        u32 a[4];
-        ldmatrix_x4(a, chunk_at(a_row, 2 * b));
-        mma_f16(x[b], a, low, high);
-    }
-    pair_barrier(pair);  // both have read
-#pragma unroll
-    for (int step = 1; step < D / 16; step *= 2)
-#pragma unroll
-        for (int b = 0; b < D / 16; b++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if ((b & step) == 0) {
-                    const f32 first = x[b][i], second = x[b + step][i];
-                    x[b][i] = first + second, x[b + step][i] = first - second;
-                }
-    u8* rows = shared + pair * 16 * PITCH;
-    constexpr f32 SCALE = D == 512 ? 0.04419417382415922f : D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
-#pragma unroll
-    for (int b = 0; b < D / 16; b++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            *reinterpret_cast<u32*>(rows + place(g + 8 * e, 2 * b + half) + 4 * c) =
-                pack_f16(x[b][2 * e] * SCALE, x[b][2 * e + 1] * SCALE);
-    pair_barrier(pair);
-}

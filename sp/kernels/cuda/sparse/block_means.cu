@@ -2,31 +2,19 @@
 //
 //   means[h, b] = sum of rows 128 b .. min(128 b + 127, tokens - 1) of head h / how many those are; f32 sums, one rounding
 //
-// Layouts: pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of page table[j / 128]; means
+// Layouts: pages (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh, token j in slot j % 128 of page table[j / 128]; means
 //   f16 (kv_heads, blocks, HEAD_DIM).
 // Launch: (kv_heads, blocks) blocks of 128 threads. 16-byte aligned arrays; slots past `tokens` are not read.
-// Defines: HEAD_DIM 64, 128, 256; Q4 (Q4_0 pages, else f16). sm_80 and newer.
-#include "types.cuh"
+// Defines: HEAD_DIM 64, 128, 256; FORMAT, see page_rows.cuh. sm_80 and newer.
+#include "page_rows.cuh"
 
 constexpr int THREADS = 128, PAGE = 128, D = HEAD_DIM;
 constexpr int CHUNKS = D / 8, APART = THREADS / CHUNKS;  // a thread sums 8 columns of every APART-th row
-constexpr int ROW_BYTES = Q4 ? D / 32 * 18 : 2 * D;
+constexpr int ROW_BYTES = row_bytes(FORMAT, D);
 
 // Adds values 8 chunk .. 8 chunk + 7 of a row.
 SP_DEVICE void add_chunk(f32 (&sum)[8], const u8* row, int chunk) {
-    if (Q4) {
-        // A block is d (f16), then 16 bytes: values 0 .. 15 in the low nibbles, 16 .. 31 in the high ones.
-        const u16* block = reinterpret_cast<const u16*>(row + chunk / 4 * 18);
-        const f32 d = f32_from_f16(block[0]);
-        const int shift = chunk % 4 / 2 * 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 pair = u32(block[1 + chunk % 2 * 4 + i]) >> shift;
-            sum[2 * i] += d * f32(i32(pair & 15) - 8), sum[2 * i + 1] += d * f32(i32(pair >> 8 & 15) - 8);
-        }
-        return;
-    }
-    const uint4 eight = *reinterpret_cast<const uint4*>(row + chunk * 16);
+    const uint4 eight = eight_at<FORMAT>(row, u32(chunk));
     const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[2 * i] += low_f16(words[i]), sum[2 * i + 1] += high_f16(words[i]);

@@ -1,4 +1,4 @@
-"""Attention in eight bits on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring, Q4."""
+"""Attention in eight bits on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ ATTENTION_BYTES = KernelSpec(
     smem=smem,
 )  # fmt: skip
 
-PAGES = ({"Q4": 0}, {"Q4": 1})
-
 KEY_CENTRE = KernelSpec(
     source="kv_bytes.cu",
     entry="key_centre",
@@ -41,7 +39,6 @@ KEY_CENTRE = KernelSpec(
         "const u8* pages", "const i32* table", "f32* centre", "i32 sampled", "i32 step", "i32 kv_heads",
     ),
     threads=1024,
-    variants=PAGES,
     arches="90a",
 )  # fmt: skip
 
@@ -50,7 +47,6 @@ VALUE_PEAKS = KernelSpec(
     entry="value_peaks",
     args=("const u8* pages", "const i32* table", "u32* peaks", "i32 tokens", "i32 kv_heads"),
     threads=256,
-    variants=PAGES,
     arches="90a",
 )
 
@@ -62,6 +58,5 @@ KV_BYTES = KernelSpec(
         "u8* k_codes", "f32* key_scales", "u8* v_codes", "i32 tokens", "i32 kv_heads",
     ),
     threads=256,
-    variants=PAGES,
     arches="90a",
 )  # fmt: skip

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, Q8_ROWS, Formats, is_packed, row_bytes
 
-RING = {  # (head_dim, packed pages): warps, units a warp has at work or on their way
-    (64, 0): (8, 4),
-    (64, 1): (8, 4),
-    (128, 0): (8, 3),
-    (128, 1): (8, 4),
-    (256, 0): (4, 3),
-    (256, 1): (8, 4),
+RING = {  # (head_dim, bits of the wider of keys and values): warps, units a warp has at work or on their way
+    (64, 16): (8, 4),
+    (64, 8): (8, 4),
+    (64, 5): (8, 4),
+    (128, 16): (8, 3),
+    (128, 8): (8, 4),
+    (128, 5): (8, 4),
+    (256, 16): (4, 3),
+    (256, 8): (4, 4),
+    (256, 5): (8, 4),
 }  # chosen so that states and ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120
-ROOMY_RING = {(256, 0): (8, 3)}  # where a block may have 224 KiB, as on sm_90 and sm_100
+ROOMY_RING = {(256, 16): (8, 3), (256, 8): (8, 4)}  # where a block may have 224 KiB, as on sm_90 and sm_100
 SPLIT_TOKENS = 256
 
 
-def variant(head_dim: int, packed: bool, rows: int, rotate: bool, finish: bool, roomy: bool = False) -> dict[str, int]:
+def variant(head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
-    key = head_dim, int(packed)
+    key = head_dim, next((wide for wide in (F16_ROWS, Q8_ROWS) if wide in formats), 5)
     warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
     return {
         "HEAD_DIM": head_dim,
-        "Q4": int(packed),
+        "K_FORMAT": formats[0],
+        "V_FORMAT": formats[1],
         "TILES": 1 if rows <= 8 else 2,
         "WARPS": warps,
         "SLOTS": slots,
@@ -37,12 +42,18 @@ def state_floats(defines: Defines) -> int:
     return 128 * (int(defines["HEAD_DIM"]) // 16 + 1) * int(defines["TILES"])
 
 
+def _pitch(fmt: int, head_dim: int) -> int:
+    """Bytes from row to row of a unit: of packed rows an odd number of 16."""
+    if fmt == F16_ROWS:
+        return 2 * head_dim
+    return (-(-row_bytes(fmt, head_dim) // 16) | 1) * 16
+
+
 def _shared_bytes(defines: Defines) -> int:
     d, tiles, warps = (int(defines[name]) for name in ("HEAD_DIM", "TILES", "WARPS"))
-    packed = bool(defines["Q4"])
-    pitch = {64: 48, 128: 80, 256: 144}[d] if packed else 2 * d
-    queries = tiles * d // 16 * 264 if packed else 0
-    ring = warps * int(defines["SLOTS"]) * 16 * pitch
+    formats = int(defines["K_FORMAT"]), int(defines["V_FORMAT"])
+    queries = tiles * d // 16 * 264 if formats[0] != F16_ROWS else 0
+    ring = warps * int(defines["SLOTS"]) * 16 * max(_pitch(fmt, d) for fmt in formats)
     states = warps * 32 * d // 16 * 16 + 8 * tiles * (d + 8) * 4
     return max(ring + queries, states)
 
@@ -58,12 +69,13 @@ ATTENTION_DECODE = KernelSpec(
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
         *(
-            variant(d, packed, rows, packed, True)
+            variant(d, formats, rows, is_packed(formats), True)
             for d in (64, 128, 256)
-            for packed in (False, True)
+            for formats in PAIRS
             for rows in (8, 16)
         ),
-        *(variant(256, False, rows, False, True, roomy=True) for rows in (8, 16)),
+        *(variant(256, formats, rows, is_packed(formats), True, roomy=True) for formats in (PAIRS[0], PAIRS[3])
+          for rows in (8, 16)),
     ),
     smem=_shared_bytes,
     pdl=True,

@@ -12,15 +12,14 @@ TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
 """16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
 WARPS = 4
 NO_RULE: Mapping[str, int] = {}
-PACKED_PITCH = {64: 48, 128: 80, 256: 144, 512: 288}  # bytes from row to row of a packed tile in shared memory
 
 
-def variant(head_dim: int, packed: bool, rule: Mapping[str, int] = NO_RULE) -> dict[str, int]:
-    """Defines of a head size, a page format and a rule of scores; see ``attention_portable.cu``."""
+def variant(head_dim: int, rule: Mapping[str, int] = NO_RULE) -> dict[str, int]:
+    """Defines of a head size and a rule of scores; see ``attention_portable.cu``."""
     slices, slots = TUNED[head_dim]
     if "WINDOW" in rule or "SOFTCAP" in rule:  # which take registers that a second slice needs
         slices = 1
-    return {"HEAD_DIM": head_dim, "Q4": int(packed), "WARPS": WARPS, "SLICES": slices, "SLOTS": slots, **rule}
+    return {"HEAD_DIM": head_dim, "WARPS": WARPS, "SLICES": slices, "SLOTS": slots, **rule}
 
 
 def queries(defines: Defines) -> int:
@@ -28,12 +27,10 @@ def queries(defines: Defines) -> int:
     return 16 * WARPS * int(defines["SLICES"])
 
 
-def shared_bytes(defines: Defines, rows: int, keys: int = KEYS) -> int:
-    """Shared memory for `rows` queries, a ring of tiles of so many keys and, for Q4_0 pages, an unpacked tile."""
+def _shared_bytes(defines: Defines) -> int:
+    """Queries, and a ring of tiles of keys."""
     d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
-    tile = keys * 2 * d
-    tiles = tile + slots * keys * PACKED_PITCH[d] if defines["Q4"] else slots * tile
-    return rows * 2 * d + tiles
+    return 2 * d * (queries(defines) + slots * KEYS)
 
 
 ATTENTION_PORTABLE = KernelSpec(
@@ -46,8 +43,8 @@ ATTENTION_PORTABLE = KernelSpec(
     ),
     threads=32 * WARPS,
     variants=(
-        *(variant(d, packed) for d in (64, 128, 256) for packed in (False, True)),
-        *(variant(d, False, rule) for d, rule in RULES),
+        *(variant(d) for d in (64, 128, 256)),
+        *(variant(d, rule) for d, rule in RULES),
     ),
-    smem=lambda defines: shared_bytes(defines, queries(defines)),
+    smem=_shared_bytes,
 )  # fmt: skip

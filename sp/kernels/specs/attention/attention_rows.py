@@ -1,4 +1,7 @@
-"""Rows of attention: norm, rotary embedding, rotation, gate, and pages in and out."""
+"""Rows of attention: norm, rotary embedding, rotation, gate, and pages in and out.
+
+Formats of pages are numbers of ``page_rows.cuh``: 16 f16, 8 Q8_0, 4 Q4_0, 5 K5, 14 V4.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +36,25 @@ HEADS_ARGS = (
 ATTENTION_HEADS = KernelSpec(
     source="head_norm_rope.cu",
     entry="attention_heads",
-    args=(*HEADS_ARGS, "i32 half", "f32 eps", "f32 magnitude"),
+    args=(
+        *HEADS_ARGS, "i32 half", "f32 eps", "f32 magnitude", "const i32*? order", "const f32*? shift",
+        "const f32*? inverse",
+    ),
     threads=32 * ROWS_A_BLOCK,
     variants=tuple(
         {**variant, "ROWS": rows}
         for rows in (1, HEADS_A_WARP)
         for variant in (
-            {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
-            {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
-            {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
-            {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
-            {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
-            {"HEAD_DIM": 512, "Q4": 0, "ROTATE": 0, "VALUE_NORM": 1},
-            {"HEAD_DIM": 512, "Q4": 1, "ROTATE": 1, "VALUE_NORM": 1},
+            {"HEAD_DIM": 256, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1}, {"HEAD_DIM": 128, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
+            {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
+            {"HEAD_DIM": 128, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
+            {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
+            {"HEAD_DIM": 512, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0, "VALUE_NORM": 1},
+            {"HEAD_DIM": 512, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1, "VALUE_NORM": 1},
+            {"HEAD_DIM": 256, "K_FORMAT": 5, "V_FORMAT": 14, "ROTATE": 1},
+            {"HEAD_DIM": 128, "K_FORMAT": 8, "V_FORMAT": 4, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, "K_FORMAT": 5, "V_FORMAT": 14, "ROTATE": 1},
         )
     ),
     pdl=True,
@@ -74,13 +83,17 @@ KV_APPEND = KernelSpec(
         "i32 offset",
         "i64 rows",
         "i32 kv_heads",
+        "const i32*? order",
+        "const f32*? shift",
+        "const f32*? inverse",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
-        {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0}, {"HEAD_DIM": 64, "Q4": 0, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 64, "Q4": 1, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 512, "Q4": 0, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 512, "Q4": 1, "BF16": 0, "ROTATE": 512},
+        {"HEAD_DIM": 256, "FORMAT": 4, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 256, "FORMAT": 4, "BF16": 0, "ROTATE": 256},
+        {"HEAD_DIM": 128, "FORMAT": 16, "BF16": 0, "ROTATE": 0}, {"HEAD_DIM": 64, "FORMAT": 16, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 64, "FORMAT": 4, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 512, "FORMAT": 16, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 512, "FORMAT": 4, "BF16": 0, "ROTATE": 512}, {"HEAD_DIM": 128, "FORMAT": 8, "BF16": 0, "ROTATE": 128},
+        *({"HEAD_DIM": d, "FORMAT": fmt, "BF16": 0, "ROTATE": 0} for d in (64, 512) for fmt in (5, 14)),
     ),
 )  # fmt: skip
 
@@ -89,11 +102,8 @@ KV_GATHER = KernelSpec(
     entry="kv_gather",
     args=("const u8* pages", "const i32* table", "f16* out", "i64 rows", "i64 tokens", "i32 kv_heads"),
     threads=GATHER_THREADS,
-    variants=(
-        {"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 64, "Q4": 1},
-        {"HEAD_DIM": 512, "Q4": 0}, {"HEAD_DIM": 512, "Q4": 1},
-    ),
-)  # fmt: skip
+    variants=tuple({"HEAD_DIM": d, "FORMAT": fmt} for d in HEAD_DIMS for fmt in (16, 8, 4, 5, 14)),
+)
 
 GATE_OUTPUT = KernelSpec(
     source="gate_output.cu",
@@ -114,6 +124,17 @@ ROTATE_ROWS = KernelSpec(
     variants=tuple({"HEAD_DIM": d, "ROTATE": d} for d in (512, 256, 128, 64)),
 )
 
+TURN_KEYS = KernelSpec(
+    source="gate_output.cu",
+    entry="turn_keys",
+    args=(
+        "const f16* x", "const i32* order", "const f32* offset", "const f32* scale", "f16* y", "i64 rows", "i32 heads",
+        "i32 group",
+    ),
+    threads=32 * ROWS_A_BLOCK,
+    variants=tuple({"HEAD_DIM": d, "TO_KEYS": back} for d in HEAD_DIMS for back in (0, 1)),
+)  # fmt: skip
+
 MOVE_THREADS = 128
 
 KV_COMMIT = KernelSpec(
@@ -121,7 +142,7 @@ KV_COMMIT = KernelSpec(
     entry="kv_commit",
     args=(
         "u32* k_pages", "u32* v_pages", "const i32* tables", "i32 blocks", "const i32* total", "i32 offset",
-        "const i32* path", "const i32* kept", "i32 words",
+        "const i32* path", "const i32* kept", "i32 k_words", "i32 v_words",
     ),
     threads=MOVE_THREADS,
     pdl=True,

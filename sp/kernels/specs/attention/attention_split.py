@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.attention_portable import shared_bytes
+from sp.kernels.specs.attention.page_rows import PAIRS, Formats, is_packed, row_bytes
 
 P_PITCH = 128  # bytes from row to row of probabilities
 KEYS = 64  # keys that a split has at least, and of a tile, but for heads of 512
 
 
-def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = False) -> dict[str, int]:
+def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_split.cu``. `roomy` is where a block may have 224 KiB
     of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do."""
-    tiles = -(-rows // 16)
+    tiles, packed = -(-rows // 16), is_packed(formats)
     if head_dim == 512:
-        return _widest(packed, tiles, rotate, roomy)
+        return _widest(formats, tiles, roomy)
     wide = head_dim == 256
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
     if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
@@ -22,8 +22,8 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
     pairs = _pairs(tiles, most)
     return {
         "HEAD_DIM": head_dim,
-        "Q4": int(packed),
-        "ROTATE": int(rotate),
+        "K_FORMAT": formats[0],
+        "V_FORMAT": formats[1],
         "WARPS": 2 * pairs,
         "SLOTS": 4 if roomy and (packed or not wide or pairs > 4) else 2 if wide else 3,
         "BLOCKS": max(1, 8 // pairs),
@@ -37,11 +37,12 @@ def _pairs(tiles: int, most: int) -> int:
     return next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
 
 
-def _widest(packed: bool, tiles: int, rotate: bool, roomy: bool) -> dict[str, int]:
+def _widest(formats: Formats, tiles: int, roomy: bool) -> dict[str, int]:
     """Those of heads of 512, a block of which a multiprocessor has room for."""
+    packed = is_packed(formats)
     pairs = _pairs(tiles, 4 if roomy else 2 if packed else 1)
     slots = 4 if roomy else 3 if packed else 2
-    sizes = {"HEAD_DIM": 512, "Q4": int(packed), "ROTATE": int(rotate), "WARPS": 2 * pairs, "SLOTS": slots}
+    sizes = {"HEAD_DIM": 512, "K_FORMAT": formats[0], "V_FORMAT": formats[1], "WARPS": 2 * pairs, "SLOTS": slots}
     return {**sizes, "BLOCKS": 1, "AHEAD": int(packed and roomy)}
 
 
@@ -51,9 +52,13 @@ def queries(defines: Defines) -> int:
 
 
 def _shared_bytes(defines: Defines) -> int:
-    d, rows = int(defines["HEAD_DIM"]), queries(defines)
-    keys = 32 if d == 512 else KEYS
-    return shared_bytes(defines, rows, keys) + rows * P_PITCH + int(defines["AHEAD"]) * keys * 2 * d
+    """Queries, probabilities, unpacked tiles if anything is packed, and the ring."""
+    d, rows, slots = int(defines["HEAD_DIM"]), queries(defines), int(defines["SLOTS"])
+    formats, keys = (int(defines["K_FORMAT"]), int(defines["V_FORMAT"])), 32 if d == 512 else KEYS
+    tile = keys * 2 * d
+    unit = keys * max(-(-row_bytes(fmt, d) // 16) * 16 for fmt in formats)
+    unpacked = (1 + int(defines["AHEAD"])) * tile if is_packed(formats) else 0
+    return rows * (2 * d + P_PITCH) + unpacked + slots * unit
 
 
 ATTENTION_SPLIT = KernelSpec(
@@ -66,14 +71,16 @@ ATTENTION_SPLIT = KernelSpec(
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
-        *(variant(256, packed, rows, packed, True) for rows in (96, 138, 384) for packed in (False, True)),
-        *(variant(256, packed, 96, packed) for packed in (False, True)),
-        *(variant(128, False, 64, False, roomy) for roomy in (False, True)),  # 16 queries, 32 heads on 8
-        *(variant(128, packed, 96, packed, True) for packed in (False, True)),
-        *(variant(64, packed, 112, packed, True) for packed in (False, True)),
-        {**variant(256, False, 16, False, True), "SOFTCAP": 1},
-        *(variant(512, packed, rows, packed, roomy) for rows, roomy in ((16, True), (64, True), (64, False))
-          for packed in (False, True)),
+        *(variant(256, formats, rows, True) for rows in (96, 138, 384) for formats in PAIRS[:2]),
+        *(variant(256, formats, 96, True) for formats in PAIRS[2:]),
+        *(variant(256, formats, 96) for formats in PAIRS),
+        *(variant(128, PAIRS[0], 64, roomy) for roomy in (False, True)),  # 16 queries, 32 heads on 8
+        *(variant(128, formats, 96, True) for formats in PAIRS),
+        *(variant(64, formats, 112, True) for formats in PAIRS),
+        {**variant(256, PAIRS[0], 16, True), "SOFTCAP": 1},
+        *(variant(512, formats, rows, roomy) for rows, roomy in ((16, True), (64, True), (64, False))
+          for formats in PAIRS[:2]),
+        *(variant(512, formats, 64, roomy) for roomy in (True, False) for formats in PAIRS[2:]),
     ),
     smem=_shared_bytes,
     pdl=True,

@@ -25,8 +25,7 @@ from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.attention import gate_output
 from sp.ops.attention.byte_attention.twin import byte_attention, sampled_blocks
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
-from sp.ops.attention.kv_pages import PagedKV, is_packed, page_head_dim
-from sp.ops.hadamard import hadamard
+from sp.ops.attention.kv_pages import PagedKV, page_head_dim
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class BytePages:
 
 def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
     """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3. `at`: on the device, heads
-    of 128 values, at least one token; F16 or Q4_0; `centre`: cupy float32 (kv_heads, 128), optional, by default the
+    of 128 values, at least one token; what is packed is unpacked first; `centre`: cupy float32 (kv_heads, 128), optional, by default the
     mean of some of the keys, as `key_centre` samples them."""
-    cupy = import_cupy()
+    cupy, at = import_cupy(), at.unpacked()
     head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
     assert head_dim == HEAD_DIM, f"heads of {head_dim} values"
     assert 0 < blocks <= len(at.table), f"{at.tokens} tokens in {len(at.table)} pages"
@@ -54,20 +53,17 @@ def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
     key_scales, peaks = cupy.empty(shape[:2], np.float32), cupy.zeros(at.kv_heads, np.float32)
     centre = sampled_centre(at) if centre is None else centre
     assert centre.shape == (at.kv_heads, HEAD_DIM), f"centre {centre.shape}"
-    grid, defines = (at.kv_heads, blocks), {"Q4": int(is_packed(at.fmt))}
-    VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads, defines=defines)
-    KV_BYTES.launch(
-        grid, at.k, at.v, at.table, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads, defines=defines
-    )
+    grid = at.kv_heads, blocks
+    VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads)
+    KV_BYTES.launch(grid, at.k, at.v, at.table, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads)
     return BytePages(k, key_scales, v, peaks, at.tokens)
 
 
 def sampled_centre(at: PagedKV) -> Any:
-    """`key_centre` of the keys of `at`: float32 (kv_heads, head_dim)."""
+    """`key_centre` of the float16 keys of `at`: float32 (kv_heads, head_dim)."""
     centre, sampled = import_cupy().empty((at.kv_heads, HEAD_DIM), np.float32), sampled_blocks(at.tokens)
     count = len(range(sampled.start, sampled.stop, sampled.step))
-    defines = {"Q4": int(is_packed(at.fmt))}
-    KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads, defines=defines)
+    KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads)
     return centre
 
 
@@ -132,7 +128,7 @@ def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None
     ----------
     q : float32 (n, heads, 128), on the device float16
         In the basis of the cached keys (rotated if those are), not yet scaled.
-    at : PagedKV, on the device F16 or Q4_0, and compute capability 9.0
+    at : PagedKV, on the device of compute capability 9.0
     lists : BlockLists, optional, where `q` is
     """
     if not is_device(q):
@@ -144,5 +140,4 @@ def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None
 
 def byte_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floats:
     """`attend` of queries that are not rotated for the cache yet, over all blocks, then `gate_output` with `wide`."""
-    queries = hadamard(q, at.key_block) if at.rotated else q
-    return gate_output(attend(queries, at, q.shape[2] ** -0.5), wide, at.rotated)
+    return gate_output(attend(at.queries(q), at, q.shape[2] ** -0.5), wide, at.rotated)

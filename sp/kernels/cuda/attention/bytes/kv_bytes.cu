@@ -7,33 +7,26 @@
 //   key_place: token 8 j + 2 c + e of 32 (c < 4, e < 2) goes to 16 (j / 2) + 4 c + 2 (j % 2) + e, where a quad's sums of scores,
 //   packed to bytes, are the A operand of a product
 //
-// Layouts: pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of page table[j / 128]; centre
+// Layouts: pages (pool_pages, 128, kv_heads, 128) f16, token j in slot j % 128 of page table[j / 128]; centre
 //   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
 //   zeros past `tokens`, where pages are not read.
 // Launch: (kv_heads, blocks) blocks of 256 threads; key_centre (kv_heads) of 1,024. 16-byte aligned arrays.
-// Defines: Q4 (Q4_0 pages, else f16). sm_90a.
+// sm_90a.
 #include "mma.cuh"
 #include "wgmma_e4m3.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, PAGE = 128, WIDTH = 128, ROWS = PAGE / WARPS;
-constexpr int ROW_BYTES = Q4 ? WIDTH / 32 * 18 : 2 * WIDTH;
+constexpr int ROW_BYTES = 2 * WIDTH;
 
 struct Four {
     f32 x[4];
 };
 
-// Values 4 lane .. 4 lane + 3 of a row, as they are stored: four codes and a scale, or four f16.
-SP_DEVICE uint2 words_of(const u8* row, u32 lane) {
-    if (!Q4) return reinterpret_cast<const uint2*>(row)[lane];
-    const u16* block = reinterpret_cast<const u16*>(row + lane / 8 * 18);
-    return make_uint2((u32(block[1 + lane % 4 * 2]) | u32(block[2 + lane % 4 * 2]) << 16) >> lane % 8 / 4 * 4, block[0]);
-}
+// Values 4 lane .. 4 lane + 3 of a row, as they are stored.
+SP_DEVICE uint2 words_of(const u8* row, u32 lane) { return reinterpret_cast<const uint2*>(row)[lane]; }
 
 SP_DEVICE Four four_of(uint2 words) {
-    if (!Q4) return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
-    const f32 d = f32_from_f16(u16(words.y));
-    return {{d * f32(i32(words.x & 15) - 8), d * f32(i32(words.x >> 8 & 15) - 8), d * f32(i32(words.x >> 16 & 15) - 8),
-             d * f32(i32(words.x >> 24 & 15) - 8)}};
+    return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
 }
 
 SP_DEVICE Four four_of(const u8* row, u32 lane) { return four_of(words_of(row, lane)); }

@@ -1,0 +1,127 @@
+"""KeyBasis: in which order, scale and rotation the channels of a layer's keys are cached, and queries meet them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Doubles, Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.attention.attention_rows import ROWS_A_BLOCK, TURN_KEYS
+from sp.ops.hadamard import sylvester
+
+PART = 32  # values that weigh most, then as many that weigh less, in every 64 of a cached row
+LEAST = 0.02
+"""A channel counts for at least this share of the root mean square of all: its inverse must not explode."""
+
+
+@dataclass(frozen=True)
+class KeyBasis:
+    """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
+
+    A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
+    the same for all keys and leaves softmax as it is. `order` puts channels that weigh most into the first 32 of every 64
+    places, the others into the second; H rotates each of the two kinds by itself, over all its places (see `turned`).
+
+    Attributes
+    ----------
+    order : int32 (kv_heads, d)
+        Channel of each place.
+    offset, scale : float32 (kv_heads, d)
+        Of each place.
+    """
+
+    order: Ints
+    offset: Floats
+    scale: Floats
+
+    @classmethod
+    def plain(cls, kv_heads: int, head_dim: int) -> KeyBasis:
+        """Of keys that nobody measured: rotated alone.
+
+        >>> KeyBasis.plain(1, 64).order[0, :4].tolist()
+        [0, 1, 2, 3]
+        """
+        shape = kv_heads, head_dim
+        order = np.broadcast_to(np.arange(head_dim, dtype=np.int32), shape)
+        return cls(np.ascontiguousarray(order), np.zeros(shape, np.float32), np.ones(shape, np.float32))
+
+    @classmethod
+    def measured(cls, mean: Doubles, keys: Doubles, queries: Doubles) -> KeyBasis:
+        """Of root mean squares (kv_heads, d): of `keys` less their `mean`, and of `queries`. A channel weighs what both
+        make together, and its scale lets the two share its error.
+
+        >>> heavy = KeyBasis.measured(np.zeros((1, 64)), np.arange(64.0)[None], np.ones((1, 64))).order[0, :32]
+        >>> int(heavy.min())
+        32
+        """
+        mean, keys, queries = (np.asarray(one, np.float64) for one in (mean, keys, queries))
+        keys, queries = (np.maximum(one, LEAST * np.sqrt((one**2).mean(1, keepdims=True))) for one in (keys, queries))
+        keys, queries = (np.where(one > 0, one, 1.0) for one in (keys, queries))
+        order = np.argsort(-(keys * queries), axis=1, kind="stable").astype(np.int32)
+        kv_heads, d = order.shape
+        order = order.reshape(kv_heads, 2, d // (2 * PART), PART).swapaxes(1, 2).reshape(kv_heads, d)
+        offset, scale = (np.take_along_axis(one, order, 1) for one in (mean, np.sqrt(keys / queries)))
+        return cls(np.ascontiguousarray(order), offset.astype(np.float32), scale.astype(np.float32))
+
+    @cached_property
+    def inverse(self) -> Floats:
+        """One over `scale`."""
+        xp: Any = import_cupy() if is_device(self.scale) else np
+        found: Floats = xp.float32(1) / self.scale
+        return found
+
+    def on_device(self) -> KeyBasis:
+        """The same on the current device."""
+        cupy = import_cupy()
+        return replace(self, **{name: cupy.asarray(getattr(self, name)) for name in ("order", "offset", "scale")})
+
+    def stored(self, keys: Floats) -> Floats:
+        """Keys (tokens, kv_heads, d), float32, as they are packed."""
+        placed = np.take_along_axis(keys, self.order[None], axis=2)
+        return turned((placed - self.offset) * self.inverse)
+
+    def keys(self, stored: Floats) -> Floats:
+        """Keys from what was packed, in the order of the model: float32 (tokens, kv_heads, d), on the device float16."""
+        if is_device(stored):
+            return self._launch(stored, keys=True)
+        placed, out = turned(stored) * self.scale + self.offset, np.empty_like(stored)
+        np.put_along_axis(out, np.broadcast_to(self.order, out.shape), placed, axis=2)
+        return out
+
+    def queries(self, q: Floats) -> Floats:
+        """Queries (n, heads, d), float32, on the device float16, as they meet packed keys."""
+        if is_device(q):
+            return self._launch(q, keys=False)
+        n, heads, d = q.shape
+        grouped = q.reshape(n, len(self.order), -1, d)
+        placed = np.take_along_axis(grouped, self.order[None, :, None], axis=3) * self.scale[:, None].astype(q.dtype)
+        return turned(placed).reshape(n, heads, d)
+
+    def _launch(self, rows: Any, *, keys: bool) -> Any:
+        (n, heads, d), out = rows.shape, import_cupy().empty(rows.shape, np.float16)
+        group = heads // len(self.order)
+        TURN_KEYS.launch(
+            (-(-n * heads // ROWS_A_BLOCK),), rows, self.order, self.offset, self.scale, out, n * heads, heads, group,
+            defines={"HEAD_DIM": d, "TO_KEYS": int(keys)},
+        )  # fmt: skip
+        return out
+
+
+def turned(x: Floats) -> Floats:
+    """Rotate the first 32 of every 64 values of a row (..., d) together, and the second ones together, by a Hadamard
+    matrix over the largest power of two that divides their count. Its own inverse.
+
+    >>> turned(np.eye(1, 64, dtype=np.float32))[0, 31:33].round(4).tolist()
+    [0.1768, 0.0]
+    """
+    blocks = x.shape[-1] // (2 * PART)
+    together = blocks & -blocks
+    split = x.reshape(-1, blocks // together, together, 2, PART)
+    inner = split @ sylvester(PART).astype(x.dtype, copy=False)
+    outer = np.einsum("abcde,cf->abfde", inner, sylvester(together).astype(x.dtype, copy=False), optimize=True)
+    out: Floats = np.ascontiguousarray(outer).reshape(x.shape)
+    return out
