@@ -40,7 +40,9 @@ def bench_model(
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
-    kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = KVType("f16"),
+    kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = KVType(
+        "f16"
+    ),
     rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
     chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
     sparse: Annotated[

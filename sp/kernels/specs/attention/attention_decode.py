@@ -20,7 +20,9 @@ ROOMY_RING = {(256, 16): (8, 3), (256, 8): (8, 4)}  # where a block may have 224
 SPLIT_TOKENS = 256
 
 
-def variant(head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False) -> dict[str, int]:
+def variant(
+    head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False
+) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
     key = head_dim, next((wide for wide in (F16_ROWS, Q8_ROWS) if wide in formats), 5)
     warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
