@@ -66,8 +66,9 @@ def test_means(guarded, d, fmt):
         case = Case(1, tokens, 2, 2, d, fmt=fmt)
         _, at, _ = case.device(guarded)
         got = to_float64(block_means(at.k, at.table, tokens, fmt))
-        want = np.stack([case.k[i : i + BLOCK].mean(axis=0) for i in range(0, tokens, BLOCK)], axis=1)
-        np.testing.assert_allclose(got, want, rtol=2**-10, atol=1e-6)
+        rows = case.k.astype(np.float16).astype(np.float64)  # as whoever unpacks packed rows finds them
+        want = np.stack([rows[i : i + BLOCK].mean(axis=0) for i in range(0, tokens, BLOCK)], axis=1)
+        np.testing.assert_allclose(got, want, rtol=2**-10, atol=2e-4 if fmt in (K5, V4) else 1e-6)
 
 
 @pytest.mark.parametrize("d", [128, 256])
