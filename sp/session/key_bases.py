@@ -17,7 +17,7 @@ import numpy as np
 from sp.arrays import Ints
 from sp.errors import ConfigError
 from sp.gguf import Tokenizer
-from sp.models import Model
+from sp.models import KVType, Model
 from sp.models.run.key_bases import measured_bases, measured_layers
 from sp.models.shards.shards import SharedModel
 from sp.ops.attention.key_basis import KeyBasis
@@ -116,6 +116,11 @@ class FileBases:
                 found = self._kept(model, key)
                 self._known[key] = self._measured(model, key, tokens, self.reporter) if found is None else found
             return self._known[key]
+
+    def knows(self, model: Model, kv: str) -> bool:
+        """Whether a cache of that name has nothing to wait for."""
+        tokens = self._tokens(model)
+        return KVType(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
 
     def _tokens(self, model: Model) -> int:
         most = TOKENS_IF_LARGE if model.device == "cpu" and self.parameters > LARGE else TOKENS
