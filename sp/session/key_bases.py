@@ -25,7 +25,7 @@ from sp.scoring.calibration.reading import PHRASINGS, code, fill, log, prose, re
 from sp.scoring.calibration.record import file_sha256, folder
 from sp.trace import Reporter, write_atomic
 
-SCHEMA = "sp-key-bases/1"
+SCHEMA = "sp-key-bases/2"
 TOKENS = 4096
 """Of each text. They have to be long: at places far back RoPE has turned slow channels further, and bases of texts of
 1,024 cost a cache of 8,192 tokens half as much again."""

@@ -10,10 +10,11 @@ from tiny_models import write_tiny
 
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
-from sp.models.run.key_bases import SKIP, measured_bases, measured_layers
+from sp.models.run.key_bases import NEAR, SKIP, measured_bases, measured_layers
 from sp.ops.attention.key_basis import PART, KeyBasis, turned
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
+from sp.quant.cached import K5
 
 RNG = np.random.default_rng(5)
 HEADS, GROUP = 2, 3
@@ -76,6 +77,24 @@ def test_channels_that_weigh_most_take_the_first_half_of_each_block() -> None:
     assert (placed[:, first].min(axis=1) >= placed[:, ~first].max(axis=1)).all()
 
 
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_the_key_that_a_basis_is_around_is_packed_without_error(d) -> None:
+    basis, key = some_basis(d), 30 * RNG.normal(size=(HEADS, d)).astype(np.float32)
+    around = basis.around(key)
+    errors = [np.abs(each.keys(K5.decode(K5.encode(each.stored(key[None])))) - key).max() for each in (basis, around)]
+    assert errors[1] < 1e-4 < 0.1 < errors[0]
+    assert np.array_equal(around.order, basis.order)
+    assert np.array_equal(around.scale, basis.scale)
+    assert around.offset.dtype == np.float32
+
+
+def test_tokens_far_back_count_less(model) -> None:
+    near, far = (np.full(n, 7) for n in (NEAR, 2 * NEAR))
+    assert NEAR > SKIP
+    one, other = (measured_bases(model, [ids])[0] for ids in (near, far))
+    assert not np.array_equal(one.scale, other.scale)
+
+
 def test_a_channel_that_is_always_zero_has_a_scale() -> None:
     basis = KeyBasis.measured(np.zeros((1, 64)), np.zeros((1, 64)), np.zeros((1, 64)))
     assert np.isfinite(basis.inverse).all()
@@ -87,6 +106,7 @@ def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> 
     model = load_model(write_tiny(tmp_path / "m.gguf", arch))
     runs = [np.random.default_rng(seed).integers(0, model.config.vocab, n) for seed, n in ((1, 120), (2, 70))]
     keys: dict[int, list] = {}
+    first: dict[int, list] = {}
     asked: dict[int, list] = {}
     for ids in runs:
         cache = model.new_cache(len(ids), "f32")
@@ -94,12 +114,13 @@ def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> 
         prefill(model, ids, np.arange(len(ids)), cache, rows=len(ids), hooks=look)
         for layer in model.config.attention_layers:
             keys.setdefault(layer, []).append(cache.keys(layer)[SKIP:])
+            first.setdefault(layer, []).append(cache.keys(layer)[0])
     found = measured_bases(model, runs)
     assert tuple(found) == model.config.attention_layers == measured_layers(model)
     for layer, basis in found.items():
         k, q = (np.concatenate(one[layer]).astype(np.float64) for one in (keys, asked))
         q = np.sqrt(np.square(q).reshape(len(q), k.shape[1], -1, k.shape[2]).mean(axis=(0, 2)))
-        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q)
+        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q).around(np.mean(first[layer], axis=0))
         np.testing.assert_allclose(basis.scale, want.scale, rtol=1e-3)
         np.testing.assert_allclose(basis.offset, want.offset, atol=1e-4)
 
