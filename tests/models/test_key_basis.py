@@ -10,7 +10,9 @@ from tiny_models import write_tiny
 
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
+from sp.models.run.context_parallel import read_by_layer_on
 from sp.models.run.key_bases import NEAR, SKIP, measured_bases, measured_layers
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.key_basis import PART, KeyBasis, turned
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
@@ -18,6 +20,7 @@ from sp.quant.cached import K5
 
 RNG = np.random.default_rng(5)
 HEADS, GROUP = 2, 3
+SHIFT_MATTERS = ["tiny-gpt-oss", "tiny-gemma2"]  # sinks, and caps of scores
 
 
 def some_basis(d: int) -> KeyBasis:
@@ -214,3 +217,38 @@ def test_cards_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, run
         for name in ("offset", "scale"):
             got = np.concatenate([getattr(part[layer], name) for part in parts])
             np.testing.assert_allclose(got, getattr(whole, name), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["tiny-gemma4", "tiny-gemma3", "tiny-muse-glimmer", "tiny-qwen35", *SHIFT_MATTERS])
+def test_windows_heads_of_two_sizes_and_layers_without_rope_have_bases(shape, tmp_path) -> None:
+    model = load_model(write_synthetic(tmp_path / "m.gguf", shape, "q8_0", 0))
+    ids = np.random.default_rng(1).integers(0, model.config.vocab, 150)
+    found = measured_bases(model, [ids])
+    assert tuple(found) == model.config.attention_layers
+    for layer, basis in found.items():
+        sizes = model.config.heads_of(layer)
+        assert basis.order.shape == basis.offset.shape == basis.scale.shape == (sizes.kv_heads, sizes.head_dim)
+        assert np.isfinite(basis.offset).all()
+        assert (basis.scale > 0).all()
+        assert basis.offset.any() == (shape not in SHIFT_MATTERS)
+    model.key_bases = lambda _: found
+
+    def logits(kv: str) -> np.ndarray:
+        cache = model.new_cache(len(ids), kv)
+        return prefill(model, ids, np.arange(len(ids)), cache)
+
+    exact, most = logits("f32"), 0.3 if model.config.experts else 0.1  # random routers are easily upset
+    assert np.square(logits("5bit") - exact).mean() < most * exact.var()
+
+
+def test_cards_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
+    known, seen = measured_bases(model, runs), []
+    own = load_model_like(model)
+    own.key_bases = lambda _: known
+    ids = np.random.default_rng(2).integers(0, model.config.vocab, 900)
+
+    def look(layer: int, q, cache: Cache) -> None:
+        seen.append((layer, cache.stored(layer).basis is known[layer]))
+
+    read_by_layer_on(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv="5bit")
+    assert seen == [(layer, True) for layer in range(model.config.layers)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats, Ints
 from sp.models.cache.cache import Cache
+from sp.models.layer.attention import Attention
 from sp.models.network.model import Model
 from sp.models.run.hooks import Hooks, Progress
 from sp.models.run.layer_major import read_by_layer
@@ -35,7 +36,8 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
     Keys and queries count as they meet: behind RoPE, from an exact cache. The mean of a channel of keys, the root mean
     square about it, and that of the queries of all heads that share a head of keys are over all tokens but the first of
-    each run, weighted by place; sums are in float64. Bases are then put around the mean key of the first tokens.
+    each run, weighted by place; sums are in float64. Bases are then put around the mean key of the first tokens. Layers
+    that cap scores, or have sinks, where a number that all scores lack is no matter of indifference, have no offset.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
     for ids in runs if wanted else ():
         cache, hooks = model.new_cache(len(ids), kv, layers=1), Hooks(on_attention=look, progress=progress)
         read_by_layer(model, ids, np.arange(len(ids)), cache, hooks, rows=len(ids), depth=model.depth)
-    return {layer: _basis(found) for layer, found in sorted(sums.items())}
+    return {layer: _basis(found, _centred(model, layer)) for layer, found in sorted(sums.items())}
 
 
 def _sums(q: Any, k: Any) -> list[Any]:
@@ -81,8 +83,15 @@ def _sums(q: Any, k: Any) -> list[Any]:
     return [1, first, weights.sum(keepdims=True), *(xp.tensordot(weights, one, 1) for one in (k, k * k, asked))]
 
 
-def _basis(sums: Sequence[Any]) -> KeyBasis:
+def _centred(model: Model, layer: int) -> bool:
+    """Whether attention of a layer stays what it is where one number is taken off all scores of a query."""
+    mixer = model.trunk.blocks[layer].mixer
+    return isinstance(mixer, Attention) and mixer.rule.softcap is None and mixer.rule.sinks is None
+
+
+def _basis(sums: Sequence[Any], centred: bool) -> KeyBasis:
     count, first, weight, keys, squares, asked = sums[0], *map(on_host, sums[1:])
-    mean: Doubles = keys / weight
-    around = np.sqrt(np.maximum(squares / weight - mean * mean, 0))
-    return KeyBasis.measured(mean, around, np.sqrt(asked / weight)).around((first / count).astype(np.float32))
+    mean: Doubles = keys / weight * centred
+    about = np.sqrt(np.maximum(squares / weight - mean * mean, 0))
+    found = KeyBasis.measured(mean, about, np.sqrt(asked / weight))
+    return found.around((first / count).astype(np.float32)) if centred else found

@@ -28,8 +28,9 @@ class KeyBasis:
     """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
 
     A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
-    the same for all keys and leaves softmax as it is. `order` puts channels that weigh most into the first 32 of each
-    64 places, the others into the second; H rotates each of both kinds by itself, over all its places (see `turned`).
+    the same for all keys and leaves softmax as it is. Where scores are capped, or have a sink, an offset has to be 0.
+    `order` puts channels that weigh most into the first 32 of each 64 places, the others into the second; H rotates
+    each of both kinds by itself, over all its places (see `turned`).
 
     Attributes
     ----------
