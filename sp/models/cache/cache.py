@@ -21,6 +21,7 @@ from sp.ops.attention.score_rule import window_reach
 from sp.quant import Math
 from sp.quant.cached import K5
 
+
 @dataclass
 class DeltaState:
     """Memory of one Gated DeltaNet layer: float32 whatever the format of the pages.
@@ -137,7 +138,7 @@ class Cache:
         Storage of keys and values, see `KVType`; ``"f32"`` is the reference and for the CPU alone.
     rotate : bool, optional
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
-        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if `kv` is quantised.
+        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if it is quantised.
     layers : int, optional
         Attention layers whose pages fit their pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}
@@ -201,9 +202,7 @@ class Cache:
                 pages = pages or min(layers or len(alike), len(alike)) * blocks
                 shape = pages, PAGE_TOKENS, sizes.kv_heads
                 # On the CPU the system commits a page's memory only when it is first written.
-                k, v = (
-                    xp.empty((*shape, fmt.row_bytes(sizes.head_dim)), np.uint8) for fmt in (self.kv.k, self.kv.v)
-                )
+                k, v = (xp.empty((*shape, fmt.row_bytes(sizes.head_dim)), np.uint8) for fmt in (self.kv.k, self.kv.v))
                 rows = slice(len(placed), len(placed) + len(alike))
                 self._pools.append(_Pool(k, v, rows, list(range(pages))[::-1]))
                 placed += alike
