@@ -1,4 +1,4 @@
-"""attention_decode on emulated blocks, of every format of keys and values, against attention in float64; and its banks."""
+"""attention_decode on emulated blocks, of every format of keys and values, against float64; and its banks."""
 
 from __future__ import annotations
 
