@@ -15,10 +15,10 @@ int peer_open(const char *folder, const char *path) {
     return model ? llama_vocab_n_tokens(llama_model_get_vocab(model)) : 0;
 }
 
-/* An empty cache for n tokens in place of the last one. */
-int peer_context(int n, int kv, int flash, int threads) {
+/* An empty cache for n tokens in place of the last one; types of keys and values as ggml numbers them. */
+int peer_context(int n, int k, int v, int flash, int threads) {
     struct llama_context_params p = llama_context_default_params();
-    p.n_ctx = n, p.type_k = p.type_v = kv, p.n_threads = p.n_threads_batch = threads;
+    p.n_ctx = n, p.type_k = k, p.type_v = v, p.n_threads = p.n_threads_batch = threads;
     p.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     if (context) llama_free(context);
     context = llama_init_from_model(model, p);
@@ -41,4 +41,11 @@ int peer_read(const int *ids, int start, const signed char *out, int n, float *l
 
 int peer_tokens(const char *text, int size, int *ids, int most) {
     return llama_tokenize(llama_model_get_vocab(model), text, size, ids, most, true, true);
+}
+
+/* A file's weights as F32, in a file of their own. */
+int peer_unpack(const char *path, const char *to, int threads) {
+    struct llama_model_quantize_params p = llama_model_quantize_default_params();
+    p.nthread = threads, p.ftype = LLAMA_FTYPE_ALL_F32, p.allow_requantize = true;
+    return llama_model_quantize(path, to, &p);
 }

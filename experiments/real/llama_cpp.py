@@ -71,7 +71,7 @@ def main(path: Path, headers: Path, bins: Path) -> None:
         near = rows if near is None else near
         print(f"sp {kv}:", judged(rows, near), flush=True)
         for flash in (False, True):
-            assert peer.peer_context(n, kind, flash, 2), "llama.cpp has no such cache"
+            assert peer.peer_context(n, kind, kind, flash, 2), "llama.cpp has no such cache"
             rows = read(peer, vocab, IDS, 0, ROWS)
             print(f"llama.cpp {kv}, flash attention {'on' if flash else 'off'}:", judged(rows, near), flush=True)
     equal = tokens = 0

@@ -257,7 +257,8 @@ def open_pair(
 @contextmanager
 def once(what: str, total: int) -> Iterator[Any]:
     """A `progress_bar` of what is done once and kept, and a line about it wherever standard error goes."""
-    print(f"sp: {what}: which of its layers retrieve; once, it is kept", file=sys.stderr)
+    why = "how its keys lie" if what.startswith("measuring") else "which of its layers retrieve"
+    print(f"sp: {what}: {why}; once, it is kept", file=sys.stderr)
     with progress_bar(what.split()[0], total) as progress:
         yield progress
 

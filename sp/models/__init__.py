@@ -25,7 +25,6 @@ from sp.models.shards.shards import Shards
 
 __all__ = [
     "ARCHITECTURES",
-    "KVType",
     "Architecture",
     "Arithmetic",
     "AskedScaling",
@@ -39,6 +38,7 @@ __all__ = [
     "ExpertConfig",
     "Gaps",
     "Hooks",
+    "KVType",
     "LayerAttention",
     "Model",
     "ModelConfig",

@@ -1,8 +1,8 @@
-"""Formats of cached keys and values that no file has: 64 values a block, a byte for the scale of 16, codes around a half.
+"""Formats of cached keys and values that no file has: 64 values a block, a byte for the scale of 16.
 
-With ``t = code - middle`` a value is ``scale * t`` for six bits (the middle is 31.5) and ``scale * t (1 + BEND t t)`` for
-four (7.5): levels that lie closer in the middle, where most values of a rotated row are. A scale is the upper byte of a
-float16 without its sign: five bits of exponent and three of mantissa. Of the five scales from the one that just holds
+With ``t = code - middle`` a value is ``scale * t`` for six bits (the middle is 31.5) and ``scale * t (1 + BEND t t)``
+for four (7.5): levels that lie closer in the middle, where most values of a rotated row are. A scale is the upper byte
+of a float16 without its sign: five bits of exponent and three of mantissa. Of the five scales from the one that just holds
 the largest value downwards the encoder takes the one with the least squared error.
 
 Layout of a block of 64, in words of four bytes: scales of its four groups of 16; eight words of four-bit codes, word w
@@ -134,5 +134,5 @@ K5 = BlockFormat(
     slab_encoder("K5", BLOCK, 44, _encode_k5),
     slab_decoder("K5", BLOCK, 44, _decode_k5),
 )
-"""Keys in 5.5 bits: six-bit codes of the first 32 values, which are those that weigh most (see `KeyBasis`), four-bit codes
-of the others. Layout (44 bytes): ``u1 scales[4]; u1 codes[32]; u1 upper[8]``."""
+"""Keys in 5.5 bits: six-bit codes of the first 32 values, which weigh most (see `KeyBasis`), four-bit codes of the
+others. Layout (44 bytes): ``u1 scales[4]; u1 codes[32]; u1 upper[8]``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +37,7 @@ from sp.quant import Math
 from sp.scoring.base import ModelFreeScorer, Scorer
 from sp.scoring.calibration.measure import known_retrieval, made_retrieval, makes_one, needed_depth
 from sp.session.device_memory import Where
+from sp.session.key_bases import FileBases, with_bases
 from sp.trace import Reporter
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
@@ -172,7 +174,8 @@ def load(
         Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
         calibration is looked up, or made, where one of them asks for it.
     reporter : Reporter, optional
-        Is told when a calibration is made, which may take a minute.
+        Is told when a calibration is made, or keys are measured for a cache that turns them (`5bit`); either may take
+        a minute.
 
     Raises
     ------
@@ -217,6 +220,8 @@ def load(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
+    parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
+    with_bases(model, FileBases(file.path, tokenizer, trained, parameters, reporter))
     return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
 
 
@@ -274,6 +279,7 @@ def synthetic(
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
             made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
+            with_bases(made.model, None)  # of random weights, whose file is gone
             return replace(made, path=name)
     from sp.models.synthetic.random_store import random_model, random_shards
 

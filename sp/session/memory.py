@@ -148,6 +148,7 @@ class TargetMemory:
             device=model.device,
             snapshots=snapshots,
             math=model.arithmetic.attention,
+            bases=model.bases_for,
         )
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
         self._graphs: CacheGraphs | None = None
@@ -309,5 +310,7 @@ class DrafterMemory:
 
     def _empty(self, rotary: Rope) -> Trail:
         drafter, layers, kv, snapshots = self._how
-        device, math = drafter.model.device, drafter.model.arithmetic.attention
-        return Trail(replace(layers, rope=rotary), kv, device=device, snapshots=snapshots, math=math)
+        model = drafter.model.with_rope(rotary)
+        device, math = model.device, model.arithmetic.attention
+        layers = replace(layers, rope=rotary)
+        return Trail(layers, kv, device=device, snapshots=snapshots, math=math, bases=model.bases_for)

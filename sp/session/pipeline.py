@@ -25,6 +25,7 @@ from sp.session import request
 from sp.session.answer import check_draft
 from sp.session.decision import Pair, check_scoring, settle
 from sp.session.device_memory import Where, format_bytes
+from sp.session.key_bases import FileBases
 from sp.session.loaded import OF_ONE_CARD, Loaded, default_drafter, draft_on_cards, embedded, load, sharing, spread
 from sp.session.measured import known_break_evens
 from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions
@@ -91,6 +92,7 @@ class Pipeline(Pair):
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
         group = sharing(place.cards, place.target_cards, pick_device(place.device), place.vram)
         how: dict[str, Any] = {"rope": models.target_rope, "room": place.vram, "math": models.math, "group": group}
+        how |= {"reporter": reporter}
         small = drafter or default_drafter(target, None if scorers is None else map(type, scorers))
         chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
         drafting: dict[str, Any] = {"extrapolate": True, "rope": models.drafter_rope, "math": models.drafter_math}
@@ -151,15 +153,21 @@ class Pipeline(Pair):
         return self.cards is not None or isinstance(self.target.model, SharedModel)
 
     def ready(self, options: RunOptions, reporter: Reporter | None = None) -> None:
-        """Make the drafter ready for a scorer: with its file's calibration, if that is asked for.
+        """Make the drafter ready for a scorer, with its file's calibration if that is asked for, and the target for a
+        cache, with the bases of its keys.
 
-        One that is not known is made, which may take a minute; `reporter` is told of it.
+        What is not known is made, which may take a minute; `reporter` is told of a calibration, and of bases the one
+        that `open` was given.
 
         Raises
         ------
         ConfigError
             Layers that the scorer needs were not loaded, as the pair was opened for others.
         """
+        target = self.target.model
+        if isinstance(target.key_bases, FileBases) and not target.key_bases.knows(target, options.kv):
+            with self.residency.using("target", TOKENS):  # not while a stage is shown and timed that needs them
+                target.bases_for(options.kv)
         scorer, drafter = options.scorer, self.drafter
         if drafter is None or not scorer.drafts or options.compress == "off":
             return

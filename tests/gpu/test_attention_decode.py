@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
-from paged import SHAPES, PagedCase
+from paged import MIXED, PLAIN, SHAPES, PagedCase, names
 
 cp = pytest.importorskip("cupy")
 
@@ -32,7 +32,7 @@ def queries(rng, n, heads, d):
     return rng.standard_normal((n, heads, d)).astype(np.float16)
 
 
-@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
+@pytest.mark.parametrize(("fmt", "rotate"), PLAIN + MIXED, ids=names)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
 @pytest.mark.parametrize(
     ("n", "prefix"), [(1, 0), (1, 1), (1, 127), (1, 2500), (2, 129), (31, 0), (32, 7), (33, 1000), (64, 513)]
@@ -50,7 +50,7 @@ def test_against_float64(fmt, rotate, d, heads, kv_heads, n, prefix):
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True), (F16, True)])
+@pytest.mark.parametrize(("fmt", "rotate"), [*PLAIN, *MIXED, (F16, True)], ids=names)
 @pytest.mark.parametrize(("n", "prefix"), [(1, 4000), (3, 30), (17, 640), (65, 100), (2, 3000)])
 def test_finished_outputs(gated, fmt, rotate, n, prefix):
     rng = np.random.default_rng(n)

@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
-from paged import SHAPES, PagedCase
+from paged import MIXED, PLAIN, SHAPES, PagedCase, names
 
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import forced_path  # noqa: E402
-from sp.ops import kv_gather  # noqa: E402
 from sp.ops.attention.attention import attention_output, paged_attention  # noqa: E402
 from sp.ops.attention.attention_portable import prefill  # noqa: E402
 from sp.ops.attention.key_blocks import BlockLists  # noqa: E402
-from sp.quant import F16, Q4_0  # noqa: E402
+from sp.quant import F16  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 
@@ -31,15 +30,14 @@ def queries(rng, n, heads, d):
     return rng.standard_normal((n, heads, d)).astype(np.float16)
 
 
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
 @pytest.mark.parametrize(
     ("n", "prefix"),
     [(1, 0), (2, 129), (31, 1), (33, 1000), (64, 64), (127, 0), (128, 0), (129, 7), (1000, 0), (65, 1023)],
 )
-def test_against_float64(fmt, d, heads, kv_heads, n, prefix):
+def test_against_float64(d, heads, kv_heads, n, prefix):
     rng = np.random.default_rng(n + prefix)
-    case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt)
+    case = PagedCase.make(rng, prefix + n, kv_heads, d, F16)
     q = queries(rng, n, heads, d)
     got = prefill(cp.asarray(q), case.device(), d**-0.5)
     assert nmse(got, case.want(q)) < BOUND
@@ -47,11 +45,10 @@ def test_against_float64(fmt, d, heads, kv_heads, n, prefix):
     np.testing.assert_array_equal(got.get(), again.get())
 
 
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_tokens_are_counted_where_a_graph_can_read_them(fmt, d):
+def test_tokens_are_counted_where_a_graph_can_read_them(d):
     rng = np.random.default_rng(d)
-    case = PagedCase.make(rng, 300, 2, d, fmt)
+    case = PagedCase.make(rng, 300, 2, d, F16)
     q = cp.asarray(queries(rng, 100, 4, d))
     want = prefill(q, case.device(), d**-0.5)
     at = replace(case.device(cp.full(1, 300, np.int32)), tokens=384)  # what the host counts is not looked at
@@ -76,18 +73,17 @@ def listed(rng, heads, n, tokens):
     return counts, indices
 
 
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
 @pytest.mark.parametrize("d", [128, 256])
 @pytest.mark.parametrize(("n", "prefix"), [(129, 0), (300, 701), (1000, 24)])
-def test_lists_of_key_blocks(fmt, d, n, prefix, guarded):
+def test_lists_of_key_blocks(d, n, prefix, guarded):
     rng = np.random.default_rng(n)
     heads, kv_heads, tokens = 4, 2, n + prefix
-    case = PagedCase.make(rng, tokens, kv_heads, d, fmt)
+    case = PagedCase.make(rng, tokens, kv_heads, d, F16)
     q, (counts, indices) = queries(rng, n, heads, d), listed(rng, heads, n, tokens)
     lse = guarded((heads, n), np.float32)
     lists = BlockLists(cp.asarray(counts), cp.asarray(indices))
     got = prefill(cp.asarray(q), case.device(), d**-0.5, lists, lse=lse)
-    k, v = (kv_gather(pages, case.table, tokens, fmt).astype(np.float64) for pages in (case.k_pages, case.v_pages))
+    k, v = case.stored()
     seen = np.arange(tokens) <= prefix + np.arange(n)[:, None]
     want, want_lse = np.zeros((n, heads, d)), np.zeros((heads, n))
     for head in range(heads):
@@ -103,11 +99,10 @@ def test_lists_of_key_blocks(fmt, d, n, prefix, guarded):
     np.testing.assert_allclose(lse.get(), want_lse, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
+@pytest.mark.parametrize(("fmt", "rotate"), PLAIN + MIXED, ids=names)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(24, 4, 256), (4, 2, 128), (2, 1, 64)])
-@pytest.mark.parametrize(("n", "prefix", "workspace"), [(65, 0, 1 << 30), (130, 1000, 1 << 30), (130, 1000, 0)])
-def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, prefix, workspace, monkeypatch):
-    monkeypatch.setattr("sp.ops.attention.attention.WORKSPACE_BYTES", workspace)
+@pytest.mark.parametrize(("n", "prefix"), [(65, 0), (130, 1000)])
+def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, prefix):
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
     q, wide = queries(rng, n, heads, d), to_bf16(rng.standard_normal((n, heads, 2 * d)))

@@ -143,9 +143,7 @@ def test_tiles_for_the_next_product(sizes, nodes, careful) -> None:
         pytest.skip("only the Hopper products take tiles")
     arrays, parents = layer(sizes, nodes), tree(nodes, "random")
     width = sizes[1] * sizes[2]
-    reader = SimpleNamespace(
-        format=Q4_K, shape=(5120, width), nbytes=5120 * Q4_K.row_bytes(width), math=Math.BF16
-    )
+    reader = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=5120 * Q4_K.row_bytes(width), math=Math.BF16)
     given = on_device(arrays, careful), careful((nodes,), np.uint64, words(parents)), room(sizes, 1, careful)
     got = read(sizes, *given, reader=reader)
     assert isinstance(got, InputTiles)

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from compare import nmse, to_float64
-from paged import PagedCase
+from paged import PagedCase, names
 
 cp = pytest.importorskip("cupy")
 
@@ -17,8 +17,9 @@ from sp.ops.attention.importance import STEPS, Reduction, attention_probs, fold_
 from sp.ops.attention.kv_pages import kv_gather  # noqa: E402
 from sp.ops.rope import Rope, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
+from sp.quant.cached import K5, V4  # noqa: E402
 
-BOUND = {F16: 1e-8, Q4_0: 1e-5}  # Q4_0 keys are rounded to f16 on the device
+BOUND = {F16: 1e-8, Q4_0: 1e-5, (K5, V4): 1e-5}  # packed keys are rounded to f16 on the device
 SHAPES = [(16, 8, 128), (24, 4, 256), (6, 1, 64), (8, 1, 512)]
 
 
@@ -32,11 +33,11 @@ def layer(seed: int, n: int, tokens: int, heads: int, kv_heads: int, d: int, fmt
     """Queries that pick few keys, and a paged cache whose other slots are NaN."""
     rng = np.random.default_rng(seed)
     q = (3 * rng.standard_normal((n, heads, d))).astype(np.float16)
-    return q, PagedCase.make(rng, tokens, kv_heads, d, fmt)
+    return q, PagedCase.make(rng, tokens, kv_heads, d, fmt, fmt == (K5, V4))
 
 
 def weights(q: np.ndarray, case: PagedCase, causal: bool) -> np.ndarray:
-    k = kv_gather(case.k_pages, case.table, case.tokens, case.fmt).astype(np.float64)
+    k, _ = case.stored()
     n, tokens = len(q), case.tokens
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
     return attention_probs(q.astype(np.float64), k, limit)
@@ -47,7 +48,7 @@ def on_device(q, case, reduction, running=None, **options):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [F16, Q4_0, (K5, V4)], ids=names)
 @pytest.mark.parametrize(("n", "tokens"), [(1, 1), (8, 8), (1, 129), (8, 1000), (13, 5003), (40, 128)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_importance(heads, kv_heads, d, fmt, n, tokens, causal):

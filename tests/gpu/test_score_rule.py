@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compare import nmse
-from paged import PagedCase
+from paged import MIXED, PLAIN, PagedCase, names
 
 cp = pytest.importorskip("cupy")
 
 from sp.errors import ConfigError  # noqa: E402
 from sp.kernels import forced_path  # noqa: E402
-from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops import kv_gather  # noqa: E402
 from sp.ops.attention import attention_split  # noqa: E402
 from sp.ops.attention.attention import attention, attention_output, paged_attention, prefill_attention  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
@@ -22,7 +22,7 @@ from sp.ops.attention.tree_attention import seen_words, tree_attention, visible 
 from sp.ops.sparse.block_sparse import block_sparse  # noqa: E402
 from sp.ops.sparse.flashprefill import FlashPrefill  # noqa: E402
 from sp.ops.sparse.sparse_attention import sparse_attention  # noqa: E402
-from sp.quant import F16, Q4_0  # noqa: E402
+from sp.quant import F16, Q4_0, Q8_0  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 SINKS = np.array([-3.0, 0.5, 4.0, 12.0, -40.0, 1.0, 0.0, 2.0], np.float32)
@@ -70,7 +70,7 @@ def rules(name: str, heads: int, positions: np.ndarray, n: int) -> tuple[ScoreRu
     return host, replace(device, reach=reach)
 
 
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [F16, Q4_0, (Q8_0, Q4_0)], ids=names)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES + WIDE)
 @pytest.mark.parametrize(
     ("n", "prefix"), [(1, 0), (1, 777), (5, 300), (33, 1000), (64, 64), (65, 1), (129, 500), (900, 0)]
@@ -80,7 +80,7 @@ def test_against_float64(name, fmt, heads, kv_heads, d, n, prefix, path):
     rng = np.random.default_rng(n + prefix)
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt)
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
-    k, v = (kv_gather(one, case.table, case.tokens, fmt).astype(np.float64) for one in (case.k_pages, case.v_pages))
+    k, v = case.stored()
     host, device = rules(name, heads, gapped(prefix + n), n)
     want = attention(q.astype(np.float64), k, v, host)
     if host.reach is not None and fmt is F16:  # pages that no window reaches are not looked at
@@ -127,19 +127,16 @@ def test_trees_of_branches(name, heads, kv_heads, d):
     assert nmse(got, want.reshape(n, -1)) < BOUND
 
 
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
-@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, True), *PLAIN, *MIXED], ids=names)
 @pytest.mark.parametrize(("n", "prefix"), [(1, 777), (16, 300), (64, 9000), (200, 50)])
 def test_wide_heads_with_what_follows(fmt, rotate, n, prefix):
     """Queries turned as keys are cached, outputs turned back, by blocks for cards with much and with little room."""
     rng = np.random.default_rng(n)
-    case = PagedCase.make(rng, prefix + n, 2, 512, fmt)
+    case = PagedCase.make(rng, prefix + n, 2, 512, fmt, rotate)
     q = rng.standard_normal((n, 8, 512)).astype(np.float16)
-    k, v = (kv_gather(one, case.table, case.tokens, fmt).astype(np.float64) for one in (case.k_pages, case.v_pages))
-    exact = q.astype(np.float64)
-    want = attention(hadamard(exact, 512) if rotate else exact, k, v, ScoreRule(scale=0.05))
-    want = (hadamard(want, 64) if rotate else want).reshape(n, -1)
-    at, rule = replace(case.device(), rotated=rotate), ScoreRule(scale=0.05)
+    k, v = case.stored()
+    want = case.finished(attention(case.queries(q), k, v, ScoreRule(scale=0.05)), None).reshape(n, -1)
+    at, rule = case.device(), ScoreRule(scale=0.05)
     for roomy in (None, False):
         with pytest.MonkeyPatch.context() as patch:
             if roomy is not None:

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
-from paged import PagedCase
+from paged import MIXED, PLAIN, PagedCase, names
 
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
 from sp.models.cache.device_tables import DeviceTables  # noqa: E402
 from sp.models.run.tree import ancestry  # noqa: E402
-from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.attention.attention import attention_output  # noqa: E402
 from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
@@ -23,6 +22,7 @@ from sp.ops.attention.score_rule import ScoreRule  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
 from sp.quant import F16, Q4_0, Q4_K, Math  # noqa: E402
+from sp.quant.cached import K5, V4  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 TARGET, DRAFT, PAIR = (24, 4, 256), (32, 8, 128), (12, 2, 128)  # query heads, KV heads, head size
@@ -49,16 +49,10 @@ def seen_of(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
 
 def want(case: PagedCase, q: np.ndarray, seen: np.ndarray, window: int | None, wide: np.ndarray | None) -> np.ndarray:
     """Float64 over the stored values, rotated back and gated: (n, heads * d)."""
-    q = q.astype(np.float64)
-    if case.rotate_block:
-        q = hadamard(q, case.rotate_block)
-    k, v = (kv_gather(one, case.table, case.tokens, case.fmt) for one in (case.k_pages, case.v_pages))
+    q = case.queries(q)
     reach = None if window is None else ScoreRule(window=window).first_seen(len(q), case.tokens, q)
-    out = masked_attention(q, k.astype(np.float64), v.astype(np.float64), visible(seen, case.tokens, reach))
-    if case.rotate_block:
-        out = hadamard(out, 64)
-    if wide is not None:
-        out = out / (1 + np.exp(-to_float64(wide)[..., q.shape[2] :]))
+    out = masked_attention(q, *case.stored(), visible(seen, case.tokens, reach))
+    out = case.finished(out, None if wide is None else to_float64(wide))
     return out.reshape(len(q), -1)
 
 
@@ -86,7 +80,11 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("fmt", "rotate", "shape"), [(F16, False, TARGET), (Q4_0, True, TARGET), (F16, False, PAIR)])
+@pytest.mark.parametrize(
+    ("fmt", "rotate", "shape"),
+    [(F16, False, TARGET), (Q4_0, True, TARGET), ((K5, V4), True, TARGET), (F16, False, PAIR)],
+    ids=names,
+)
 @pytest.mark.parametrize(("n", "start"), SIZES)
 def test_trees_against_float64(fmt, rotate, shape, n, start):
     heads, kv_heads, d = shape
@@ -97,7 +95,7 @@ def test_trees_against_float64(fmt, rotate, shape, n, start):
 
 
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize(("fmt", "rotate"), [(Q4_0, True), (Q4_0, False), (F16, True)])
+@pytest.mark.parametrize(("fmt", "rotate"), [*PLAIN[1:], *MIXED, (F16, True)], ids=names)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(12, 2, 128), (2, 1, 64), (14, 2, 64), (5, 5, 256)])
 def test_other_formats_and_shapes(fmt, rotate, heads, kv_heads, d, kind):
     rng = np.random.default_rng(d)
@@ -223,12 +221,13 @@ def test_counts_that_move_in_the_graph_itself(fmt, rotate):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64), (F16, 1, 512)]
+    ("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), ((K5, V4), 1, 64), (F16, 1, 512)]
 )
 @pytest.mark.parametrize("graph", [False, pytest.param(True, marks=captures)])
 def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
     rng = np.random.default_rng(d)
-    pools = [rng.integers(0, 256, (12, 128, kv_heads, fmt.row_bytes(d)), np.uint8) for _ in range(2)]
+    formats = fmt if isinstance(fmt, tuple) else (fmt, fmt)
+    pools = [rng.integers(0, 256, (12, 128, kv_heads, one.row_bytes(d)), np.uint8) for one in formats]
     tables = rng.permutation(12).reshape(3, 4)
     path, kept, total = cp.zeros(64, np.int32), cp.zeros(1, np.int32), cp.zeros(1, np.int32)
     device, on_device = [cp.asarray(pool) for pool in pools], cp.asarray(tables.astype(np.int32))

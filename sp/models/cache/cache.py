@@ -138,7 +138,7 @@ class Cache:
         Storage of keys and values, see `KVType`; ``"f32"`` is the reference and for the CPU alone.
     rotate : bool, optional
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
-        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if it is quantised.
+        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if `kv` is packed.
     layers : int, optional
         Attention layers whose pages fit their pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}

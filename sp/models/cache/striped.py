@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from sp.arrays import Ints
 from sp.kernels import import_cupy
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
+from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.quant import Math
 
@@ -97,7 +98,7 @@ class StripedCache(Cache):
     `add` takes the tokens of the card's stripes, one after the other; the host alone counts them.
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
-    `config`, `kv`, `rotate`, `device`, `math`: see `Cache`.
+    `config`, `kv`, `rotate`, `device`, `math`, `bases`: see `Cache`.
     """
 
     def __init__(
@@ -110,9 +111,11 @@ class StripedCache(Cache):
         rotate: bool | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         math: Math = Math.BF16,
+        bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
         room = stripes.cards * sum(stripes.pages)
-        super().__init__(config, room * PAGE_TOKENS, kv, rotate=rotate, layers=2, device=device, math=math)
+        how: dict[str, Any] = {"rotate": rotate, "device": device, "math": math, "bases": bases}
+        super().__init__(config, room * PAGE_TOKENS, kv, layers=2, **how)
         (self._pool,) = self._pools  # all layers are alike
         table, self._stripes, self._seen = stripes.table(), stripes, stripes.tokens
         own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in stripes.of(card)]

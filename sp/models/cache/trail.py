@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from sp.models.cache.carry import (
     take_states,
 )
 from sp.models.config import ModelConfig
+from sp.ops.attention.key_basis import KeyBasis
 from sp.quant import Math
 
 
@@ -163,6 +164,9 @@ class Trail:
         See `Cache`.
     snapshots : int
         Most copies of recurrent states to hold; see `Snapshots`.
+    bases : callable, optional
+        Gives for `kv` what `Cache` takes as `bases`: `Model.bases_for`. Called when there is first something to read,
+        once: pages go from one cache to the next as they are.
 
     Attributes
     ----------
@@ -190,8 +194,11 @@ class Trail:
         device: Literal["cpu", "cuda"] = "cpu",
         snapshots: int = 8,
         math: Math = Math.BF16,
+        bases: Callable[[str], Mapping[int, KeyBasis]] | None = None,
     ) -> None:
         self.config, self.tokens = config, 0
+        self._bases_for = bases
+        self._bases: Mapping[int, KeyBasis] | None = None if bases else {}
         self._form, self._math, self._device, self._most = (kv, rotate), math, device, snapshots
         self._cache: Cache | None = None
         self._away: Parked | None = None
@@ -260,10 +267,12 @@ class Trail:
         """Another that holds the first `tokens` tokens, as far as `back_to` would; this one stays as it is."""
         kv, rotate = self._form
         other = Trail(self.config, kv, rotate=rotate, device=self._device, snapshots=self._most, math=self._math)
+        other._bases_for = self._bases_for
         left = self.reachable(tokens)
         if not left:
             return other
         source = self._here(self.tokens)
+        other._bases = self._bases
         made = other._here(left)
         carry(source, made, left)
         other._snapshots = self._snapshots.first(left)
@@ -313,9 +322,11 @@ class Trail:
             return self._cache
         kv, rotate = self._form
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
-        made = Cache(
-            self.config, max(-(-tokens // step) * step, 1), kv, rotate=rotate, device=self._device, math=self._math
-        )
+        if self._bases is None:
+            assert self._bases_for is not None, "no bases and nothing that gives them"
+            self._bases = self._bases_for(kv)
+        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self._bases}
+        made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, **how)
         if self._away is not None:
             self._away.put(made)
             self._room.leave()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -15,17 +15,20 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
+from sp.models.cache.kv_type import KVType
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves
 from sp.models.layer.cold_experts import ColdExperts
 from sp.models.layer.steps import Flow, Half, OnAttention
 from sp.models.network.arithmetic import Arithmetic
 from sp.models.network.trunk import Trunk
+from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready, ones, rms_norm
 from sp.ops.rope import Rope
 from sp.ops.sampling.cap_logits import cap_logits
+from sp.quant.cached import K5
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
@@ -71,6 +74,9 @@ class Model:
         Around a pass of many tokens; where cards share the model, they queue it side by side.
     turn : callable
         Around what is queued at once, and nothing waits for; where cards share the model, one after the other.
+    key_bases : callable or None
+        Given the model, or one by `with_rope`, the bases of its keys that were measured; None of a model whose caches
+        have plain ones.
     """
 
     captures = True
@@ -79,6 +85,7 @@ class Model:
     in_parts: Callable[[Floats, Ints, Cache, Ints], Floats] | None = None
     queueing: Callable[[], AbstractContextManager[None]] = nullcontext
     turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+    key_bases: Callable[[Model], Mapping[int, KeyBasis]] | None = None
 
     def __init__(
         self,
@@ -142,7 +149,15 @@ class Model:
         c, math = self.config, self.arithmetic.attention
         windows = [c.windows[layer] for layer in c.attention_layers] if once and any(c.windows) else None
         how: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
-        return Cache(c, tokens, kv, windows=windows, math=math, **how)
+        return Cache(c, tokens, kv, windows=windows, math=math, bases=self.bases_for(kv), **how)
+
+    def bases_for(self, kv: str) -> Mapping[int, KeyBasis]:
+        """What a cache of that name takes as `bases`: none, unless its keys are packed in `K5`. Those of a file that
+        nobody asked for yet are measured first, which takes as long as some thousand tokens."""
+        fits = all(sizes.head_dim % K5.block_size == 0 for sizes in self.config.head_sizes)
+        if self.key_bases is None or KVType(kv).sides[0] != "k5" or not fits:
+            return {}
+        return self.key_bases(self)
 
     def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
         """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0.

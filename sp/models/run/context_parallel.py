@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from sp.arrays import Floats, Ints
@@ -228,8 +228,8 @@ class _Reading:
     def _begun(self, rank: int, parts: list[LayerParts], room: Room | None) -> tuple[StripedCache, list[_Half]]:
         """A card's cache, and both of its stripes before the first layer."""
         model, halves, repeated = self.models[rank], list[_Half](), None
-        made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
-        cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
+        made: dict[str, Any] = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
+        cache = StripedCache(model.config, self.stripes, rank, self.kv, bases=model.bases_for(self.kv), **made)
         if len(cache.places):  # a window of the second stripe may begin on another card
             cache.places[: len(self.positions)] = model.place(self.positions)
         for which, stripe in enumerate(self.stripes.of(rank)):

@@ -27,11 +27,11 @@ def prefill(
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
     The twin is `sp.ops.attention.attention` on the gathered pages.
 
-    `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: float16, at least `n` tokens, which
-    the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`: all key blocks
-    if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n), optional, where
-    to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without keys; `rule`: its
-    softcap, its sinks and, without `blocks`, its window; the scale is given.
+    `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: float16, at least `n`
+    tokens, which the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`:
+    all key blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n),
+    optional, where to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without
+    keys; `rule`: its softcap, its sinks and, without `blocks`, its window; the scale is given.
 
     Returns cupy uint16 (n, heads, d), bf16. Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
     and Work Partitioning", 2023."""

@@ -23,8 +23,8 @@ class KeyBasis:
     """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
 
     A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
-    the same for all keys and leaves softmax as it is. `order` puts channels that weigh most into the first 32 of every 64
-    places, the others into the second; H rotates each of the two kinds by itself, over all its places (see `turned`).
+    the same for all keys and leaves softmax as it is. `order` puts channels that weigh most into the first 32 of each
+    64 places, the others into the second; H rotates each of both kinds by itself, over all its places (see `turned`).
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class KeyBasis:
         return turned((placed - self.offset) * self.inverse)
 
     def keys(self, stored: Floats) -> Floats:
-        """Keys from what was packed, in the order of the model: float32 (tokens, kv_heads, d), on the device float16."""
+        """Keys from what was packed, in the model's order: float32 (tokens, kv_heads, d), on the device float16."""
         if is_device(stored):
             return self._launch(stored, keys=True)
         placed, out = turned(stored) * self.scale + self.offset, np.empty_like(stored)
@@ -101,8 +101,9 @@ class KeyBasis:
         placed = np.take_along_axis(grouped, self.order[None, :, None], axis=3) * self.scale[:, None].astype(q.dtype)
         return turned(placed).reshape(n, heads, d)
 
-    def _launch(self, rows: Any, *, keys: bool) -> Any:
-        (n, heads, d), out = rows.shape, import_cupy().empty(rows.shape, np.float16)
+    def _launch(self, rows: Any, *, keys: bool) -> Floats:
+        n, heads, d = rows.shape
+        out: Floats = import_cupy().empty(rows.shape, np.float16)
         group = heads // len(self.order)
         TURN_KEYS.launch(
             (-(-n * heads // ROWS_A_BLOCK),), rows, self.order, self.offset, self.scale, out, n * heads, heads, group,

@@ -252,9 +252,9 @@ def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) ->
 class PagedKV:
     """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table. `k`, `v`: uint8
     (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages hold 128 tokens. Slots at `tokens` and after are
-    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix, and values over 64 or
-    less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last append, and with it. What kernels
-    read, since a CUDA graph freezes numbers it is given.
+    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix, and values over 64
+    or less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last append, and with it. What
+    kernels read, since a CUDA graph freezes numbers it is given.
 
     >>> from sp.quant import F32
     >>> at = PagedKV(np.zeros((2, 4, 1, 8), np.uint8), np.zeros((2, 4, 1, 8), np.uint8), np.array([1]), 0, F32)

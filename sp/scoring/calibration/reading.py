@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -122,9 +122,9 @@ def prose(rng: random.Random) -> Iterator[str]:
             yield f"{' '.join(paragraph.split())}\n"
 
 
-def code(rng: random.Random) -> Iterator[str]:
+def code(rng: random.Random, modules: Sequence[str] = CODE_MODULES) -> Iterator[str]:
     """Lines of modules of the standard library, without end; ConfigError where this Python has no source."""
-    for name in cycle(rng.sample(CODE_MODULES, len(CODE_MODULES))):
+    for name in cycle(rng.sample(modules, len(modules))):
         loader: Any = getattr(find_spec(name), "loader", None)
         source = loader.get_source(name) if hasattr(loader, "get_source") else None
         if not source:

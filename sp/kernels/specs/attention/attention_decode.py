@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, Q8_ROWS, Formats, is_packed, row_bytes
+from sp.kernels.specs.attention.page_rows import (
+    F16_ROWS,
+    PAIRS,
+    Q8_ROWS,
+    ROOM,
+    ROOMY,
+    Formats,
+    is_packed,
+    row_bytes,
+)
 
 RING = {  # (head_dim, bits of the wider of keys and values): warps, units a warp has at work or on their way
     (64, 16): (8, 4),
@@ -20,11 +29,13 @@ ROOMY_RING = {(256, 16): (8, 3), (256, 8): (8, 4)}  # where a block may have 224
 SPLIT_TOKENS = 256
 
 
-def variant(head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False) -> dict[str, int]:
+def variant(
+    head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False
+) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
     key = head_dim, next((wide for wide in (F16_ROWS, Q8_ROWS) if wide in formats), 5)
     warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
-    return {
+    found = {
         "HEAD_DIM": head_dim,
         "K_FORMAT": formats[0],
         "V_FORMAT": formats[1],
@@ -35,6 +46,9 @@ def variant(head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bo
         "ROTATE": int(rotate),
         "FINISH": int(finish),
     }
+    if _shared_bytes(found) > (ROOMY if roomy else ROOM):  # float16 values need a ring as large as if keys were too
+        found["SLOTS"] -= 1
+    return found
 
 
 def state_floats(defines: Defines) -> int:

@@ -13,6 +13,8 @@ HEADS_A_WARP = 8
 GATHER_THREADS = 256
 HEAD_DIMS = (64, 128, 256, 512)
 
+F16_PAGES, Q4_PAGES, FIVE_BITS = ({"K_FORMAT": k, "V_FORMAT": v} for k, v in ((16, 16), (4, 4), (5, 14)))
+
 HEAD_NORM_ROPE = KernelSpec(
     source="head_norm_rope.cu",
     entry="head_norm_rope",
@@ -45,16 +47,17 @@ ATTENTION_HEADS = KernelSpec(
         {**variant, "ROWS": rows}
         for rows in (1, HEADS_A_WARP)
         for variant in (
-            {"HEAD_DIM": 256, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1}, {"HEAD_DIM": 128, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
-            {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
-            {"HEAD_DIM": 128, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
-            {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1},
-            {"HEAD_DIM": 64, "NORM": 0, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0},
-            {"HEAD_DIM": 512, "K_FORMAT": 16, "V_FORMAT": 16, "ROTATE": 0, "VALUE_NORM": 1},
-            {"HEAD_DIM": 512, "K_FORMAT": 4, "V_FORMAT": 4, "ROTATE": 1, "VALUE_NORM": 1},
-            {"HEAD_DIM": 256, "K_FORMAT": 5, "V_FORMAT": 14, "ROTATE": 1},
+            {"HEAD_DIM": 256, **Q4_PAGES, "ROTATE": 1},
+            {"HEAD_DIM": 128, **F16_PAGES, "ROTATE": 0},
+            {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, **F16_PAGES, "ROTATE": 0},
+            {"HEAD_DIM": 128, "NORM": 0, **F16_PAGES, "ROTATE": 0},
+            {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, **Q4_PAGES, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, **F16_PAGES, "ROTATE": 0},
+            {"HEAD_DIM": 512, **F16_PAGES, "ROTATE": 0, "VALUE_NORM": 1},
+            {"HEAD_DIM": 512, **Q4_PAGES, "ROTATE": 1, "VALUE_NORM": 1},
+            {"HEAD_DIM": 256, **FIVE_BITS, "ROTATE": 1},
             {"HEAD_DIM": 128, "K_FORMAT": 8, "V_FORMAT": 4, "ROTATE": 1},
-            {"HEAD_DIM": 64, "NORM": 0, "K_FORMAT": 5, "V_FORMAT": 14, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, **FIVE_BITS, "ROTATE": 1},
         )
     ),
     pdl=True,
@@ -89,10 +92,10 @@ KV_APPEND = KernelSpec(
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
-        {"HEAD_DIM": 256, "FORMAT": 4, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 256, "FORMAT": 4, "BF16": 0, "ROTATE": 256},
-        {"HEAD_DIM": 128, "FORMAT": 16, "BF16": 0, "ROTATE": 0}, {"HEAD_DIM": 64, "FORMAT": 16, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 64, "FORMAT": 4, "BF16": 1, "ROTATE": 64}, {"HEAD_DIM": 512, "FORMAT": 16, "BF16": 0, "ROTATE": 0},
-        {"HEAD_DIM": 512, "FORMAT": 4, "BF16": 0, "ROTATE": 512}, {"HEAD_DIM": 128, "FORMAT": 8, "BF16": 0, "ROTATE": 128},
+        *({"HEAD_DIM": d, "FORMAT": fmt, "BF16": bf16, "ROTATE": rotate} for d, fmt, bf16, rotate in (
+            (256, 4, 1, 64), (256, 4, 0, 256), (128, 16, 0, 0), (64, 16, 0, 0), (64, 4, 1, 64), (512, 16, 0, 0),
+            (512, 4, 0, 512), (128, 8, 0, 128),
+        )),
         *({"HEAD_DIM": d, "FORMAT": fmt, "BF16": 0, "ROTATE": 0} for d in (64, 512) for fmt in (5, 14)),
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.page_rows import PAIRS, Formats, is_packed, row_bytes
+from sp.kernels.specs.attention.page_rows import PAIRS, ROOM, ROOMY, Formats, is_packed, row_bytes
 
 P_PITCH = 128  # bytes from row to row of probabilities
 KEYS = 64  # keys that a split has at least, and of a tile, but for heads of 512
@@ -13,37 +13,33 @@ def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> 
     """Defines for `rows` query rows of a kv head; see ``attention_split.cu``. `roomy` is where a block may have 224 KiB
     of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do."""
     tiles, packed = -(-rows // 16), is_packed(formats)
-    if head_dim == 512:
-        return _widest(formats, tiles, roomy)
-    wide = head_dim == 256
-    most = 9 if roomy else 8 if not wide else 4 if packed else 3
-    if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
-        most = 5 if tiles <= 5 else 4
-    pairs = _pairs(tiles, most)
-    return {
-        "HEAD_DIM": head_dim,
-        "K_FORMAT": formats[0],
-        "V_FORMAT": formats[1],
-        "WARPS": 2 * pairs,
-        "SLOTS": 4 if roomy and (packed or not wide or pairs > 4) else 2 if wide else 3,
-        "BLOCKS": max(1, 8 // pairs),
-        "AHEAD": int(packed and roomy),
-    }
+    wide, widest = head_dim == 256, head_dim == 512
+    if widest:  # a block of which a multiprocessor has room for
+        most, slots = 4 if roomy else 2 if packed else 1, 4 if roomy else 3 if packed else 2
+    else:
+        most = 9 if roomy else 8 if not wide else 4 if packed else 3
+        if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
+            most = 5 if tiles <= 5 else 4
+        deep = roomy and (packed or not wide or _pairs(tiles, most) > 4)
+        slots = 4 if deep else 2 if wide else 3
+    sizes = {"HEAD_DIM": head_dim, "K_FORMAT": formats[0], "V_FORMAT": formats[1]}
+    room = ROOMY if roomy else ROOM
+    while True:
+        pairs = _pairs(tiles, most)
+        ahead, blocks = int(packed and roomy), 1 if widest else max(1, 8 // pairs)
+        found = {**sizes, "WARPS": 2 * pairs, "SLOTS": slots, "BLOCKS": blocks, "AHEAD": ahead}
+        if _shared_bytes(found) <= room:
+            return found
+        if slots > 2 or (packed and most == 1):
+            slots -= 1
+        else:
+            most -= 1
 
 
 def _pairs(tiles: int, most: int) -> int:
     """Pairs of warps of a block, one for 16 rows each, at most so many."""
     pairs = -(-tiles // -(-tiles // most))
     return next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
-
-
-def _widest(formats: Formats, tiles: int, roomy: bool) -> dict[str, int]:
-    """Those of heads of 512, a block of which a multiprocessor has room for."""
-    packed = is_packed(formats)
-    pairs = _pairs(tiles, 4 if roomy else 2 if packed else 1)
-    slots = 4 if roomy else 3 if packed else 2
-    sizes = {"HEAD_DIM": 512, "K_FORMAT": formats[0], "V_FORMAT": formats[1], "WARPS": 2 * pairs, "SLOTS": slots}
-    return {**sizes, "BLOCKS": 1, "AHEAD": int(packed and roomy)}
 
 
 def queries(defines: Defines) -> int:

@@ -9,6 +9,9 @@ F16_ROWS, Q8_ROWS, Q4_ROWS, K5_ROWS, V4_ROWS = 16, 8, 4, 5, 14
 PAIRS: tuple[Formats, ...] = ((16, 16), (4, 4), (5, 14), (8, 8), (8, 4), (16, 4))
 """Those that are compiled ahead; any others of keys and of values go together too."""
 
+ROOM, ROOMY = 99 << 10, 227 << 10
+"""Most shared memory of a block on the cards that have least, and on sm_90 and sm_100."""
+
 
 def row_bytes(fmt: int, head_dim: int) -> int:
     """Bytes of a row.

@@ -41,8 +41,8 @@ class BytePages:
 
 def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
     """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3. `at`: on the device, heads
-    of 128 values, at least one token; what is packed is unpacked first; `centre`: cupy float32 (kv_heads, 128), optional, by default the
-    mean of some of the keys, as `key_centre` samples them."""
+    of 128 values, at least one token; what is packed is unpacked first; `centre`: cupy float32 (kv_heads, 128),
+    optional, by default the mean of some of the keys, as `key_centre` samples them."""
     cupy, at = import_cupy(), at.unpacked()
     head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
     assert head_dim == HEAD_DIM, f"heads of {head_dim} values"

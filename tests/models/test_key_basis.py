@@ -1,0 +1,195 @@
+"""Bases of keys: products stay what they were, heavy channels come first, and five bits lose less by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import write_tiny
+
+from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
+from sp.models.cache.cache import Cache
+from sp.models.run.key_bases import SKIP, measured_bases, measured_layers
+from sp.ops.attention.key_basis import PART, KeyBasis, turned
+from sp.ops.rope import Rope
+from sp.parallel.host import HostGroup
+
+RNG = np.random.default_rng(5)
+HEADS, GROUP = 2, 3
+
+
+def some_basis(d: int) -> KeyBasis:
+    """Of means and sizes that differ by channel."""
+    mean, keys, queries = RNG.normal(size=(HEADS, d)), *np.exp(RNG.normal(size=(2, HEADS, d)))
+    return KeyBasis.measured(mean, keys, queries)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    return load_model(write_tiny(tmp_path_factory.mktemp("bases") / "m.gguf", "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def runs(model) -> list[np.ndarray]:
+    return [np.random.default_rng(seed).integers(0, model.config.vocab, 200) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("d", [64, 128, 192, 256, 512])
+def test_turning_is_orthonormal_and_its_own_inverse(d) -> None:
+    matrix = turned(np.eye(d, dtype=np.float64))
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(d), atol=1e-6)
+    np.testing.assert_allclose(matrix @ matrix, np.eye(d), atol=1e-6)
+    light = np.arange(d) // PART % 2 == 1
+    assert not matrix[np.ix_(light, ~light)].any()  # the two kinds do not mix
+    x = RNG.normal(size=(7, 2, d)).astype(np.float32)
+    np.testing.assert_allclose(turned(turned(x)), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_products_are_kept_less_one_number_a_query(d) -> None:
+    basis = some_basis(d)
+    k, q = (RNG.normal(size=(20, heads, d)).astype(np.float32) for heads in (HEADS, HEADS * GROUP))
+    stored, asked = basis.stored(k), basis.queries(q)
+    np.testing.assert_allclose(basis.keys(stored), k, atol=2e-5)
+    for head in range(HEADS * GROUP):
+        own = head // GROUP
+        want = q[:, head].astype(np.float64) @ k[:, own].T.astype(np.float64)
+        less = want - asked[:, head].astype(np.float64) @ stored[:, own].T.astype(np.float64)
+        np.testing.assert_allclose(less, np.broadcast_to(less.mean(axis=1, keepdims=True), less.shape), atol=1e-4)
+        offset = np.zeros(d)
+        offset[basis.order[own]] = basis.offset[own]
+        np.testing.assert_allclose(less.mean(axis=1), q[:, head] @ offset, atol=1e-4)
+
+
+def test_channels_that_weigh_most_take_the_first_half_of_each_block() -> None:
+    keys, queries = np.ones((1, 128)), np.ones((1, 128))
+    heavy = [3, 64, 65, 127]
+    keys[0, heavy[:2]], queries[0, heavy[2:]] = 50, 50
+    order = KeyBasis.measured(np.zeros((1, 128)), keys, queries).order[0]
+    assert set(order[:4]) == set(heavy)
+    assert sorted(order.tolist()) == list(range(128))
+    weights = np.exp(RNG.normal(size=(HEADS, 256)))
+    order = KeyBasis.measured(np.zeros((HEADS, 256)), weights, np.ones((HEADS, 256))).order
+    first = np.arange(256) % (2 * PART) < PART
+    placed = np.take_along_axis(weights, order, 1)
+    assert (placed[:, first].min(axis=1) >= placed[:, ~first].max(axis=1)).all()
+
+
+def test_a_channel_that_is_always_zero_has_a_scale() -> None:
+    basis = KeyBasis.measured(np.zeros((1, 64)), np.zeros((1, 64)), np.zeros((1, 64)))
+    assert np.isfinite(basis.inverse).all()
+    assert (basis.scale == 1).all()
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
+def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> None:
+    model = load_model(write_tiny(tmp_path / "m.gguf", arch))
+    runs = [np.random.default_rng(seed).integers(0, model.config.vocab, n) for seed, n in ((1, 120), (2, 70))]
+    keys: dict[int, list] = {}
+    asked: dict[int, list] = {}
+    for ids in runs:
+        cache = model.new_cache(len(ids), "f32")
+        look = Hooks(on_attention=lambda layer, q, _: asked.setdefault(layer, []).append(q[SKIP:].copy()))
+        prefill(model, ids, np.arange(len(ids)), cache, rows=len(ids), hooks=look)
+        for layer in model.config.attention_layers:
+            keys.setdefault(layer, []).append(cache.keys(layer)[SKIP:])
+    found = measured_bases(model, runs)
+    assert tuple(found) == model.config.attention_layers == measured_layers(model)
+    for layer, basis in found.items():
+        k, q = (np.concatenate(one[layer]).astype(np.float64) for one in (keys, asked))
+        q = np.sqrt(np.square(q).reshape(len(q), k.shape[1], -1, k.shape[2]).mean(axis=(0, 2)))
+        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q)
+        np.testing.assert_allclose(basis.scale, want.scale, rtol=1e-3)
+        np.testing.assert_allclose(basis.offset, want.offset, atol=1e-4)
+
+
+def test_layers_that_are_not_loaded_are_left_out_and_runs_may_be_too_short(tmp_path, runs) -> None:
+    cut = load_model(write_tiny(tmp_path / "m.gguf", "qwen3"), depth=2)
+    assert tuple(measured_bases(cut, runs)) == (0, 1)
+    assert measured_bases(cut, [runs[0][:SKIP]]) == {}
+    assert measured_bases(cut, []) == {}
+
+
+def planted(model: Model) -> Model:
+    """With one channel of keys that is large, and biases of others: means that no token changes."""
+    blocks = []
+    for block in model.trunk.blocks:
+        mixer = block.mixer
+        assert mixer.norms.k is not None
+        k, q = mixer.norms.k.copy(), mixer.norms.q.copy()
+        k[[5, 40]] *= 20
+        q[[5, 40]] *= 0.3
+        q[[6, 50]] *= 6
+        blocks.append(replace(block, mixer=replace(mixer, norms=replace(mixer.norms, k=k, q=q))))
+    other = Model(model.config, replace(model.trunk, blocks=tuple(blocks)), "cpu", model.nbytes)
+    return other.with_rope(replace(model.config.rope, base=1e12))  # slow channels, which have a mean
+
+
+def test_five_bits_with_bases_are_nearer_to_the_exact_logits(model, runs) -> None:
+    spoiled = planted(model)
+    ids, known = np.random.default_rng(9).integers(0, model.config.vocab, 160), measured_bases(spoiled, runs)
+
+    def logits(kv: str, bases) -> np.ndarray:
+        cache = Cache(spoiled.config, len(ids), kv, bases=bases)
+        return spoiled.head(stream_by_layer(spoiled, ids, np.arange(len(ids)), cache))
+
+    exact = logits("f32", {})
+    plain, measured = (np.square(logits("5bit", bases) - exact).mean() for bases in ({}, known))
+    assert measured < 0.5 * plain
+
+
+def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
+    asked, known = [], measured_bases(model, runs)
+
+    def bases(of: Model) -> dict[int, KeyBasis]:
+        asked.append(of.config.rope)
+        return known
+
+    own = load_model_like(model)
+    own.key_bases = bases
+    cache = own.new_cache(9, "5bit")
+    other = own.with_rope(Rope(9e5, 64))
+    other.new_cache(9, "k=k5,v=q8_0")
+    own.new_cache(9, "q8_0")
+    assert asked == [own.config.rope, other.config.rope]
+    assert cache.stored(1).basis is known[1]
+    assert model.new_cache(9, "5bit").stored(1).basis.scale.max() == 1  # plain
+
+
+def load_model_like(model: Model) -> Model:
+    """Another of the same weights."""
+    return Model(model.config, model.trunk, "cpu", model.nbytes)
+
+
+def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> None:
+    known, asked = measured_bases(model, runs), []
+
+    def bases(kv: str) -> dict[int, KeyBasis]:
+        asked.append(kv)
+        return known
+
+    trail, ids = Trail(model.config, "5bit", bases=bases), np.tile(runs[0], 3)
+    assert asked == []
+    at = 0
+    for stop in (100, 600):
+        with trail.reading(stop - at) as cache:
+            last = prefill(model, ids[at:stop], np.arange(at, stop), cache)
+        at = stop
+    other = trail.fork(400)
+    assert asked == ["5bit"]
+    assert trail.cache.stored(0).basis is other.cache.stored(0).basis is known[0]
+    np.testing.assert_array_equal(other.cache.keys(1)[:400], trail.cache.keys(1)[:400])
+    whole = Cache(model.config, 600, "5bit", bases=known)
+    prefill(model, ids[:100], np.arange(100), whole)
+    np.testing.assert_allclose(prefill(model, ids[100:600], np.arange(100, 600), whole), last, atol=1e-5)
+
+
+def test_cards_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, runs) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "qwen3")
+    want = measured_bases(load_model(path), runs)
+    parts = load_shards(path, HostGroup(2)).run(lambda part: measured_bases(part, runs))
+    for layer, whole in want.items():
+        for name in ("offset", "scale"):
+            got = np.concatenate([getattr(part[layer], name) for part in parts])
+            np.testing.assert_allclose(got, getattr(whole, name), rtol=1e-3, atol=1e-4)
