@@ -11,6 +11,7 @@ from tiny_models import write_tiny
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
 from sp.models.run.key_bases import SKIP, measured_bases, measured_layers
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.key_basis import PART, KeyBasis, turned
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
@@ -155,6 +156,21 @@ def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
     assert asked == [own.config.rope, other.config.rope]
     assert cache.stored(1).basis is known[1]
     assert model.new_cache(9, "5bit").stored(1).basis.scale.max() == 1  # plain
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt-oss", "tiny-gemma2"])
+def test_layers_whose_scores_must_not_be_shifted_have_no_offset(tmp_path, runs, shape) -> None:
+    """Sinks and bounds of scores would see it."""
+    own = load_model(write_synthetic(tmp_path / "m.gguf", shape, "q8_0"))
+    known = measured_bases(own, runs)
+    assert known
+    assert not any(basis.offset.any() for basis in known.values())
+    shifted = {layer: replace(basis, offset=basis.offset + 1) for layer, basis in known.items()}
+    own.key_bases = lambda of: shifted  # of whatever else makes them
+    cache = own.new_cache(9, "5bit")
+    for layer, basis in known.items():
+        assert not cache.stored(layer).basis.offset.any()
+        np.testing.assert_array_equal(cache.stored(layer).basis.scale, basis.scale)
 
 
 def load_model_like(model: Model) -> Model:

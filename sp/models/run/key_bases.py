@@ -32,7 +32,7 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
     Keys and queries count as they meet: behind RoPE, from an exact cache. The mean of a channel of keys, the root mean
     square about it, and that of the queries of all heads that share a head of keys are over all tokens but the first of
-    each run; sums are in float64.
+    each run; sums are in float64. Where scores must not be shifted zero stands for the mean.
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
     for ids in runs if wanted else ():
         cache, hooks = model.new_cache(len(ids), kv, layers=1), Hooks(on_attention=look, progress=progress)
         read_by_layer(model, ids, np.arange(len(ids)), cache, hooks, rows=len(ids), depth=model.depth)
-    return {layer: _basis(found) for layer, found in sorted(sums.items())}
+    blocks = model.trunk.blocks
+    return {layer: _basis(found, blocks[layer].spec.any_shift) for layer, found in sorted(sums.items())}
 
 
 def _sums(q: Any, k: Any) -> list[Any]:
@@ -73,8 +74,8 @@ def _sums(q: Any, k: Any) -> list[Any]:
     return [tokens, k.sum(axis=0), np.square(k).sum(axis=0), asked]
 
 
-def _basis(sums: Sequence[Any]) -> KeyBasis:
+def _basis(sums: Sequence[Any], shifted: bool) -> KeyBasis:
     tokens, keys, squares, asked = sums[0], *map(on_host, sums[1:])
-    mean: Doubles = keys / tokens
+    mean: Doubles = keys / tokens * shifted
     around = np.sqrt(np.maximum(squares / tokens - mean * mean, 0))
     return KeyBasis.measured(mean, around, np.sqrt(asked / tokens))
