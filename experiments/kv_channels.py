@@ -43,7 +43,8 @@ def main() -> None:
     blocks = rows[:, args.head].reshape(len(rows), -1, 2, 32)
     placed = np.concatenate([blocks[:, :, 0].reshape(len(rows), -1), blocks[:, :, 1].reshape(len(rows), -1)], axis=1)
     figure, panels = plt.subplots(2, 2, figsize=(7, 4.2), layout="constrained", height_ratios=[3, 1], sharex="col")
-    for column, (part, title) in enumerate(((keys[:, args.head], "as RoPE leaves them"), (placed, "as they are packed"))):
+    sides = (keys[:, args.head], "as RoPE leaves them"), (placed, "as they are packed")
+    for column, (part, title) in enumerate(sides):
         top = np.quantile(np.abs(part), 0.995)
         shown = panels[0, column].imshow(part, aspect="auto", cmap="RdBu", vmin=-top, vmax=top, interpolation="nearest")
         panels[0, column].set(title=title, ylabel="token" if column == 0 else "")

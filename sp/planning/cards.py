@@ -183,7 +183,7 @@ def need(
     `stacks` are those of a mixture's experts, see `stack_bytes`; `math` is what the target's products are made in."""
     read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
-    reading = held + reading_bytes(target, read, math)
+    reading = held + reading_bytes(target, read, math, kv)
     cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
         return Need(reading, reading, cold)

@@ -13,7 +13,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.cache import ring_pages
-from sp.models.cache.kv_type import checked_kv
+from sp.models.cache.kv_type import checked_kv, known_kv
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Tensor, layer_of
 from sp.models.layer.cold_experts import ring_bytes
@@ -143,14 +143,29 @@ def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
     return weights + state_bytes(config) + kv_bytes(config, tokens, kv)
 
 
-def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
+def unpacked_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
+    """Bytes that a prefill over packed pages takes to unpack them to float16: keys and values of all tokens that it
+    reads, in whole pages, of the widest layer. Float16 pages are read as they are.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> [unpacked_bytes(find_shape("qwen3.6-27b").config, 1000, kv) for kv in ("f16", "5bit")]
+    [0, 4194304]
+    """
+    if known_kv(kv).sides == ("f16", "f16"):
+        return 0
+    return 4 * widest(config)[1] * -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16, kv: str = "f16") -> int:
     """Bound of what a target's prefill of so many tokens takes beside weights, cache and states: streams of one chunk,
-    what its experts are given and give, keys and values of one layer in 16 bits, and what products in `math` take."""
+    what its experts are given and give, keys and values of one layer in 16 bits, which are packed pages of `kv` where
+    they are unpacked, and what products in `math` take."""
     together = min(tokens, chunk_tokens("cuda", math))
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
     rounded = product_bytes(config, together, math)
-    return SCRATCH + streams + experts + rounded + 2 * 2 * tokens * widest(config)[1]
+    layer = max(2 * 2 * tokens * widest(config)[1], unpacked_bytes(config, tokens, kv))
+    return SCRATCH + streams + experts + rounded + layer
 
 
 def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:

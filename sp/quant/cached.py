@@ -2,8 +2,8 @@
 
 With ``t = code - middle`` a value is ``scale * t`` for six bits (the middle is 31.5) and ``scale * t (1 + BEND t t)``
 for four (7.5): levels that lie closer in the middle, where most values of a rotated row are. A scale is the upper byte
-of a float16 without its sign: five bits of exponent and three of mantissa. Of the five scales from the one that just holds
-the largest value downwards the encoder takes the one with the least squared error.
+of a float16 without its sign: five bits of exponent and three of mantissa. Of the five scales from the one nearest to
+what just holds the largest value downwards the encoder takes the one with the least squared error.
 
 Layout of a block of 64, in words of four bytes: scales of its four groups of 16; eight words of four-bit codes, word w
 of values ``8 w .. 8 w + 7``, value ``8 w + j`` (``j < 4``) in the low half of byte j and ``8 w + 4 + j`` in the high

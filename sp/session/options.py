@@ -10,7 +10,7 @@ from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Gaps, ModelConfig
-from sp.models.cache.kv_type import KVType, rotates
+from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
@@ -155,7 +155,7 @@ class RunOptions:
     positions: Annotated[Positions, Option(fixed=True)] = "original"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: Annotated[KVType, Option(fixed=True)] = KVType("f16")
+    kv: Annotated[KVType, Option(fixed=True)] = USUAL
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
@@ -170,6 +170,7 @@ class RunOptions:
                 object.__setattr__(self, name, read_strategy(given, registry, name))  # frozen
         check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
+        rotates(self.kv, self.rotate)  # which formats for rotated rows alone refuse
         if self.sparse is not None:
             if not isinstance(self.scorer, ReadingScorer):
                 raise ConfigError(f"scorer {SCORERS.name_of(self.scorer)} reads with no model; leave sparse out")
@@ -230,7 +231,7 @@ class ConversationOptions:
     recall: Recall = "auto"
     recall_ratio: float = 0.05
     recall_tokens: Annotated[Tokens, Option(least=1)] = 384
-    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = KVType("f16")
+    keys: Annotated[KVType, Option(flags=("--keys", "--session-keys"))] = USUAL
     snapshots: Annotated[int, Option(least=1)] = 8
 
     def __post_init__(self) -> None:

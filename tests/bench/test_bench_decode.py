@@ -238,7 +238,7 @@ def test_json(pair: list[object]) -> None:
         (["--nodes", "65"], "2 to 64 nodes"),
         (["-p", "1k,2k"], "--prompt is a number of tokens"),
         (["--tasks", "needl"], "did you mean 'needle'"),
-        (["--kv", "q3"], "Known: f16"),
+        (["--kv", "q3"], "Known: 5bit, f16"),
         (["--output", "xml"], "--output is"),
         (["--target", "some.gguf"], "needs a draft of some.gguf"),
     ],

@@ -35,14 +35,14 @@ def begin(kv, nodes, room=N + NEW):
         assert found.dtype == np.uint16
         session.remember(found, ids[sum(read):][: len(found)])
         read.append(len(found))
-    cache = model.new_cache(room + nodes, kv, rotate=kv == "q4_0")
+    cache = model.new_cache(room + nodes, kv, rotate=None)
     hooks = Hooks(after_layer=LayerFeatures(session.layers, take))
     logits = prefill(model, ids, ids, cache, chunk=64, hooks=hooks, rows=N)
     return session, cache, logits
 
 
 def check():
-    for kv in ("f16", "q4_0"):
+    for kv in ("f16", "q4_0", "5bit", "q8_0"):
         for decoder in (DFlash(), DFlash(temperature=0.8), DFlash(3), DDTree(22), DDTree(63, 4, chain_seed=False)):
             nodes, passes = decoder.nodes(draft.block_size), []
             session, cache, logits = begin(kv, nodes)

@@ -32,6 +32,8 @@ inline void pdl_wait() {}
 inline u32 permute(u32 a, u32 b, u32 selector) { return permuted_bytes(a, b, selector); }
 
 extern u8 shared[];
+#define SHARED_MEMORY shared
+#include "host_pairs.h"
 inline u32 shared_address(const void* pointer) { return u32(static_cast<const u8*>(pointer) - shared); }
 inline void cp_async_16(u32 target, const void* source, bool valid = true) {
     if (target % 16 || (valid && reinterpret_cast<uintptr_t>(source) % 16)) abort();

@@ -149,3 +149,5 @@ inline float half(unsigned bits) { return bits_as<_Float16>(uint16_t(bits)); }
 inline float f32_from_f16(uint16_t bits) { return half(bits); }
 alignas(1024) static unsigned char memory[228 * 1024];  // what a launch gives a block
 inline unsigned __cvta_generic_to_shared(const void* pointer) { return unsigned(static_cast<const unsigned char*>(pointer) - memory); }
+#define SHARED_MEMORY memory
+#include "host_pairs.h"

@@ -20,6 +20,18 @@ HERE = Path(__file__).parent
 FUNCTION = re.compile(r"(?:template <[^\n]*>\n)?(?<!#define )SP_DEVICE [^;{]*?\b(\w+)\([^;{]*\)(?: const)? \{")
 CONVERSION = re.compile(r'asm\("\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.f32\.f16.*?\);', re.DOTALL)
 """Of two f16 in `a_fragment`."""
+PTX = re.compile(r'asm(?: volatile)?\("([^"]*)"([^;]*)\);')
+OPERAND = re.compile(r'"=?[rln]"\((.*?)\)(?=\s*(?:[,:]|$))', re.DOTALL)
+CALLS = {
+    "ld.shared.b32 %0, [%1];": "{0} = word_at({1});",
+    "ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];": "words_at({0}, {1}, {2}, {3}, {4});",
+    "st.shared.v4.b32 [%0], {%1,%2,%3,%4};": "put_words({0}, {1}, {2}, {3}, {4});",
+    "cp.async.ca.shared.global [%0], [%1], %2, %3;": "copy_some({0}, {1}, {2}, {3});",
+    "cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;": "copy_some({0}, {1}, {2}, {3});",
+    "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;": "cp_async_16({0}, {1}, {2});",
+    "mov.b32 %0, 0x64006400;": "{0} = 0x64006400;",
+}
+"""Statements of PTX inside functions that do more, and what host_pairs.h has for them."""
 GIVEN_HERE = ("wgmma_bytes.cuh", "wgmma_f16.cuh")
 """Headers of nothing but PTX."""
 
@@ -31,6 +43,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path,
     """
     text = flatten(source)
     text = CONVERSION.sub("low = low_f16(word_of(q.low[s], j)), high = high_f16(word_of(q.low[s], j));", text)
+    text = with_calls(text)
     end = len(text) if whole else text.index('extern "C" __global__')
     text = "".join(without_ptx(text[:end]))
     types, rest = text.split("#define SP_DEVICE", 1)
@@ -47,7 +60,7 @@ def hosted(source: str, driver: str, folder: Path, before: str = "", **defines: 
     those made of PTX that no header here has."""
     parts = re.split(r"^#line \d+ \"(.*)\"$", flatten(source), flags=re.MULTILINE)
     kept = [text for name, text in zip(parts[1::2], parts[2::2], strict=True) if Path(name).name not in GIVEN_HERE]
-    text = "".join(without_ptx("".join(kept)))
+    text = "".join(without_ptx(with_calls("".join(kept))))
     text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "")
     text = re.sub(r"extern __shared__ __align__\(\d+\) u8 shared\[\];", "static u8* const shared = memory;", text)
     text = re.sub(r"__shared__ (?:__align__|alignas)\((\d+)\) ", r"alignas(\1) static ", text)
@@ -88,6 +101,16 @@ def read_ahead(compiler: str, header: str, options: tuple[str, ...]) -> Temporar
 def _run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
+
+
+def with_calls(text: str) -> str:
+    """`text` with `CALLS` in place of statements of PTX."""
+
+    def call(statement: re.Match[str]) -> str:
+        made = CALLS.get(statement[1])
+        return statement[0] if made is None else made.format(*OPERAND.findall(statement[2]))
+
+    return PTX.sub(call, text)
 
 
 def without_ptx(text: str) -> Iterator[str]:

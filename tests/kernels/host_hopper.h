@@ -41,6 +41,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 }
 
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fsqrt_rn(float v) { return std::sqrt(v); }
 inline int __float_as_int(float v) { return bits_as<int>(v); }
 inline unsigned long long __float2ull_rn(float v) { return (unsigned long long)std::nearbyint(double(v)); }

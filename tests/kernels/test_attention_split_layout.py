@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,23 +12,20 @@ import numpy as np
 import pytest
 from host_code import aligned, hosted, pointer
 
-from sp.kernels.specs.attention.attention_split import queries, variant
+from sp.kernels.specs.attention.attention_split import ATTENTION_SPLIT, queries, variant
 from sp.ops.attention.attention import attention
-from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.kv_pages import DEVICE_PAGES, PagedKV
 from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.hadamard import hadamard
-from sp.quant import F16, Q4_0
+from sp.quant import F16, Q4_0, Q8_0
+from sp.quant.cached import K5, V4
 
 D = 512
+MEMORY = 228 << 10  # bytes that host_block.h has
 BEFORE = """
 inline float sink_weight(const float*, int, float) { return 0; }
 inline void pair_barrier(unsigned pair) { meet(300 + int(pair), 64); }
-inline void copy_chunk(unsigned target, const unsigned char* source, bool valid) { cp_async_16(target, source, valid); }
-inline void decode_four(unsigned (&out)[2], unsigned bytes, bool high, unsigned d) {
-    const float scale = half(d & 65535);
-    const auto one = [&](int i) { return scale * (int(bytes >> (8 * i + 4 * high) & 15) - 8); };
-    out[0] = pack_f16(one(0), one(1)), out[1] = pack_f16(one(2), one(3));
-}
 """
 SPLIT = """
 extern "C" void run(const u16* q, const u8* k, const u8* v, const i32* table, i32 blocks, i32 tokens, const u64* seen,
@@ -61,11 +59,15 @@ def kernel(source: str, driver: str, defines: tuple[tuple[str, int], ...]) -> ct
     return hosted(source, driver, Path(mkdtemp()) / "split", before=BEFORE, **dict(defines))
 
 
-def attended(q, pages, table, tokens: int, fmt, rotated: bool, rule: ScoreRule, roomy: bool, splits: int) -> np.ndarray:
+def attended(
+    q, pages, table, tokens: int, fmts, rotated: bool, rule: ScoreRule, roomy: bool, splits: int
+) -> np.ndarray:
     """What the two kernels make: float32 (n, heads, d), as bf16 holds it."""
     (n, heads, _), kv_heads = q.shape, pages[0].shape[2]
     rows = n * heads // kv_heads
-    defines = variant(D, fmt is Q4_0, rows, rotated, roomy) | {"SOFTCAP": 0}
+    defines = variant(D, (DEVICE_PAGES[fmts[0]], DEVICE_PAGES[fmts[1]]), rows, roomy) | {"SOFTCAP": 0}
+    if ATTENTION_SPLIT.shared_bytes(defines) > MEMORY:
+        pytest.skip("no block has so much shared memory, see test_shared_memory.py")
     across = -(-rows // queries(defines))
     held = across * queries(defines)
     partial = aligned(np.full((kv_heads, splits, held, D), 0xFFFF, np.uint16))
@@ -100,27 +102,43 @@ def attended(q, pages, table, tokens: int, fmt, rotated: bool, rule: ScoreRule, 
 def test_rows_are_those_of_float64(
     n: int, heads: int, kv_heads: int, tokens: int, splits: int, rule: ScoreRule, roomy: bool
 ) -> None:
-    compare(n, heads, kv_heads, tokens, splits, rule, F16, False, roomy)
+    compare(n, heads, kv_heads, tokens, splits, rule, (F16, F16), False, roomy)
 
 
 @pytest.mark.parametrize("roomy", [True, False])
-@pytest.mark.parametrize(("fmt", "rotated"), [(Q4_0, True), (F16, True), (Q4_0, False)])
-def test_packed_and_rotated_pages(fmt, rotated: bool, roomy: bool) -> None:
-    compare(5, 8, 1, 140, 2, ScoreRule(scale=0.05), fmt, rotated, roomy)
+@pytest.mark.parametrize(
+    ("fmts", "rotated"),
+    [
+        ((Q4_0, Q4_0), True),
+        ((Q4_0, Q4_0), False),
+        ((Q8_0, Q8_0), True),
+        ((F16, F16), True),
+        ((K5, V4), True),
+        ((K5, F16), True),
+        ((F16, V4), True),
+        ((Q8_0, Q4_0), True),
+        ((Q4_0, Q8_0), True),
+        ((F16, Q4_0), True),
+    ],
+    ids=lambda value: "-".join(fmt.name for fmt in value) if isinstance(value, tuple) else "",
+)
+def test_packed_and_rotated_pages(fmts, rotated: bool, roomy: bool) -> None:
+    compare(5, 8, 1, 140, 2, ScoreRule(scale=0.05), fmts, rotated, roomy)
 
 
-def compare(n: int, heads: int, kv_heads: int, tokens: int, splits: int, rule, fmt, rotated: bool, roomy: bool) -> None:
+def compare(
+    n: int, heads: int, kv_heads: int, tokens: int, splits: int, rule, fmts, rotated: bool, roomy: bool
+) -> None:
     rng = np.random.default_rng([n, tokens])
     blocks = -(-tokens // 128)
     table = aligned(rng.permutation(blocks + 1)[:blocks].astype(np.int32))
-    pages = [aligned(np.full((blocks + 1, 128, kv_heads, fmt.row_bytes(D)), 0xFF, np.uint8)) for _ in "kv"]
-    for page, most in zip(pages, (D, 64), strict=True):
-        values = rng.standard_normal((tokens, kv_heads, D)).astype(np.float32)
-        kv_append(page, table, 0, values, fmt, most if rotated else 0)
-    q = rng.standard_normal((n, heads, D)).astype(np.float16)
-    k, v = (kv_gather(page, table, tokens, fmt).astype(np.float64) for page in pages)
-    turned = hadamard(q.astype(np.float64), D) if rotated else q.astype(np.float64)
-    want = attention(turned, k, v, rule)
+    pages = [aligned(np.full((blocks + 1, 128, kv_heads, fmt.row_bytes(D)), 0xFF, np.uint8)) for fmt in fmts]
+    basis = KeyBasis.plain(kv_heads, D) if fmts[0] is K5 else None
+    at = PagedKV(*pages, table.astype(np.int64), 0, fmts[0], rotated, None, None, fmts[1], basis)
+    at.append(*rng.standard_normal((2, tokens, kv_heads, D)).astype(np.float32))
+    q = at.queries(rng.standard_normal((n, heads, D)).astype(np.float32)).astype(np.float16)
+    k, v = (stored.astype(np.float64) for stored in replace(at, tokens=tokens).gather())
+    want = attention(q.astype(np.float64), k, v, rule)
     want = hadamard(want, 64) if rotated else want
-    got = attended(q, pages, table, tokens, fmt, rotated, rule, roomy, splits)
+    got = attended(q, pages, table, tokens, fmts, rotated, rule, roomy, splits)
     assert np.square(got - want).mean() / np.square(want).mean() < 2e-5

@@ -14,7 +14,7 @@ from sp.kernels.specs.attention.attention_bytes import smem
 from sp.ops.attention.byte_attention.twin import byte_attention, key_centre, key_codes, sampled_blocks, value_codes
 from sp.ops.attention.kv_pages import kv_append
 from sp.ops.sparse.block_lists import lists_of
-from sp.quant import F16, Q4_0, BlockFormat
+from sp.quant import F16
 
 ROUNDING = """
 extern "C" void middle(const u8* k, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
@@ -55,9 +55,8 @@ extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* 
 
 
 @pytest.fixture(scope="module")
-def rounding(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ctypes.CDLL]:
-    folder = tmp_path_factory.mktemp("rounding")
-    return {q4: hosted("kv_bytes.cu", ROUNDING, folder / str(q4), Q4=q4) for q4 in (0, 1)}
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return hosted("kv_bytes.cu", ROUNDING, tmp_path_factory.mktemp("rounding") / "all")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def e4m3_numbers() -> np.ndarray:
 class Case:
     """Random keys and values in scattered pages, rounded by the kernels."""
 
-    def __init__(self, lib: ctypes.CDLL, fmt: BlockFormat, tokens: int, kv_heads: int, kind: str = "random") -> None:
+    def __init__(self, lib: ctypes.CDLL, tokens: int, kv_heads: int, kind: str = "random") -> None:
         rng = np.random.default_rng([tokens, kv_heads, len(kind)])
         self.tokens, self.blocks, self.kv_heads = tokens, -(-tokens // 128), kv_heads
         k, v = rng.standard_normal((2, tokens, kv_heads, 128)).astype(np.float32)
@@ -91,13 +90,11 @@ class Case:
             k += 10 * rng.standard_normal((kv_heads, 128)).astype(np.float32)
             v[tokens // 2, 0, 5] = 300
         table = aligned(rng.permutation(self.blocks + 2)[: self.blocks].astype(np.int32))
-        pages = [aligned(np.full((self.blocks + 2, 128, kv_heads, fmt.row_bytes(128)), 0xFF, np.uint8)) for _ in "kv"]
+        pages = [aligned(np.full((self.blocks + 2, 128, kv_heads, 256), 0xFF, np.uint8)) for _ in "kv"]
         for page, values in zip(pages, (k, v), strict=True):
-            kv_append(page, table, 0, values, fmt)
+            kv_append(page, table, 0, values, F16)
         every = np.arange(tokens)
-        self.k, self.v = (fmt.decode(page[table[every // 128], every % 128]) for page in pages)
-        if fmt is Q4_0:  # the kernel holds them as float16, as pages are unpacked
-            self.v = self.v.astype(np.float16).astype(np.float32)
+        self.k, self.v = (F16.decode(page[table[every // 128], every % 128]) for page in pages)
         self.centre = aligned(np.full((kv_heads, 128), np.nan, np.float32))
         sampled = range(10**6)[sampled_blocks(tokens)]
         sizes = map(ctypes.c_int, (len(sampled), sampled.step, kv_heads))
@@ -126,9 +123,8 @@ class Case:
 
 
 @pytest.mark.parametrize("kind", ["random", "shared"])
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)
-def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, fmt: BlockFormat, kind: str) -> None:
-    case = Case(rounding[int(fmt is Q4_0)], fmt, 300, 2, kind)
+def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, kind: str) -> None:
+    case = Case(rounding, 300, 2, kind)
     keys, values = key_codes(case.k, case.centre), value_codes(case.v)
     np.testing.assert_allclose(case.key_scales.T, keys.scales[:, :, 0], rtol=1e-6)
     np.testing.assert_allclose(case.peaks / 448, values.scales[:, 0], rtol=1e-6)
@@ -138,9 +134,8 @@ def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, fmt: BlockFormat, k
 
 
 @pytest.mark.parametrize("tokens", [100, 300, 2600, 4500])
-@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)
-def test_the_mean_of_sampled_keys(rounding: Any, fmt: BlockFormat, tokens: int) -> None:
-    case = Case(rounding[int(fmt is Q4_0)], fmt, tokens, 3 if tokens < 1000 else 1, "shared")
+def test_the_mean_of_sampled_keys(rounding: Any, tokens: int) -> None:
+    case = Case(rounding, tokens, 3 if tokens < 1000 else 1, "shared")
     want = key_centre(case.k.astype(np.float64))
     np.testing.assert_allclose(case.centre, want, rtol=0, atol=2e-6 * np.abs(case.k).max())
     assert (tokens < 128) == (not want.any())
@@ -181,7 +176,7 @@ def attended(lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | Non
     [(1, 1, 1, 1, "random"), (200, 300, 4, 2, "random"), (130, 500, 2, 1, "shared"), (257, 257, 1, 1, "random")],
 )
 def test_dense(rounding: Any, products: ctypes.CDLL, n: int, tokens: int, heads: int, kv_heads: int, kind: str) -> None:
-    case = Case(rounding[0], F16, tokens, kv_heads, kind)
+    case = Case(rounding, tokens, kv_heads, kind)
     q = 3 * np.random.default_rng(n).standard_normal((n, heads, 128)).astype(np.float16).astype(np.float32)
     q = q.astype(np.float16).astype(np.float32)
     got = attended(products, case, q, None)
@@ -189,7 +184,7 @@ def test_dense(rounding: Any, products: ctypes.CDLL, n: int, tokens: int, heads:
 
 
 def test_lists_of_blocks(rounding: Any, products: ctypes.CDLL) -> None:
-    case = Case(rounding[0], F16, 700, 1)
+    case = Case(rounding, 700, 1)
     q = np.random.default_rng(1).standard_normal((300, 2, 128)).astype(np.float16).astype(np.float32)
     mask = np.random.default_rng(2).random((2, 3, 6)) < 0.5
     mask &= np.arange(6) <= (np.arange(3)[:, None] * 128 + 127 + 400) // 128

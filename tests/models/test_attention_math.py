@@ -37,8 +37,8 @@ for path in ("sm_90a", "portable"):
         model = load_model(sys.argv[2], device="cuda", math="int8")
         for n in (2048, 2049):
             for attend in (dense_attention, SparseAttention(TopDensity(0.3))):
-                for kv in ("f16", "q4_0"):
-                    cache, ids = model.new_cache(n, kv, rotate=kv == "q4_0", layers=1), np.arange(n)
+                for kv in ("f16", "5bit"):
+                    cache, ids = model.new_cache(n, kv, layers=1), np.arange(n)
                     dry_device.launches.clear()
                     read_by_layer(model, ids, ids, cache, Hooks(), attend=attend)
                     other = "attention_sm90" if path == "sm_90a" else "attention_portable"

@@ -32,7 +32,8 @@ model = load_model(sys.argv[2], device="cuda")
 c, ids, told = model.config, np.arange(N), []
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        for kv, rotate in (("f16", False), ("q4_0", True), ("f16", True)):
+        kinds = ("f16", False), ("q4_0", True), ("q8_0", None), ("5bit", None), ("k=q8_0,v=q4_0", False), ("f16", True)
+        for kv, rotate in kinds:
             cache = model.new_cache(N + NEW, kv, rotate=rotate)
             for chunk in (None, 40):
                 cache.reset()

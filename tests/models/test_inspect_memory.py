@@ -22,6 +22,7 @@ from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.planning.cards import (
+    ANSWER,
     CARDS,
     LARGEST_DRAFTER,
     Drafter,
@@ -31,7 +32,7 @@ from sp.planning.cards import (
     weights_bytes,
 )
 from sp.planning.inspect import inspect_file
-from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes, unpacked_bytes
 from sp.planning.tables import render
 from sp.quant import FORMATS, Math
 from sp.session.loaded import embedded
@@ -74,13 +75,36 @@ def test_what_the_device_holds_wider_than_the_file_is_counted_so(tmp_path: Path)
     assert info["device"]["bytes"] > sum(row["source_bytes"] for row in info["device"]["formats"])
 
 
-@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+@pytest.mark.parametrize("kv", ["f16", "q8_0", "5bit", "q4_0"])
 @pytest.mark.parametrize("tokens", [1, 128, 129, 5000])
 @pytest.mark.parametrize("shape", [*TINY, "qwen3-0.6b"])
 def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: str) -> None:
     config = find_shape(shape).config
     cache = Cache(config, tokens, kv)
     assert kv_bytes(config, tokens, kv) + state_bytes(config) == cache.nbytes
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "5bit", "q4_0", "k=f16,v=q4_0", "k=k5,v=f16"])
+@pytest.mark.parametrize("name", ["qwen3.6-27b", "gemma-4-31b", "llama-3.1-8b"])
+@pytest.mark.parametrize("tokens", [1, 128, 129, 100_000])
+def test_reading_counts_the_unpacked_pages_of_the_widest_layer(name: str, tokens: int, kv: str) -> None:
+    config = find_shape(name).config
+    pages = -(-tokens // 128)
+    layers = [4 * sizes.kv_heads * sizes.head_dim * 128 * pages for sizes in config.head_sizes]
+    assert unpacked_bytes(config, tokens, kv) == max(layers)
+    assert unpacked_bytes(config, tokens, "f16") == 0
+    # A bound of 16 bits for all keys and values of a layer is there for float16 too; pages are whole.
+    more = 4 * max(sizes.kv_heads * sizes.head_dim for sizes in config.head_sizes) * (128 * pages - tokens)
+    assert reading_bytes(config, tokens, kv=kv) - reading_bytes(config, tokens) == more
+    held = kv_bytes(config, tokens + ANSWER, kv) - kv_bytes(config, tokens + ANSWER, "f16")
+    found = [need(config, 1 << 30, None, tokens, which).together for which in (kv, "f16")]
+    assert found[0] - found[1] == held + more
+
+
+@pytest.mark.parametrize("kv", ["f32", "q5_1", "k=q8_0,v=q4_0"])
+def test_bytes_of_any_type_are_those_of_its_cache(kv: str) -> None:
+    config = find_shape("tiny-qwen3").config
+    assert kv_bytes(config, 300, kv) == Cache(config, 300, kv).nbytes
 
 
 def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -32,7 +32,7 @@ def watch(layer, q, cache):
     seen.append((layer, len(q), at.tokens, len(at.table)))
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        for kv, rotate in (("f16", False), ("q4_0", True)):
+        for kv, rotate in (("f16", False), ("q4_0", True), ("5bit", None)):
             # Where launches may be repeated, the last layer is asked for as many queries as the others.
             last = 8 if models[0].config.gated else 308
             for attend in (dense_attention, SparseAttention(FlashPrefill(0.1))):

@@ -26,7 +26,8 @@ from sp.ops.attention.attention_heads import turns
 model, seen, again = load_model(sys.argv[2], device="cuda"), [], []
 def tell(entry, values):
     if "heads" in entry:
-        seen.append((set(value for value in values if value > 1 << 32), values[-1]))
+        magnitude = values[-4 if entry == "attention_heads" else -1]  # arrays of a basis come after it
+        seen.append((set(value for value in values if value > 1 << 32), magnitude))
 dry_device.told.append(tell)
 repeat = repeats.Repeat.__call__
 def counted(self, addresses):

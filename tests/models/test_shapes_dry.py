@@ -67,7 +67,7 @@ none = np.zeros(N, bool)
 narrow = all(sizes.head_dim <= 256 for sizes in full.head_sizes)  # or sparse attention refuses heads by their size
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        for kv, rotate in (("f16", False), ("q4_0", True)):
+        for kv, rotate in (("f16", False), ("q4_0", True), ("5bit", None)):
             cache = model.new_cache(N + 20, kv, rotate=rotate)
             logits = prefill(model, ids, ids, cache, chunk=250)
             assert logits.shape == (VOCAB,)

@@ -133,7 +133,7 @@ model, ids = load_model(sys.argv[3], device="cuda"), np.arange(200)
 assert refusal(model) == "layer 0 attends in a window, others may not", refusal(model)
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        for kv, rotate in (("f16", False), ("q4_0", True)):
+        for kv, rotate in (("f16", False), ("q4_0", True), ("q8_0", None), ("5bit", None), ("k=q8_0,v=q4_0", False)):
             cache = model.new_cache(220, kv, rotate=rotate)
             dry_device.launches.clear()
             prefill(model, ids, ids, cache, chunk=100)

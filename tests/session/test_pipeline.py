@@ -256,7 +256,7 @@ def test_a_document_of_which_nothing_is_kept_is_told(pair: Pipeline) -> None:
 
 
 def test_options_with_unknown_names_are_refused_from_python_too() -> None:
-    for changes in ({"kv": "q5_0"}, {"positions": "orignal"}, {"compress": "maybe"}, {"keep_ratio": "0.1"}):
+    for changes in ({"kv": "q4_1"}, {"positions": "orignal"}, {"compress": "maybe"}, {"keep_ratio": "0.1"}):
         with pytest.raises(ConfigError):
             replace(OPTIONS, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):

@@ -17,7 +17,7 @@ from sp.commands.line import arg, opt
 from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
-from sp.models.cache.kv_type import KVType
+from sp.models.cache.kv_type import USUAL, KVType
 from sp.scoring.base import Sparse
 from sp.session.options import MathName
 
@@ -40,9 +40,7 @@ def bench_model(
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
-    kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = KVType(
-        "f16"
-    ),
+    kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
     rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
     chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
     sparse: Annotated[

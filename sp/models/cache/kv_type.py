@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError, known_names, short
 from sp.ops.attention.kv_pages import DEVICE_PAGES, rotated_block
 from sp.quant import BlockFormat, format_by_name
 from sp.quant.cached import K5, V4
@@ -40,17 +40,20 @@ class KVType(str):
                 side = ONE_SIDED.get(text)
                 if side is not None:
                     raise ConfigError(f"{where}: {text} is for {side} alone; write 5bit, or a format for each side")
-                raise unknown_name(f"{where}: KV format", text, NAMES)
+                raise ConfigError(f"{where} is {short(repr(text))}{known_names(text, NAMES)}")
             return cls(text)
         sides: dict[str, str] = {}
         for part in text.split(","):
             side, _, name = part.partition("=")
             if side not in ("k", "v") or side in sides:
-                raise ConfigError(f"{where} takes a format, or one for each as in k=q8_0,v=q4_0, not {text!r}")
+                raise ConfigError(
+                    f"{where} takes a format, or one for each as in k=q8_0,v=q4_0, not {short(repr(text))}"
+                )
             wrong = ONE_SIDED.get(name, "")
             if name not in FORMATS or (wrong and wrong[0] != side):
                 known = [name for name in FORMATS if ONE_SIDED.get(name, side)[0] == side]
-                raise unknown_name(f"{where}: format of {'keys' if side == 'k' else 'values'}", name, known)
+                told = f"{where}: format of {'keys' if side == 'k' else 'values'} is {short(repr(name))}"
+                raise ConfigError(told + known_names(name, known))
             sides[side] = name
         if len(sides) < 2:
             raise ConfigError(f"{where}: {text} names one side; give both, as in k=q8_0,v=q4_0")
@@ -100,8 +103,19 @@ class KVType(str):
         return not any(width % fmt.block_size for width in widths for fmt in (self.k, self.v))
 
 
+USUAL = KVType("f16")
+"""What caches are if nothing is said."""
 DEVICE_KV = tuple(kv for kv in map(KVType, NAMES) if kv.on_device)
 """Those of one name that the GPU has, from the exact one to the one that rounds most."""
+
+
+def known_kv(kv: str) -> KVType:
+    """A type that was read already, or one by its name; ConfigError if there is none.
+
+    >>> known_kv("k=k5,v=v4")
+    '5bit'
+    """
+    return kv if isinstance(kv, KVType) else KVType.parse(kv, "kv")
 
 
 def checked_kv(kv: str, head_dim: int, rotate: bool, device: KVDevice) -> KVType:
@@ -110,7 +124,7 @@ def checked_kv(kv: str, head_dim: int, rotate: bool, device: KVDevice) -> KVType
     >>> checked_kv("q4_0", 128, True, "cuda").v.name
     'Q4_0'
     """
-    found = kv if isinstance(kv, KVType) else KVType.parse(kv, "kv")
+    found = known_kv(kv)
     if device == "cuda" and not found.on_device:
         raise ConfigError(f"the GPU caches keys and values as {', '.join(DEVICE_KV[:-1])} or {DEVICE_KV[-1]}, not {kv}")
     if not found.takes([head_dim]):
@@ -127,9 +141,9 @@ def checked_kv(kv: str, head_dim: int, rotate: bool, device: KVDevice) -> KVType
 def rotates(kv: str, rotate: bool | None) -> bool:
     """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
     What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
-    ConfigError: it is of a format that is made for rotated rows, and shall not rotate.
+    ConfigError: there is none of that name, or it is of a format that is made for rotated rows, and shall not rotate.
     """
-    known = KVType(kv)
+    known = known_kv(kv)
     if rotate is False and {"k5", "v4"} & set(known.sides):
         raise ConfigError(f"KV format {kv} is made for rotated keys and values; leave the rotation on")
     return known.packed if rotate is None else rotate

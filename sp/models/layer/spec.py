@@ -45,5 +45,10 @@ class LayerSpec:
     mixer: Callable[[Any, int], Any] | None = None
     ffn: Callable[[Any, int], Any] | None = None
 
+    @property
+    def any_shift(self) -> bool:
+        """Whether all scores of a query may be shifted together: sinks and bounds of scores would see it."""
+        return self.sinks is None and self.softcap is None
+
 
 PLAIN = LayerSpec()  # of Qwen3

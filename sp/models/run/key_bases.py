@@ -9,7 +9,6 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats, Ints
 from sp.models.cache.cache import Cache
-from sp.models.layer.attention import Attention
 from sp.models.network.model import Model
 from sp.models.run.hooks import Hooks, Progress
 from sp.models.run.layer_major import read_by_layer
@@ -67,7 +66,8 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
     for ids in runs if wanted else ():
         cache, hooks = model.new_cache(len(ids), kv, layers=1), Hooks(on_attention=look, progress=progress)
         read_by_layer(model, ids, np.arange(len(ids)), cache, hooks, rows=len(ids), depth=model.depth)
-    return {layer: _basis(found, _centred(model, layer)) for layer, found in sorted(sums.items())}
+    blocks = model.trunk.blocks
+    return {layer: _basis(found, blocks[layer].spec.any_shift) for layer, found in sorted(sums.items())}
 
 
 def _sums(q: Any, k: Any) -> list[Any]:
@@ -81,12 +81,6 @@ def _sums(q: Any, k: Any) -> list[Any]:
         np.square(q[SKIP:].astype(np.float32)).reshape(tokens - SKIP, kv_heads, -1, d).mean(axis=2, dtype=np.float64)
     )
     return [1, first, weights.sum(keepdims=True), *(xp.tensordot(weights, one, 1) for one in (k, k * k, asked))]
-
-
-def _centred(model: Model, layer: int) -> bool:
-    """Whether attention of a layer stays what it is where one number is taken off all scores of a query."""
-    mixer = model.trunk.blocks[layer].mixer
-    return isinstance(mixer, Attention) and mixer.rule.softcap is None and mixer.rule.sinks is None
 
 
 def _basis(sums: Sequence[Any], centred: bool) -> KeyBasis:

@@ -28,9 +28,9 @@ class KeyBasis:
     """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
 
     A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
-    the same for all keys and leaves softmax as it is. Where scores are capped, or have a sink, an offset has to be 0.
-    `order` puts channels that weigh most into the first 32 of each 64 places, the others into the second; H rotates
-    each of both kinds by itself, over all its places (see `turned`).
+    the same for all keys and leaves softmax as it is, if there are neither sinks nor bounds of scores. `order` puts
+    channels that weigh most into the first 32 of each 64 places, the others into the second; H rotates each of both
+    kinds by itself, over all its places (see `turned`).
 
     Attributes
     ----------
@@ -97,14 +97,16 @@ class KeyBasis:
     @cached_property
     def inverse(self) -> Floats:
         """One over `scale`."""
-        xp: Any = import_cupy() if is_device(self.scale) else np
-        found: Floats = xp.float32(1) / self.scale
+        found: Floats = np.float32(1) / self.scale
         return found
 
     def on_device(self) -> KeyBasis:
-        """The same on the current device."""
+        """The same on the current device, all arrays made there now: what is first asked for in a CUDA graph would lie
+        in memory that is only lent."""
         cupy = import_cupy()
-        return replace(self, **{name: cupy.asarray(getattr(self, name)) for name in ("order", "offset", "scale")})
+        made = replace(self, **{name: cupy.asarray(getattr(self, name)) for name in ("order", "offset", "scale")})
+        made.__dict__["inverse"] = cupy.asarray(self.inverse)
+        return made
 
     def stored(self, keys: Floats) -> Floats:
         """Keys (tokens, kv_heads, d), float32, as they are packed."""
