@@ -94,7 +94,7 @@ def test_biases_of_zero_change_no_bit(each, path, monkeypatch) -> None:
     none = [Stack(one.weight, one.pitch, 0, one.rows, cupy.zeros((COUNT, one.rows), np.float32)) for one in parts]
     plain = add_experts(x.copy(), h, *parts, routing)
     got = add_experts(x.copy(), h, *none, routing)
-    assert (got == plain).all() if each else nmse(got, plain) < 1e-5
+    assert (got == plain).all() if each else nmse(got, plain) < 5e-5
 
 
 @pytest.mark.parametrize(("count", "used"), [(8, 2), (32, 4), (128, 4), (300, 8)])
