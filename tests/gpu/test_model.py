@@ -28,9 +28,9 @@ from sp.session import load
 from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
-BOUND = {"f16": 1e-3, "q4_0": 2e-2}
+BOUND = {"f16": 1e-3, "q8_0": 2e-3, "5bit": 2e-2, "k=q8_0,v=q4_0": 2e-2, "q4_0": 2e-2}
 N = 700  # no whole number of pages
-CACHES = [("f16", False), ("q4_0", True), ("f16", True), ("q4_0", False)]
+CACHES = [*((kv, kv != "f16") for kv in BOUND), ("f16", True), ("q4_0", False)]
 
 
 @cache
@@ -182,7 +182,7 @@ def test_progress_adds_up_and_comes_when_work_is_done() -> None:
 
 
 def test_what_cannot_run_is_one_clear_error(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="f16 or q4_0, not f32"):
+    with pytest.raises(ConfigError, match="5bit or q4_0, not f32"):
         case("drafter").gpu.new_cache(10, "f32")
     with GGUFFile.open(embedded("drafter")) as file:
         narrow = dict(file.metadata) | {"qwen3.embedding_length": 224}
