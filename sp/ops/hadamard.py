@@ -33,7 +33,7 @@ def hadamard(x: Floats, block: int) -> Floats:
     ----------
     x : float32 (..., d), on the device float16 (rows, heads, d)
     block : int
-        A power of two that divides d; on the device d itself.
+        A power of two that divides d; on the device 64 or d itself.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def hadamard(x: Floats, block: int) -> Floats:
     if is_device(x):
         y = import_cupy().empty(x.shape, np.float16)
         rows, heads, d = x.shape
-        assert block == d, f"rotation over {block} of {d}"
+        assert block in (64, d), f"rotation over {block} of {d}"
         defines = {"HEAD_DIM": d, "ROTATE": block}
         ROTATE_ROWS.launch((-(-rows * heads // ROWS_A_BLOCK),), x, y, rows * heads, defines=defines)
         return y

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,11 +23,11 @@ from sp.models import KVType, Model
 from sp.models.run.key_bases import measured_bases, measured_layers
 from sp.models.shards.shards import SharedModel
 from sp.ops.attention.key_basis import KeyBasis
-from sp.scoring.calibration.reading import PHRASINGS, code, fill, log, prose, records
+from sp.scoring.calibration.reading import code, prose, source_of
 from sp.scoring.calibration.record import file_sha256, folder
 from sp.trace import Reporter, write_atomic
 
-SCHEMA = "sp-key-bases/1"
+SCHEMA = "sp-key-bases/3"
 TOKENS = 4096
 """Of each text. They have to be long: at places far back RoPE has turned slow channels further, and bases of texts of
 1,024 cost a cache of 8,192 tokens half as much again."""
@@ -35,22 +37,27 @@ a model, and nobody should wait for many minutes before the first answer."""
 LEAST = 64  # tokens of a window that is worth reading
 CHARACTERS = 4, 64  # of a text for each token that is wanted: at first, and at most
 CODE_MODULES = ("heapq", "textwrap", "difflib", "configparser", "calendar", "csv")
+DOC_MODULES = (
+    *("threading", "pathlib", "random", "statistics", "tarfile", "zipfile", "shutil", "subprocess", "smtplib", "cmd"),
+    *("imaplib", "enum", "dataclasses", "functools", "contextlib", "turtle", "doctest", "optparse", "inspect", "uuid"),
+    *("unittest.case", "unittest.mock", "fractions", "gettext", "socket", "pickletools"),
+)
+LEAST_DOC = 200  # characters
 
 
-def talk(rng: random.Random) -> Iterator[str]:
-    """Questions and answers, lines of a log and records between them, without end."""
-    between = log(rng), records(rng)
-    while True:
-        for needle, question in fill(PHRASINGS, rng):
-            yield f"Q: {question}\nA: {needle}\n"
-            if rng.random() < 0.5:
-                yield from (next(rng.choice(between)) for _ in range(rng.randrange(1, 5)))
+def docs(rng: random.Random) -> Iterator[str]:
+    """Long docstrings of modules of the standard library, without end; ConfigError where this Python has no source."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    for name in cycle(rng.sample(DOC_MODULES, len(DOC_MODULES))):
+        nodes = [node for node in ast.walk(ast.parse(source_of(name))) if isinstance(node, kinds)]
+        found = [ast.get_docstring(node) or "" for node in nodes]
+        yield from (f"{one}\n\n" for one in found if len(one) > LEAST_DOC)
 
 
 TEXTS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "prose": prose,
     "code": lambda rng: code(rng, CODE_MODULES),
-    "talk": talk,
+    "docs": docs,
 }
 
 

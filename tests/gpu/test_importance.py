@@ -38,6 +38,7 @@ def layer(seed: int, n: int, tokens: int, heads: int, kv_heads: int, d: int, fmt
 
 def weights(q: np.ndarray, case: PagedCase, causal: bool) -> np.ndarray:
     k, _ = case.stored()
+    q = case.queries(q)
     n, tokens = len(q), case.tokens
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
     return attention_probs(q.astype(np.float64), k, limit)

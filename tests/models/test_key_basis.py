@@ -10,14 +10,17 @@ from tiny_models import write_tiny
 
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
-from sp.models.run.key_bases import SKIP, measured_bases, measured_layers
+from sp.models.run.context_parallel import read_by_layer_on
+from sp.models.run.key_bases import NEAR, SKIP, measured_bases, measured_layers
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.key_basis import PART, KeyBasis, turned
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
+from sp.quant.cached import K5
 
 RNG = np.random.default_rng(5)
 HEADS, GROUP = 2, 3
+SHIFT_MATTERS = ["tiny-gpt-oss", "tiny-gemma2"]  # sinks, and caps of scores
 
 
 def some_basis(d: int) -> KeyBasis:
@@ -77,6 +80,24 @@ def test_channels_that_weigh_most_take_the_first_half_of_each_block() -> None:
     assert (placed[:, first].min(axis=1) >= placed[:, ~first].max(axis=1)).all()
 
 
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_the_key_that_a_basis_is_around_is_packed_without_error(d) -> None:
+    basis, key = some_basis(d), 30 * RNG.normal(size=(HEADS, d)).astype(np.float32)
+    around = basis.around(key)
+    errors = [np.abs(each.keys(K5.decode(K5.encode(each.stored(key[None])))) - key).max() for each in (basis, around)]
+    assert errors[1] < 1e-4 < 0.1 < errors[0]
+    assert np.array_equal(around.order, basis.order)
+    assert np.array_equal(around.scale, basis.scale)
+    assert around.offset.dtype == np.float32
+
+
+def test_tokens_far_back_count_less(model) -> None:
+    near, far = (np.full(n, 7) for n in (NEAR, 2 * NEAR))
+    assert NEAR > SKIP
+    one, other = (measured_bases(model, [ids])[0] for ids in (near, far))
+    assert not np.array_equal(one.scale, other.scale)
+
+
 def test_a_channel_that_is_always_zero_has_a_scale() -> None:
     basis = KeyBasis.measured(np.zeros((1, 64)), np.zeros((1, 64)), np.zeros((1, 64)))
     assert np.isfinite(basis.inverse).all()
@@ -88,6 +109,7 @@ def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> 
     model = load_model(write_tiny(tmp_path / "m.gguf", arch))
     runs = [np.random.default_rng(seed).integers(0, model.config.vocab, n) for seed, n in ((1, 120), (2, 70))]
     keys: dict[int, list] = {}
+    first: dict[int, list] = {}
     asked: dict[int, list] = {}
     for ids in runs:
         cache = model.new_cache(len(ids), "f32")
@@ -95,12 +117,13 @@ def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> 
         prefill(model, ids, np.arange(len(ids)), cache, rows=len(ids), hooks=look)
         for layer in model.config.attention_layers:
             keys.setdefault(layer, []).append(cache.keys(layer)[SKIP:])
+            first.setdefault(layer, []).append(cache.keys(layer)[0])
     found = measured_bases(model, runs)
     assert tuple(found) == model.config.attention_layers == measured_layers(model)
     for layer, basis in found.items():
         k, q = (np.concatenate(one[layer]).astype(np.float64) for one in (keys, asked))
         q = np.sqrt(np.square(q).reshape(len(q), k.shape[1], -1, k.shape[2]).mean(axis=(0, 2)))
-        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q)
+        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q).around(np.mean(first[layer], axis=0))
         np.testing.assert_allclose(basis.scale, want.scale, rtol=1e-3)
         np.testing.assert_allclose(basis.offset, want.offset, atol=1e-4)
 
@@ -158,21 +181,6 @@ def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
     assert model.new_cache(9, "5bit").stored(1).basis.scale.max() == 1  # plain
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt-oss", "tiny-gemma2"])
-def test_layers_whose_scores_must_not_be_shifted_have_no_offset(tmp_path, runs, shape) -> None:
-    """Sinks and bounds of scores would see it."""
-    own = load_model(write_synthetic(tmp_path / "m.gguf", shape, "q8_0"))
-    known = measured_bases(own, runs)
-    assert known
-    assert not any(basis.offset.any() for basis in known.values())
-    shifted = {layer: replace(basis, offset=basis.offset + 1) for layer, basis in known.items()}
-    own.key_bases = lambda of: shifted  # of whatever else makes them
-    cache = own.new_cache(9, "5bit")
-    for layer, basis in known.items():
-        assert not cache.stored(layer).basis.offset.any()
-        np.testing.assert_array_equal(cache.stored(layer).basis.scale, basis.scale)
-
-
 def load_model_like(model: Model) -> Model:
     """Another of the same weights."""
     return Model(model.config, model.trunk, "cpu", model.nbytes)
@@ -209,3 +217,38 @@ def test_cards_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, run
         for name in ("offset", "scale"):
             got = np.concatenate([getattr(part[layer], name) for part in parts])
             np.testing.assert_allclose(got, getattr(whole, name), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["tiny-gemma4", "tiny-gemma3", "tiny-muse-glimmer", "tiny-qwen35", *SHIFT_MATTERS])
+def test_windows_heads_of_two_sizes_and_layers_without_rope_have_bases(shape, tmp_path) -> None:
+    model = load_model(write_synthetic(tmp_path / "m.gguf", shape, "q8_0", 0))
+    ids = np.random.default_rng(1).integers(0, model.config.vocab, 150)
+    found = measured_bases(model, [ids])
+    assert tuple(found) == model.config.attention_layers
+    for layer, basis in found.items():
+        sizes = model.config.heads_of(layer)
+        assert basis.order.shape == basis.offset.shape == basis.scale.shape == (sizes.kv_heads, sizes.head_dim)
+        assert np.isfinite(basis.offset).all()
+        assert (basis.scale > 0).all()
+        assert basis.offset.any() == (shape not in SHIFT_MATTERS)
+    model.key_bases = lambda _: found
+
+    def logits(kv: str) -> np.ndarray:
+        cache = model.new_cache(len(ids), kv)
+        return prefill(model, ids, np.arange(len(ids)), cache)
+
+    exact, most = logits("f32"), 0.3 if model.config.experts else 0.1  # random routers are easily upset
+    assert np.square(logits("5bit") - exact).mean() < most * exact.var()
+
+
+def test_cards_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
+    known, seen = measured_bases(model, runs), []
+    own = load_model_like(model)
+    own.key_bases = lambda _: known
+    ids = np.random.default_rng(2).integers(0, model.config.vocab, 900)
+
+    def look(layer: int, q, cache: Cache) -> None:
+        seen.append((layer, cache.stored(layer).basis is known[layer]))
+
+    read_by_layer_on(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv="5bit")
+    assert seen == [(layer, True) for layer in range(model.config.layers)]

@@ -157,10 +157,7 @@ class Model:
         fits = all(sizes.head_dim % K5.block_size == 0 for sizes in self.config.head_sizes)
         if self.key_bases is None or KVType(kv).sides[0] != "k5" or not fits:
             return {}
-        known, blocks = self.key_bases(self), self.trunk.blocks
-        if all(blocks[layer].spec.any_shift for layer in known):
-            return known
-        return {layer: one if blocks[layer].spec.any_shift else one.from_zero() for layer, one in known.items()}
+        return self.key_bases(self)
 
     def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
         """Token ids (n,), which nobody looks at any more, -> the residual stream (n, hidden) that enters layer 0.

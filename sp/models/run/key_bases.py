@@ -12,12 +12,15 @@ from sp.models.cache.cache import Cache
 from sp.models.network.model import Model
 from sp.models.run.hooks import Hooks, Progress
 from sp.models.run.layer_major import read_by_layer
-from sp.ops.array_module import on_host
+from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.key_basis import KeyBasis
 from sp.quant.cached import K5
 
 SKIP = 16
 """First tokens of a run that count for nothing: a model treats them like no others."""
+NEAR = 256
+"""Place of a token up to which all count alike; from there on, the less the further back: what reads prompts of one
+length gains as much as what reads twice as long ones."""
 
 
 def measured_layers(model: Model) -> tuple[int, ...]:
@@ -32,7 +35,8 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
     Keys and queries count as they meet: behind RoPE, from an exact cache. The mean of a channel of keys, the root mean
     square about it, and that of the queries of all heads that share a head of keys are over all tokens but the first of
-    each run; sums are in float64. Where scores must not be shifted zero stands for the mean.
+    each run, weighted by place; sums are in float64. Bases are then put around the mean key of the first tokens. Layers
+    that cap scores, or have sinks, where a number that all scores lack is no matter of indifference, have no offset.
 
     Parameters
     ----------
@@ -55,7 +59,7 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
     def look(layer: int, q: Floats, cache: Cache) -> None:
         if layer in wanted and len(q) > SKIP:
-            found, old = _sums(q[SKIP:], cache.keys(layer)[SKIP:]), sums.get(layer)
+            found, old = _sums(q, cache.keys(layer)), sums.get(layer)
             sums[layer] = found if old is None else [one + more for one, more in zip(old, found, strict=True)]
 
     kv = "f32" if model.device == "cpu" else "f16"
@@ -67,15 +71,21 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
 
 def _sums(q: Any, k: Any) -> list[Any]:
-    """Tokens, and sums over them: of keys, their squares and squares of queries, float64 (kv_heads, d)."""
+    """Runs, their first keys, weights, and sums weighted so: of keys, their squares and squares of queries, float64
+    (kv_heads, d)."""
     tokens, kv_heads, d = k.shape
-    k = k.astype(np.float64)
-    asked = np.square(q.astype(np.float32)).sum(axis=0, dtype=np.float64).reshape(kv_heads, -1, d).mean(axis=1)
-    return [tokens, k.sum(axis=0), np.square(k).sum(axis=0), asked]
+    xp = array_module(k)
+    weights = 1 / xp.maximum(xp.arange(SKIP, tokens), NEAR).astype(np.float64)
+    first, k = k[0].astype(np.float64), k[SKIP:].astype(np.float64)
+    asked = (
+        np.square(q[SKIP:].astype(np.float32)).reshape(tokens - SKIP, kv_heads, -1, d).mean(axis=2, dtype=np.float64)
+    )
+    return [1, first, weights.sum(keepdims=True), *(xp.tensordot(weights, one, 1) for one in (k, k * k, asked))]
 
 
-def _basis(sums: Sequence[Any], shifted: bool) -> KeyBasis:
-    tokens, keys, squares, asked = sums[0], *map(on_host, sums[1:])
-    mean: Doubles = keys / tokens * shifted
-    around = np.sqrt(np.maximum(squares / tokens - mean * mean, 0))
-    return KeyBasis.measured(mean, around, np.sqrt(asked / tokens))
+def _basis(sums: Sequence[Any], centred: bool) -> KeyBasis:
+    count, first, weight, keys, squares, asked = sums[0], *map(on_host, sums[1:])
+    mean: Doubles = keys / weight * centred
+    about = np.sqrt(np.maximum(squares / weight - mean * mean, 0))
+    found = KeyBasis.measured(mean, about, np.sqrt(asked / weight))
+    return found.around((first / count).astype(np.float32)) if centred else found

@@ -330,6 +330,11 @@ class PagedKV:
             return self.basis.keys(stored)
         return hadamard(stored, rotated_block(self.head_dim)) if self.rotated else stored
 
+    def model_rows(self) -> tuple[Floats, Floats]:
+        """Keys and values as they were appended, within rounding."""
+        values = kv_gather(self.v, self.table, self.tokens, self.of_values)
+        return self.model_keys(), hadamard(values, value_block(self.head_dim)) if self.rotated else values
+
     def gather(self) -> tuple[Floats, Floats]:
         """Keys and values as they are stored."""
         return self.keys(), kv_gather(self.v, self.table, self.tokens, self.of_values)

@@ -125,12 +125,17 @@ def prose(rng: random.Random) -> Iterator[str]:
 def code(rng: random.Random, modules: Sequence[str] = CODE_MODULES) -> Iterator[str]:
     """Lines of modules of the standard library, without end; ConfigError where this Python has no source."""
     for name in cycle(rng.sample(modules, len(modules))):
-        loader: Any = getattr(find_spec(name), "loader", None)
-        source = loader.get_source(name) if hasattr(loader, "get_source") else None
-        if not source:
-            raise ConfigError(f"this Python has no source of {name}, which a calibration reads; take another Python")
-        lines = source.splitlines(keepends=True)
+        lines = source_of(name).splitlines(keepends=True)
         yield from lines[rng.randrange(len(lines) // 2) :]
+
+
+def source_of(name: str) -> str:
+    """Source of a module; ConfigError where this Python has none."""
+    loader: Any = getattr(find_spec(name), "loader", None)
+    source: str | None = loader.get_source(name) if hasattr(loader, "get_source") else None
+    if not source:
+        raise ConfigError(f"this Python has no source of {name}, which a calibration reads; take another Python")
+    return source
 
 
 def records(rng: random.Random) -> Iterator[str]:

@@ -192,7 +192,7 @@ class Space:
             if self.document is None:
                 self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
             keys, values = xp.split(self.weights["key", layer], 2)
-            k, v = replace(at, tokens=self.tokens).gather()
+            k, v = replace(at, tokens=self.tokens).model_rows()
             k = unrotate(k, self.positions, self.model.config.rope_of(layer))
             for first in range(0, self.tokens, SLICE):
                 part = slice(first, first + SLICE)

@@ -124,7 +124,7 @@ ROTATE_ROWS = KernelSpec(
     entry="rotate_rows",
     args=("const f16* x", "f16* y", "i64 rows"),
     threads=32 * ROWS_A_BLOCK,
-    variants=tuple({"HEAD_DIM": d, "ROTATE": d} for d in (512, 256, 128, 64)),
+    variants=tuple({"HEAD_DIM": d, "ROTATE": block} for d in (512, 256, 128, 64) for block in {64, d}),
 )
 
 TURN_KEYS = KernelSpec(
