@@ -32,6 +32,7 @@ SHARED = {
     "prefill": ("engine", "sp", "llama.cpp"),
     "decode": ("engine and draft", "sp", "sp with a draft", "llama.cpp"),
     "load": ("mode", "first", "repeated"),
+    "kv_quality": ("engine", "sp", "llama.cpp"),
 }
 """Benchmarks that more than one file writes: what tells them apart, and the values."""
 RETIRED = {

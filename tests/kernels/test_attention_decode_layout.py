@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from host_code import aligned, hosted, pointer
 
-from sp.kernels.specs.attention.attention_decode import state_floats, variant
+from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
 from sp.kernels.specs.attention.page_rows import PAIRS
 from sp.ops.attention.attention import attention
 from sp.ops.attention.key_basis import KeyBasis
@@ -46,8 +46,9 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 inline void __threadfence() {}
 """
 DRIVER = """
-extern "C" void run(const u16* q, const u8* k, const u8* v, const i32* table, i32 tokens, const u16* wide, u16* out,
+extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32 tokens, const u16* wide, u16* out,
                     f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale, int splits, int across) {
+    int outside = 0;  // bytes of shared memory written that a launch does not ask for
     gridDim = {unsigned(splits), unsigned(kv_heads), unsigned(across)};
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
@@ -57,7 +58,9 @@ extern "C" void run(const u16* q, const u8* k, const u8* v, const i32* table, i3
                     attention_decode(q, k, v, table, nullptr, tokens, wide, out, partial, counters, n, heads, kv_heads,
                                      scale);
                 });
+                for (size_t i = SMEM; i < sizeof memory; ++i) outside += memory[i] != 0xff;
             }
+    return outside;
 }
 extern "C" void places(u32* out) {
     for (int lane = 0; lane < 32; ++lane) {
@@ -99,13 +102,15 @@ def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tok
     wide, out = aligned((gate >> 16).astype(np.uint16)), aligned(np.zeros((n, heads, d), np.uint16))
 
     defines = variant(d, formats, 3 * n, rotated, True)
+    defines["SMEM"] = ATTENTION_DECODE.shared_bytes(defines)
     across = -(-3 * n // (8 * defines["TILES"]))
     partial = aligned(np.full(splits * KV_HEADS * across * state_floats(defines), np.nan, np.float32))
     counters = aligned(np.zeros(64, np.uint32))
-    kernel(tuple(defines.items())).run(
+    outside = kernel(tuple(defines.items())).run(
         *map(pointer, (q, *pages, table)), tokens, *map(pointer, (wide, out, partial, counters)), n, heads, KV_HEADS,
         ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, across,
     )  # fmt: skip
+    assert outside == 0
     k, v = (stored.astype(np.float64) for stored in replace(at, tokens=tokens).gather())
     want = attention(q.astype(np.float64), k, v)
     want = (hadamard(want, 64) if rotated else want) / (1 + np.exp(-gate.view(np.float32)[:, :, 1].astype(np.float64)))
@@ -124,7 +129,7 @@ def conflicts(addresses: np.ndarray) -> int:
 @pytest.mark.parametrize("formats", PAIRS, ids=str)
 def test_lanes_meet_in_few_banks(d: int, formats: tuple[int, int]) -> None:
     """None twice, but for bytes, of which neighbours take every other word."""
-    defines = variant(d, formats, 8, formats != (16, 16), True)
+    defines = variant(d, formats, 8, formats != (16, 16), True) | {"SMEM": 0}
     out = np.zeros((32, 9), np.uint32)
     kernel(tuple(defines.items())).places(pointer(out))
     scale, own, behind, value_scale, value_own, k_pitch, v_pitch, keys, values = out.T

@@ -334,7 +334,7 @@ def test_bytes_of_a_token_are_the_formula(kv) -> None:
     assert at.k.shape[3] + at.v.shape[3] == token / HEADS
 
 
-def a_basis(layers: int, mean: float = 3.0) -> dict[int, KeyBasis]:
+def a_basis(layers: int, mean: float) -> dict[int, KeyBasis]:
     """Measured ones, each with another order, for each layer and head."""
     rng = np.random.default_rng(9)
     shape = HEADS, D
@@ -363,15 +363,14 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 @pytest.mark.parametrize("n", [1, 5, 150])
 @pytest.mark.parametrize("what", ["plain", "window", "sinks", "capped"])
 def test_attention_over_packed_pages_is_that_over_what_they_stand_for(kv, measured, n, what) -> None:
-    if measured and what in ("sinks", "capped"):
-        pytest.skip("with an offset in the keys scores are shifted, which these two would see")
     rule = {
         "plain": PLAIN,
         "window": ScoreRule(window=40),
         "sinks": ScoreRule(sinks=np.array([0.5, -1, 2, 0], np.float32)),
         "capped": ScoreRule(softcap=5.0, scale=0.2),
     }[what]
-    cache = filled(kv, 300, bases=a_basis(3) if measured else None)
+    mean = 0.0 if what in ("sinks", "capped") else 3.0  # these two would see that scores are shifted
+    cache = filled(kv, 300, bases=a_basis(3, mean) if measured else None)
     q = np.random.default_rng(n).standard_normal((n, 4, D)).astype(np.float32)
     keys, values = dequantised(cache)
     close(dense_attention(cache, 0, q, None, rule), attention(q.astype(np.float64), keys, values, rule))
@@ -382,9 +381,8 @@ def test_attention_over_packed_pages_is_that_over_what_they_stand_for(kv, measur
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_trees_over_packed_pages_are_those_over_what_they_stand_for(kv, measured, window, sinks) -> None:
-    if measured and sinks:
-        pytest.skip("with an offset in the keys scores are shifted, which sinks would see")
-    cache, rng = filled(kv, 300, bases=a_basis(3) if measured else None), np.random.default_rng(1)
+    bases = a_basis(3, 0.0 if sinks else 3.0) if measured else None
+    cache, rng = filled(kv, 300, bases=bases), np.random.default_rng(1)
     mask = np.tril(rng.random((9, 9)) < 0.5) | np.eye(9, dtype=bool)
     q = rng.standard_normal((9, 4, D)).astype(np.float32)
     rule = ScoreRule(window=window, sinks=np.array([0.5, -1, 2, 0], np.float32) if sinks else None)
