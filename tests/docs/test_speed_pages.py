@@ -20,7 +20,7 @@ MARKED = {path: page for path, page in PAGES.items() if marked(page)}
 TOLD = "\n".join(MARKED.values())
 SPECIAL = {"asked_density", "layout", "engine", "draft", "epilogue", "weights"}
 """Keys of special forms: a record that has one is meant only where it is named."""
-TARGET = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "math": "bf16", "cards": 1}
+TARGET = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "math": "bf16", "cards": 1}
 SPEED = [*MARKED, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "sparse-attention", "decoding"))]
 """Pages that tell of speed on a GPU; what else tells of times was measured on a CPU and says so."""
 QUOTED = "## Quoted, not measured here"
