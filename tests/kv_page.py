@@ -95,7 +95,8 @@ def evidence() -> list[str]:
         cells = [counts[kv, hard, keep] for hard in (True, False) for keep in (0.2, 0.1, 0.05)]
         name = "a single prompt" if kv == "none" else f"`{kv}`"
         rows.append([name, *(f"{sum(cell)} of {len(cell)}" for cell in cells)])
-    return table(["drafter's cache", *(f"{kind} {keep}" for kind in ("hard", "easy") for keep in (0.2, 0.1, 0.05))], rows)
+    heads = [f"{kind} {keep}" for kind in ("hard", "easy") for keep in (0.2, 0.1, 0.05)]
+    return table(["drafter's cache", *heads], rows)
 
 
 def tables() -> dict[str, list[str]]:
