@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.page_rows import PAIRS, ROOM, ROOMY, Formats, is_packed, row_bytes
+from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, ROOM, ROOMY, Formats, is_packed, row_bytes
 
 P_PITCH = 128  # bytes from row to row of probabilities
 KEYS = 64  # keys that a split has at least, and of a tile, but for heads of 512
@@ -26,7 +26,8 @@ def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> 
     room = ROOMY if roomy else ROOM
     while True:
         pairs = _pairs(tiles, most)
-        ahead, blocks = int(packed and roomy), 1 if widest else max(1, 8 // pairs)
+        crowded = widest or (packed and F16_ROWS in formats)
+        ahead, blocks = int(packed and roomy), 1 if crowded else max(1, 8 // pairs)
         found = {**sizes, "WARPS": 2 * pairs, "SLOTS": slots, "BLOCKS": blocks, "AHEAD": ahead}
         if _shared_bytes(found) <= room:
             return found
