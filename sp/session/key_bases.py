@@ -19,7 +19,8 @@ import numpy as np
 from sp.arrays import Ints
 from sp.errors import ConfigError
 from sp.gguf import Tokenizer
-from sp.models import KVType, Model
+from sp.models import Model
+from sp.models.cache.kv_type import known_kv
 from sp.models.run.key_bases import measured_bases, measured_layers
 from sp.models.shards.shards import SharedModel
 from sp.ops.attention.key_basis import KeyBasis
@@ -133,7 +134,7 @@ class FileBases:
     def knows(self, model: Model, kv: str) -> bool:
         """Whether a cache of that name has nothing to wait for."""
         tokens = self._tokens(model)
-        return KVType(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
+        return known_kv(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
 
     def _tokens(self, model: Model) -> int:
         most = TOKENS_IF_LARGE if model.device == "cpu" and self.parameters > LARGE else TOKENS

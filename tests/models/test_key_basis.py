@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import write_tiny
 
+from sp.errors import ConfigError
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
 from sp.models.run.context_parallel import read_by_layer_on
@@ -213,6 +214,9 @@ def test_cards_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, run
     path = write_tiny(tmp_path / "m.gguf", "qwen3")
     want = measured_bases(load_model(path), runs)
     parts = load_shards(path, HostGroup(2)).run(lambda part: measured_bases(part, runs))
+    assert own.new_cache(9, "v=v4,k=k5").stored(1).basis is known[1]
+    with pytest.raises(ConfigError, match="names one side"):
+        own.new_cache(9, "k=k5")
     for layer, whole in want.items():
         for name in ("offset", "scale"):
             got = np.concatenate([getattr(part[layer], name) for part in parts])
@@ -240,6 +244,12 @@ def test_windows_heads_of_two_sizes_and_layers_without_rope_have_bases(shape, tm
     exact, most = logits("f32"), 0.3 if model.config.experts else 0.1  # random routers are easily upset
     assert np.square(logits("5bit") - exact).mean() < most * exact.var()
 
+    empty = trail.fork(0), Trail(model.config, "5bit", bases=bases).fork(0)
+    for one, times in zip(empty, (1, 2), strict=True):  # of a trail that has read nothing they are asked for
+        with one.reading(100) as cache:
+            prefill(model, ids[:100], np.arange(100), cache)
+            assert cache.stored(0).basis is known[0]
+        assert len(asked) == times
 
 def test_cards_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
     known, seen = measured_bases(model, runs), []
