@@ -44,6 +44,7 @@ DOC_MODULES = (
     *("unittest.case", "unittest.mock", "fractions", "gettext", "socket", "pickletools"),
 )
 LEAST_DOC = 200  # characters
+LEAST_SCALE = np.finfo(np.float32).tiny  # whose inverse is a number
 
 
 def docs(rng: random.Random) -> Iterator[str]:
@@ -207,7 +208,7 @@ def unpacked(path: Path, model: Model, key: str) -> dict[int, KeyBasis] | None:
                 return None
             for layer in measured_layers(model):
                 found[layer] = KeyBasis(*(file.get_tensor(f"{layer}.{name}") for name in ("order", *FLOATS)))
-    except SafetensorError:
+    except (SafetensorError, TypeError, AttributeError):  # the last two of types that NumPy lacks
         return None
     return found if all(_sound(one, model, layer) for layer, one in found.items()) else None
 
@@ -219,7 +220,8 @@ def _sound(basis: KeyBasis, model: Model, layer: int) -> bool:
         return False
     if any(one.shape != shape for one in (basis.order, *floats)) or not all(np.isfinite(one).all() for one in floats):
         return False
-    return bool((np.sort(basis.order, axis=1) == np.arange(sizes.head_dim)).all() and (basis.scale > 0).all())
+    placed = np.sort(basis.order, axis=1) == np.arange(sizes.head_dim)
+    return bool(placed.all() and (basis.scale >= LEAST_SCALE).all())
 
 
 def with_bases(model: Model, bases: FileBases | None) -> None:
