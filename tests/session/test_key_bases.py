@@ -209,6 +209,10 @@ def test_who_opens_a_pair_is_told_before_any_stage(measured) -> None:
     opened.ready(RunOptions(kv="5bit"))
     total = len(key_bases.TEXTS) * TOKENS * opened.target.model.config.layers
     assert told == [("measuring target.gguf", total, total)]
+    Conversation(opened, RunOptions(), ConversationOptions(keys="5bit"))
+    assert [what for what, *_ in told] == ["measuring target.gguf", "measuring drafter.gguf"]
+    opened.ready(RunOptions(), keys="5bit")
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("drafter", ["qwen3", "qwen35"])
