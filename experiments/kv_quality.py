@@ -23,6 +23,7 @@ import numpy as np
 
 from sp.bench import record as bench
 from sp.bench.record import file_facts, key_of, make_record
+from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_slug
 from sp.models import KVType, Model, stream_by_layer
@@ -120,6 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of records")
     given = parser.parse_args(arguments)
+    if not 1 <= given.every <= min(given.tokens):
+        parser.error(f"--every is {given.every}; it must be from 1 to --tokens, {min(given.tokens)}")
+    try:
+        for name in given.kv:
+            rotates(KVType.parse(name, "--kv"), given.rotate)
+    except ConfigError as error:
+        parser.error(str(error))
     loaded = load(given.model, device=given.device, reporter=reporter())
     facts = {**file_facts(loaded.path), "engine": "sp"}
     for text in given.text:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sp.errors import ConfigError
 from sp.evals.natural.questions import Question, known_documents, known_questions, missing_documents
 from sp.evals.natural.rows import judge, masks
 from sp.evals.summary import wilson
@@ -42,7 +43,7 @@ class Empty:
     def keys(self, drafted: TokenisedPrompt) -> KeptKeys:
         """Keys of nothing yet, to be filled."""
         layers = check_run(self.options, self.pipeline.drafter)
-        memory = DrafterMemory(self.pipeline.drafter, layers, KVType(self.kv), 8)
+        memory = DrafterMemory(self.pipeline.drafter, layers, self.kv, 8)
         return memory.keys(drafted.ids, message_ends(drafted))
 
 
@@ -78,22 +79,27 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    try:
+        args.kv = [kv if kv == "none" else KVType.parse(kv, "--kv") for kv in args.kv]
+    except ConfigError as error:
+        parser.error(str(error))
     pipeline = Pipeline.open(
         args.drafter, args.drafter, device=args.device, scorers=[RunOptions(scorer=args.scorer).scorer]
     )
     missing = {document.name for document in missing_documents(known_documents())}
     done = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()] if args.out.exists() else []
-    known = {row["question"] for row in done}
+    known = {(row["question"], row["kv"], row["scorer"]) for row in done}
     with args.out.open("a", encoding="utf-8") as out:
         for question in known_questions():
-            if question.document in missing or question.id in known:
+            types = [kv for kv in args.kv if (question.id, kv, args.scorer) not in known]
+            if question.document in missing or not types:
                 continue
-            for row in rows(pipeline, question, args.kv, args.scorer, args.tokens):
+            for row in rows(pipeline, question, types, args.scorer, args.tokens):
                 done.append(row)
                 out.write(json.dumps(row) + "\n")
             out.flush()
     groups = defaultdict(list)
-    for row in done:
+    for row in (row for row in done if row["scorer"] == args.scorer):
         groups[row["keep_ratio"], row["kv"], "hard" if row["hard"] else "easy"].append(row["whole"])
     for (keep, kv, kind), kept in sorted(groups.items(), reverse=True):
         low, high = wilson(sum(kept), len(kept))

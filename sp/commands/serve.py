@@ -172,6 +172,7 @@ def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> C
         check_run(asked.options, pipeline.drafter)
     except ConfigError as error:
         tell(f"no sessions, but for requests that say otherwise: {error}")
+    pipeline.ready(asked.options, keys=asked.memory.keys)  # or the first request would wait for it
     room = {"memory": asked.server.session_memory, "device": asked.server.session_vram}
     return Conversations(pipeline, asked.memory, most=asked.server.sessions, **room)
 

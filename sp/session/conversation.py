@@ -65,7 +65,7 @@ class Conversation:
     ) -> None:
         self.pipeline, self.options = pipeline, options or RunOptions()
         self.memory = memory or ConversationOptions()
-        pipeline.ready(self.options)
+        pipeline.ready(self.options, keys=self.memory.keys)
         tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)
         self._memory = Memory(pipeline, self.options, self.memory, tokens)
         self.used, self._at_work = 0.0, False

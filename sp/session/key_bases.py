@@ -19,7 +19,8 @@ import numpy as np
 from sp.arrays import Ints
 from sp.errors import ConfigError
 from sp.gguf import Tokenizer
-from sp.models import KVType, Model
+from sp.models import Model
+from sp.models.cache.kv_type import known_kv
 from sp.models.run.key_bases import measured_bases, measured_layers
 from sp.models.shards.shards import SharedModel
 from sp.ops.attention.key_basis import KeyBasis
@@ -43,6 +44,7 @@ DOC_MODULES = (
     *("unittest.case", "unittest.mock", "fractions", "gettext", "socket", "pickletools"),
 )
 LEAST_DOC = 200  # characters
+LEAST_SCALE = np.finfo(np.float32).tiny  # whose inverse is a number
 
 
 def docs(rng: random.Random) -> Iterator[str]:
@@ -133,7 +135,7 @@ class FileBases:
     def knows(self, model: Model, kv: str) -> bool:
         """Whether a cache of that name has nothing to wait for."""
         tokens = self._tokens(model)
-        return KVType(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
+        return known_kv(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
 
     def _tokens(self, model: Model) -> int:
         most = TOKENS_IF_LARGE if model.device == "cpu" and self.parameters > LARGE else TOKENS
@@ -206,7 +208,7 @@ def unpacked(path: Path, model: Model, key: str) -> dict[int, KeyBasis] | None:
                 return None
             for layer in measured_layers(model):
                 found[layer] = KeyBasis(*(file.get_tensor(f"{layer}.{name}") for name in ("order", *FLOATS)))
-    except SafetensorError:
+    except (SafetensorError, TypeError, AttributeError):  # the last two of types that NumPy lacks
         return None
     return found if all(_sound(one, model, layer) for layer, one in found.items()) else None
 
@@ -218,7 +220,8 @@ def _sound(basis: KeyBasis, model: Model, layer: int) -> bool:
         return False
     if any(one.shape != shape for one in (basis.order, *floats)) or not all(np.isfinite(one).all() for one in floats):
         return False
-    return bool((np.sort(basis.order, axis=1) == np.arange(sizes.head_dim)).all() and (basis.scale > 0).all())
+    placed = np.sort(basis.order, axis=1) == np.arange(sizes.head_dim)
+    return bool(placed.all() and (basis.scale >= LEAST_SCALE).all())
 
 
 def with_bases(model: Model, bases: FileBases | None) -> None:

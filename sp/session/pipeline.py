@@ -10,7 +10,8 @@ from typing import Any, Self
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
-from sp.models import load_draft
+from sp.models import Model, load_draft
+from sp.models.cache.kv_type import USUAL
 from sp.models.network.arithmetic import scoring
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
@@ -152,9 +153,9 @@ class Pipeline(Pair):
         """Whether several cards read for the drafter together, or share the target."""
         return self.cards is not None or isinstance(self.target.model, SharedModel)
 
-    def ready(self, options: RunOptions, reporter: Reporter | None = None) -> None:
-        """Make the drafter ready for a scorer, with its file's calibration if that is asked for, and the target for a
-        cache, with the bases of its keys.
+    def ready(self, options: RunOptions, reporter: Reporter | None = None, *, keys: str = USUAL) -> None:
+        """Make the drafter ready for a scorer, with its file's calibration if that is asked for, and both for their
+        caches, with the bases of their keys; `keys` is the format of the drafter's where a conversation keeps them.
 
         What is not known is made, which may take a minute; `reporter` is told of a calibration, and of bases the one
         that `open` was given.
@@ -164,14 +165,12 @@ class Pipeline(Pair):
         ConfigError
             Layers that the scorer needs were not loaded, as the pair was opened for others.
         """
-        target = self.target.model
-        if isinstance(target.key_bases, FileBases) and not target.key_bases.knows(target, options.kv):
-            with self.residency.using("target", TOKENS):  # not while a stage is shown and timed that needs them
-                target.bases_for(options.kv)
+        self._measure_keys("target", self.target.model, options.kv)
         scorer, drafter = options.scorer, self.drafter
         if drafter is None or not scorer.drafts or options.compress == "off":
             return
         model, path = drafter.model, drafter.path
+        self._measure_keys("drafter", model, keys)
         if scorer.retrieves and model.config.retrieval is None:
             found = known_retrieval(path, model.config, [scorer])
             if found is None and makes_one([scorer]) and path.is_file():
@@ -187,6 +186,11 @@ class Pipeline(Pair):
             raise ConfigError(
                 f"scorer {SCORERS.name_of(scorer)}: {error}; open {plain(path.name)} for this scorer too"
             ) from None
+
+    def _measure_keys(self, name: str, model: Model, kv: str) -> None:
+        if isinstance(model.key_bases, FileBases) and not model.key_bases.knows(model, kv):
+            with self.residency.using(name, TOKENS):  # not while a stage is shown and timed that needs them
+                model.bases_for(kv)
 
     def within(self, vram: int | None) -> Self:
         """The same pair under another budget of device memory in bytes; None for all there is."""

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from tiny_models import write_tiny
 
+from sp.errors import ConfigError
 from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
 from sp.models.cache.cache import Cache
 from sp.models.run.context_parallel import read_by_layer_on
 from sp.models.run.key_bases import NEAR, SKIP, measured_bases, measured_layers
 from sp.models.synthetic.synthetic import write_synthetic
+from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.key_basis import PART, KeyBasis, turned
+from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
 from sp.ops.rope import Rope
+from sp.ops.sparse.block_lists import mask_of
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
-from sp.quant.cached import K5
+from sp.quant import F32
+from sp.quant.cached import K5, V4
 
 RNG = np.random.default_rng(5)
 HEADS, GROUP = 2, 3
@@ -64,6 +70,37 @@ def test_products_are_kept_less_one_number_a_query(d) -> None:
         offset = np.zeros(d)
         offset[basis.order[own]] = basis.offset[own]
         np.testing.assert_allclose(less.mean(axis=1), q[:, head] @ offset, atol=1e-4)
+
+
+def packed_rows(n: int, d: int) -> tuple[np.ndarray, PagedKV, PagedKV]:
+    """Queries, packed keys that share a large mean and another one in each page, and what these stand for in float32
+    pages."""
+    mean = 3 * RNG.normal(size=(HEADS, d))
+    basis = KeyBasis.measured(mean, *np.exp(RNG.normal(size=(2, HEADS, d))))
+    k, v = (RNG.normal(size=(n, HEADS, d)).astype(np.float32) for _ in "kv")
+    blocks, table = -(-n // PAGE_TOKENS), np.arange(-(-n // PAGE_TOKENS))
+    pages = [np.zeros((blocks, PAGE_TOKENS, HEADS, fmt.row_bytes(d)), np.uint8) for fmt in (K5, V4, F32, F32)]
+    at = PagedKV(*pages[:2], table, 0, K5, True, value_fmt=V4, basis=basis)
+    drift = RNG.normal(size=(blocks, HEADS, d)).repeat(PAGE_TOKENS, axis=0)[:n]
+    at.append((k + mean + drift).astype(np.float32), v)
+    at, plain = replace(at, tokens=n), PagedKV(*pages[2:], table, 0, F32)
+    plain.append(*at.model_rows())
+    return RNG.normal(size=(n, HEADS * GROUP, d)).astype(np.float32), at, replace(plain, tokens=n)
+
+
+def test_logits_are_those_of_the_keys_with_their_offset() -> None:
+    q, at, plain = packed_rows(70, 128)
+    got, want = (attention_rows(q[-5:], one, logits=True) for one in (at, plain))
+    np.testing.assert_allclose(got, want, atol=1e-3)  # -inf where a query sees nothing
+    np.testing.assert_allclose(attention_rows(q[-5:], at), attention_rows(q[-5:], plain), atol=1e-4)
+
+
+@pytest.mark.parametrize("share", ["head", "group"])
+def test_sparse_attention_lists_the_blocks_that_keys_with_their_offset_would(share) -> None:
+    q, at, plain = packed_rows(128 * 9, 64)
+    rule = FlashPrefill(0.3, sink=0, window=1, last_n=0, share=share)
+    got, want = (mask_of(rule.select(one.queries(q), one, 0.2), 9) for one in (at, plain))
+    np.testing.assert_array_equal(got, want)
 
 
 def test_channels_that_weigh_most_take_the_first_half_of_each_block() -> None:
@@ -177,6 +214,9 @@ def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
     other.new_cache(9, "k=k5,v=q8_0")
     own.new_cache(9, "q8_0")
     assert asked == [own.config.rope, other.config.rope]
+    assert own.new_cache(9, "v=v4,k=k5").stored(1).basis is known[1]
+    with pytest.raises(ConfigError, match="names one side"):
+        own.new_cache(9, "k=k5")
     assert cache.stored(1).basis is known[1]
     assert model.new_cache(9, "5bit").stored(1).basis.scale.max() == 1  # plain
 
@@ -204,6 +244,12 @@ def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> No
     assert asked == ["5bit"]
     assert trail.cache.stored(0).basis is other.cache.stored(0).basis is known[0]
     np.testing.assert_array_equal(other.cache.keys(1)[:400], trail.cache.keys(1)[:400])
+    empty = trail.fork(0), Trail(model.config, "5bit", bases=bases).fork(0)
+    for one, times in zip(empty, (1, 2), strict=True):  # of a trail that has read nothing they are asked for
+        with one.reading(100) as cache:
+            prefill(model, ids[:100], np.arange(100), cache)
+            assert cache.stored(0).basis is known[0]
+        assert len(asked) == times
     whole = Cache(model.config, 600, "5bit", bases=known)
     prefill(model, ids[:100], np.arange(100), whole)
     np.testing.assert_allclose(prefill(model, ids[100:600], np.arange(100, 600), whole), last, atol=1e-5)

@@ -72,6 +72,9 @@ def test_the_second_load_reads_what_the_first_one_measured(measured, own_cache) 
     assert [path.suffix for path in own_cache.iterdir()] == [".safetensors"]
 
 
+F32_ARRAY, BF16_ARRAY = b'"F32","shape":[2,128]', b'"BF16","shape":[512] '  # in as many bytes
+
+
 def other_key(path) -> None:
     path.write_bytes(path.read_bytes().replace(b"sp-key-bases/3", b"sp-key-bases/0"))
 
@@ -105,8 +108,10 @@ def spoilt(**arrays):
         spoilt(offset=lambda x: x.astype(np.float64)),
         spoilt(offset=lambda x: x[:, :-1].copy()),
         spoilt(order=lambda x: x * 0),
+        spoilt(scale=lambda x: x * 0 + np.float32(1e-42)),
+        lambda path: path.write_bytes(path.read_bytes().replace(F32_ARRAY, BF16_ARRAY)),
     ],
-    ids=["empty", "text", "cut", "folder", "schema", "nan", "negative", "dtype", "shape", "order"],
+    ids=["empty", "text", "cut", "folder", "schema", "nan", "negative", "dtype", "shape", "order", "tiny", "bfloat16"],
 )
 def test_what_is_damaged_is_measured_anew(spoil, measured, own_cache) -> None:
     first = drafter().bases_for("5bit")
@@ -204,6 +209,10 @@ def test_who_opens_a_pair_is_told_before_any_stage(measured) -> None:
     opened.ready(RunOptions(kv="5bit"))
     total = len(key_bases.TEXTS) * TOKENS * opened.target.model.config.layers
     assert told == [("measuring target.gguf", total, total)]
+    Conversation(opened, RunOptions(), ConversationOptions(keys="5bit"))
+    assert [what for what, *_ in told] == ["measuring target.gguf", "measuring drafter.gguf"]
+    opened.ready(RunOptions(), keys="5bit")
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("drafter", ["qwen3", "qwen35"])

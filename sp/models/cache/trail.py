@@ -266,13 +266,13 @@ class Trail:
     def fork(self, tokens: int) -> Trail:
         """Another that holds the first `tokens` tokens, as far as `back_to` would; this one stays as it is."""
         kv, rotate = self._form
-        other = Trail(self.config, kv, rotate=rotate, device=self._device, snapshots=self._most, math=self._math)
-        other._bases_for = self._bases_for
+        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self._bases_for}
+        other = Trail(self.config, kv, snapshots=self._most, **how)
+        other._bases = self._bases
         left = self.reachable(tokens)
         if not left:
             return other
         source = self._here(self.tokens)
-        other._bases = self._bases
         made = other._here(left)
         carry(source, made, left)
         other._snapshots = self._snapshots.first(left)

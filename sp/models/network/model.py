@@ -15,7 +15,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.cache.kv_type import KVType
+from sp.models.cache.kv_type import known_kv
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves
 from sp.models.layer.cold_experts import ColdExperts
@@ -155,7 +155,7 @@ class Model:
         """What a cache of that name takes as `bases`: none, unless its keys are packed in `K5`. Those of a file that
         nobody asked for yet are measured first, which takes as long as some thousand tokens."""
         fits = all(sizes.head_dim % K5.block_size == 0 for sizes in self.config.head_sizes)
-        if self.key_bases is None or KVType(kv).sides[0] != "k5" or not fits:
+        if self.key_bases is None or known_kv(kv).sides[0] != "k5" or not fits:
             return {}
         return self.key_bases(self)
 

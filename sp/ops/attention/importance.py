@@ -97,12 +97,21 @@ def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool 
         if not logits:
             return softmaxed(scores, norms, tokens)
         scores *= np.float32(np.log(2))
-        rows: Floats = scores[..., :tokens]
-        return rows
+        return _whole_logits(scores[..., :tokens], q, at)
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
-    return attention_probs(at.queries(q), at.keys(), limit, logits=logits)
+    found = attention_probs(at.queries(q), at.keys(), limit, logits=logits)
+    return _whole_logits(found, q, at) if logits else found
+
+
+def _whole_logits(logits: Floats, q: Floats, at: PagedKV) -> Floats:
+    """Logits (heads, n, tokens) over keys as they are stored, in place made those over keys as they were appended."""
+    if at.basis is not None:
+        shift = at.basis.shift.repeat(q.shape[1] // at.kv_heads, axis=0)
+        lacking = (at.queries(q).astype(np.float32) * shift).sum(axis=2) * np.float32(q.shape[2] ** -0.5)
+        logits += lacking.T[:, :, None]
+    return logits
 
 
 def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:

@@ -28,9 +28,9 @@ class KeyBasis:
     """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
 
     A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
-    the same for all keys and leaves softmax as it is, if there are neither sinks nor bounds of scores. `order` puts
-    channels that weigh most into the first 32 of each 64 places, the others into the second; H rotates each of both
-    kinds by itself, over all its places (see `turned`).
+    the same for all keys and leaves softmax as it is, if there are neither sinks nor bounds of scores. Who compares
+    scores of several queries puts it back: see `shift`. `order` puts channels that weigh most into the first 32 of each
+    64 places, the others into the second; H rotates each of both kinds by itself, over all its places (see `turned`).
 
     Attributes
     ----------
@@ -100,12 +100,17 @@ class KeyBasis:
         found: Floats = np.float32(1) / self.scale
         return found
 
+    @cached_property
+    def shift(self) -> Floats:
+        """What packed rows lack for being keys less an offset: float32 (kv_heads, d), the same in all of them."""
+        return turned(self.offset * self.inverse)
+
     def on_device(self) -> KeyBasis:
         """The same on the current device, all arrays made there now: what is first asked for in a CUDA graph would lie
         in memory that is only lent."""
         cupy = import_cupy()
         made = replace(self, **{name: cupy.asarray(getattr(self, name)) for name in ("order", "offset", "scale")})
-        made.__dict__["inverse"] = cupy.asarray(self.inverse)
+        made.__dict__.update(inverse=cupy.asarray(self.inverse), shift=cupy.asarray(self.shift))
         return made
 
     def stored(self, keys: Floats) -> Floats:

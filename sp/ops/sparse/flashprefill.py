@@ -179,6 +179,8 @@ def by_energy(rule: EnergyRule, q: Any, at: PagedKV, scale: float) -> BlockLists
     """Score the blocks by their mean keys and list those that the rule keeps."""
     check_sizes(q, at)
     means = block_means(at.k, at.table, at.tokens, at.fmt)
+    if at.basis is not None:  # one maximum is for many rows, each of which would lack another number
+        means = (means + at.basis.shift[:, None]).astype(means.dtype)
     if is_device(q):
         return select_on_device(rule, q, means, at.tokens, scale)
     together = q.shape[1] // means.shape[0] if rule.share == "group" else 1
