@@ -112,7 +112,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
                 return check_type(value, choice, where)
             except ConfigError:
                 continue
-    elif hasattr(expected, "parse") and (value is False or isinstance(value, str)):
+    elif hasattr(expected, "parse") and (value is False or (isinstance(value, str) and type(value) is not expected)):
         return expected.parse("off" if value is False else value, where)  # YAML reads a bare off as false
     elif origin in (tuple, list):
         if isinstance(value, (list, tuple)):

@@ -11,13 +11,14 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
 from sp.models import Model, load_draft
-from sp.models.cache.kv_type import USUAL
+from sp.models.cache.kv_type import USUAL, known_kv
 from sp.models.network.arithmetic import scoring
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.prompt import Message, as_prompt
+from sp.quant.cached import K5
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
@@ -165,12 +166,14 @@ class Pipeline(Pair):
         ConfigError
             Layers that the scorer needs were not loaded, as the pair was opened for others.
         """
-        self._measure_keys("target", self.target.model, options.kv)
+        if options.kv.k is K5:
+            self._measure_keys("target", self.target.model, options.kv)
         scorer, drafter = options.scorer, self.drafter
         if drafter is None or not scorer.drafts or options.compress == "off":
             return
         model, path = drafter.model, drafter.path
-        self._measure_keys("drafter", model, keys)
+        if keys != USUAL and known_kv(keys).k is K5:
+            self._measure_keys("drafter", model, keys)
         if scorer.retrieves and model.config.retrieval is None:
             found = known_retrieval(path, model.config, [scorer])
             if found is None and makes_one([scorer]) and path.is_file():

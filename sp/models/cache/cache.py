@@ -190,6 +190,7 @@ class Cache:
             raise ConfigError(f"layers is {layers}; ask for at least 1")
         self.kv, *_ = [checked_kv(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
         self._bases = key_bases(config, bases or {}, device) if self.kv.k is K5 else {}
+        self._how = {"fmt": self.kv.k, "value_fmt": self.kv.v, "rotated": self._rotated}  # all layers' keys and values
         blocks = -(-self.capacity // PAGE_TOKENS)
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
         self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
@@ -249,14 +250,11 @@ class Cache:
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values of a layer lie, for ops that read pages."""
         state, mirror = self._layers[layer], self._mirror
+        how: dict[str, Any] = {**self._how, "basis": self._bases.get(layer)}
         if mirror is None:
-            return self._paged(layer, state.pool, np.array(state.table, np.int64), state.tokens)
-        ends = mirror.counts[state.row, :1], mirror.counts[state.row, 1:]
-        return self._paged(layer, state.pool, mirror.tables[state.row], state.tokens, *ends)
-
-    def _paged(self, layer: int, pool: _Pool, table: Any, tokens: int, start: Any = None, total: Any = None) -> PagedKV:
-        kv, basis = self.kv, self._bases.get(layer)
-        return PagedKV(pool.k, pool.v, table, tokens, kv.k, self._rotated, start, total, kv.v, basis)
+            return PagedKV(state.pool.k, state.pool.v, np.array(state.table, np.int64), state.tokens, **how)
+        how |= {"start": mirror.counts[state.row, :1], "total": mirror.counts[state.row, 1:]}
+        return PagedKV(state.pool.k, state.pool.v, mirror.tables[state.row], state.tokens, **how)
 
     def reach(self, layer: int, positions: Ints, window: int, *, tree: bool = False) -> Ints:
         """The first token of a layer that each of its last ones sees within a window; `positions` are theirs, where the

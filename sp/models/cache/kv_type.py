@@ -30,7 +30,23 @@ class KVType(str):
     ('k=q8_0,v=q4_0', 'Q8_0', 'Q4_0', 'K5')
     """
 
-    __slots__ = ()
+    sides: tuple[str, str]  # names of the formats of keys and of values
+    k: BlockFormat  # how a row of keys is packed
+    v: BlockFormat  # how a row of values is
+    packed: bool  # whether keys or values are stored in blocks
+
+    def __new__(cls, text: str) -> KVType:
+        """Of a text as `parse` leaves it."""
+        made = super().__new__(cls, text)
+        k, _, v = text.partition(",")
+        made.sides = (k[2:], v[2:]) if v else PAIRS.get(text, (text, text))
+        made.k, made.v = (FORMATS[name] for name in made.sides)
+        made.packed = max(made.k.block_size, made.v.block_size) > 1
+        return made
+
+    def __reduce__(self) -> tuple[type[KVType], tuple[str]]:
+        """Pickled as its text: formats are the process's own."""
+        return KVType, (str(self),)
 
     @classmethod
     def parse(cls, text: str, where: str) -> KVType:
@@ -60,29 +76,6 @@ class KVType(str):
         found = sides["k"], sides["v"]
         pair = next((name for name, both in PAIRS.items() if both == found), None)
         return cls(pair or (found[0] if found[0] == found[1] else f"k={found[0]},v={found[1]}"))
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        """Names of the formats of keys and of values."""
-        if "=" in self:
-            k, v = self.split(",")
-            return k[2:], v[2:]
-        return PAIRS.get(self, (str(self), str(self)))
-
-    @property
-    def k(self) -> BlockFormat:
-        """How a row of keys is packed."""
-        return FORMATS[self.sides[0]]
-
-    @property
-    def v(self) -> BlockFormat:
-        """How a row of values is packed."""
-        return FORMATS[self.sides[1]]
-
-    @property
-    def packed(self) -> bool:
-        """Whether keys or values are stored in blocks."""
-        return max(self.k.block_size, self.v.block_size) > 1
 
     @property
     def bits_per_value(self) -> float:
@@ -124,10 +117,10 @@ def checked_kv(kv: str, head_dim: int, rotate: bool, device: KVDevice) -> KVType
     >>> checked_kv("q4_0", 128, True, "cuda").v.name
     'Q4_0'
     """
-    found = known_kv(kv)
+    found = kv if isinstance(kv, KVType) else known_kv(kv)
     if device == "cuda" and not found.on_device:
         raise ConfigError(f"the GPU caches keys and values as {', '.join(DEVICE_KV[:-1])} or {DEVICE_KV[-1]}, not {kv}")
-    if not found.takes([head_dim]):
+    if head_dim % found.k.block_size or head_dim % found.v.block_size:
         block = max(found.k.block_size, found.v.block_size)
         raise ConfigError(
             f"KV format {found} packs {block} values a block, which does not divide the head size {head_dim}; use f16 "
@@ -143,7 +136,7 @@ def rotates(kv: str, rotate: bool | None) -> bool:
     What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
     ConfigError: there is none of that name, or it is of a format that is made for rotated rows, and shall not rotate.
     """
-    known = known_kv(kv)
+    known = kv if isinstance(kv, KVType) else known_kv(kv)
     if rotate is False and {"k5", "v4"} & set(known.sides):
         raise ConfigError(f"KV format {kv} is made for rotated keys and values; leave the rotation on")
     return known.packed if rotate is None else rotate

@@ -152,7 +152,7 @@ class StripedCache(Cache):
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
-        return self._paged(layer, self._pool, self._all[self._place(layer)], self._seen)
+        return self._at(layer, self._all[self._place(layer)], self._seen)
 
     def all_pages(self, layer: int) -> Ints:
         """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
@@ -182,9 +182,13 @@ class StripedCache(Cache):
         filled, second = self._filled[self._place(layer)], 0
         if filled >= self._first:
             filled, second = filled - self._first, 1
-        at = self._paged(layer, self._pool, self.own_pages(layer, second), filled)
+        at = self._at(layer, self.own_pages(layer, second), filled)
         self.appended(layer, tokens)
         return at
+
+    def _at(self, layer: int, table: Any, tokens: int) -> PagedKV:
+        how: dict[str, Any] = {**self._how, "basis": self._bases.get(layer)}
+        return PagedKV(self._pool.k, self._pool.v, table, tokens, **how)
 
     def _place(self, layer: int) -> int:
         return layer % len(self._starts)

@@ -15,7 +15,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.cache.kv_type import known_kv
+from sp.models.cache.kv_type import USUAL, KVType, known_kv
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Halves
 from sp.models.layer.cold_experts import ColdExperts
@@ -142,20 +142,22 @@ class Model:
         return other
 
     def new_cache(
-        self, tokens: int, kv: str = "f16", *, rotate: bool | None = None, layers: int | None = None, once: bool = False
+        self, tokens: int, kv: str = USUAL, *, rotate: bool | None = None, layers: int | None = None, once: bool = False
     ) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options. `once`: they are read one after the other,
         and never again from a place further back: layers with a window then keep no more than it reaches."""
         c, math = self.config, self.arithmetic.attention
         windows = [c.windows[layer] for layer in c.attention_layers] if once and any(c.windows) else None
         how: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
-        return Cache(c, tokens, kv, windows=windows, math=math, bases=self.bases_for(kv), **how)
+        kv = kv if isinstance(kv, KVType) else known_kv(kv)
+        bases = self.bases_for(kv) if kv.k is K5 else {}
+        return Cache(c, tokens, kv, windows=windows, math=math, bases=bases, **how)
 
     def bases_for(self, kv: str) -> Mapping[int, KeyBasis]:
         """What a cache of that name takes as `bases`: none, unless its keys are packed in `K5`. Those of a file that
         nobody asked for yet are measured first, which takes as long as some thousand tokens."""
         fits = all(sizes.head_dim % K5.block_size == 0 for sizes in self.config.head_sizes)
-        if self.key_bases is None or known_kv(kv).sides[0] != "k5" or not fits:
+        if self.key_bases is None or known_kv(kv).k is not K5 or not fits:
             return {}
         return self.key_bases(self)
 

@@ -151,7 +151,7 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     if is_device(q) and _are_split(q, rule):
         out = _by_runs(q, at, rule)
         return out
-    q = at.queries(q)
+    q = at.queries(q) if at.rotated else q
     if is_device(q):
         out = prefill_attention(q, at, rule.scale or q.shape[2] ** -0.5, rule=rule)
         return out

@@ -101,7 +101,7 @@ def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool 
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
-    found = attention_probs(at.queries(q), at.keys(), limit, logits=logits)
+    found = attention_probs(at.queries(q) if at.rotated else q, at.keys(), limit, logits=logits)
     return _whole_logits(found, q, at) if logits else found
 
 

@@ -308,7 +308,7 @@ class PagedKV:
         """Store the next tokens (tokens, kv_heads, head_dim) in place; see `kv_append`."""
         blocks = (rotated_block(self.head_dim), value_block(self.head_dim)) if self.rotated else (0, 0)
         kv_append(self.k, self.table, self.first, k, self.fmt, blocks[0], self.basis)
-        kv_append(self.v, self.table, self.first, v, self.of_values, blocks[1])
+        kv_append(self.v, self.table, self.first, v, self.value_fmt or self.fmt, blocks[1])
 
     def queries(self, q: Floats) -> Floats:
         """Queries (n, heads, head_dim), float32, on the device float16, in the basis of the stored keys."""
@@ -337,7 +337,7 @@ class PagedKV:
 
     def gather(self) -> tuple[Floats, Floats]:
         """Keys and values as they are stored."""
-        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.of_values)
+        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
 
     def unpacked(self) -> PagedKV:
         """The same tokens on the device in float16 pages of their own, in order; itself if they are float16."""
