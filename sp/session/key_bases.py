@@ -68,10 +68,14 @@ TEXTS: dict[str, Callable[[random.Random], Iterator[str]]] = {
 """What is read, each text drawn by its name. By two texts of a kind a 5bit cache of SmolLM2 loses a little less than by
 one."""
 
+PARSING = Lock()
+"""Python 3.11 cannot parse sources in two threads at once: one of them ends in a SystemError."""
+
 
 def runs(tokenizer: Tokenizer, tokens: int) -> list[Ints]:
     """Token ids of the texts, so many of each. ConfigError: this Python lacks a text."""
-    return [np.array(_encoded(tokenizer, kind, tokens), np.int64) for kind in TEXTS]
+    with PARSING:
+        return [np.array(_encoded(tokenizer, kind, tokens), np.int64) for kind in TEXTS]
 
 
 def _encoded(tokenizer: Tokenizer, kind: str, tokens: int) -> list[int]:
