@@ -19,6 +19,7 @@ from sp.kernels.specs.attention.attention_rows import (
     MOVE_THREADS,
     ROWS_A_BLOCK,
 )
+from sp.kernels.specs.attention.page_rows import F16_ROWS, K5_ROWS, Q4_ROWS, Q8_ROWS, V4_ROWS
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel, token_slices
@@ -26,7 +27,7 @@ from sp.quant import F16, Q4_0, Q8_0, BlockFormat
 from sp.quant.cached import K5, V4
 
 PAGE_TOKENS = 128  # tokens of a page on the device; on the CPU any number goes
-DEVICE_PAGES = {F16: 16, Q8_0: 8, Q4_0: 4, K5: 5, V4: 14}
+DEVICE_PAGES = {F16: F16_ROWS, Q8_0: Q8_ROWS, Q4_0: Q4_ROWS, K5: K5_ROWS, V4: V4_ROWS}
 """Formats of pages on the device, by the numbers that ``page_rows.cuh`` has for them."""
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 

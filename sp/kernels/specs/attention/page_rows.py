@@ -6,7 +6,10 @@ Formats = tuple[int, int]
 """Those of keys and of values."""
 
 F16_ROWS, Q8_ROWS, Q4_ROWS, K5_ROWS, V4_ROWS = 16, 8, 4, 5, 14
-PAIRS: tuple[Formats, ...] = ((16, 16), (4, 4), (5, 14), (8, 8), (8, 4), (16, 4))
+PAIRS: tuple[Formats, ...] = (
+    (F16_ROWS, F16_ROWS), (Q4_ROWS, Q4_ROWS), (K5_ROWS, V4_ROWS), (Q8_ROWS, Q8_ROWS), (Q8_ROWS, Q4_ROWS),
+    (F16_ROWS, Q4_ROWS),
+)  # fmt: skip
 """Those that are compiled ahead; any others of keys and of values go together too."""
 
 ROOM, ROOMY = 99 << 10, 227 << 10
