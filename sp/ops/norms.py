@@ -12,7 +12,7 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.kept import cache
-from sp.kernels.specs.elementwise import RMS_NORM
+from sp.kernels.specs.elementwise import RMS_NORM, norm_rows
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
 
@@ -79,8 +79,9 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
         cupy = import_cupy()
         out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
         rows, defines = x.size // d, {"COLS": d}
-        blocks = rows
-        if peaks is not None:
+        if peaks is None:
+            blocks = -(-rows // norm_rows(defines))
+        else:
             defines, blocks = defines | {"PEAKS": 1}, min(rows, PEAKED_BLOCKS * multiprocessors(current_device()))
         RMS_NORM.launch((blocks,), x, weight, *((None, out) if f32 else (out, None)), peaks, rows, eps, defines=defines)
         return out

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from host_code import aligned, hosted, pointer
 
-from sp.kernels.specs.elementwise import RMS_NORM
+from sp.kernels.specs.elementwise import RMS_NORM, norm_rows
 from sp.ops.norms import rms_norm
 
 RUN = """
@@ -27,7 +27,7 @@ def compiled(width: int, peaks: int) -> ctypes.CDLL:
     return hosted("rms_norm.cu", RUN, Path(mkdtemp()) / "norm", COLS=width, PEAKS=peaks)
 
 
-@pytest.mark.parametrize("width", [64, 256, 1280])
+@pytest.mark.parametrize("width", [64, 256, 576, 1024, 1280])
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (7, 7), (9, 2), (23, 5)])
 def test_rows_are_normed_and_peaks_raised(width: int, rows: int, blocks: int) -> None:
     rng = np.random.default_rng([width, rows])
@@ -35,15 +35,19 @@ def test_rows_are_normed_and_peaks_raised(width: int, rows: int, blocks: int) ->
     weight = aligned(rng.standard_normal(width).astype(np.float32))
     x[:, 5] *= 300
     x[rows // 2, 9] = np.nan if rows == 23 else 1
-    peaks, y_f32 = aligned(np.zeros(width, np.uint32)), aligned(np.full((rows, width), 7, np.float32))
+    peaks = aligned(np.zeros(width, np.uint32))
     peaks[3] = np.float32(1e9).view(np.uint32)
     y = aligned(np.full((rows, width), 7, np.uint16))
     given = [pointer(x), pointer(weight), pointer(y)]
-    compiled(width, 1).run(*given, None, pointer(peaks), rows, blocks, RMS_NORM.block({"COLS": width}))
+    compiled(width, 1).run(*given, None, pointer(peaks), rows, blocks, RMS_NORM.block({"COLS": width, "PEAKS": 1}))
     want, got = rms_norm(x, weight, 1e-6), (y.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_allclose(got, want, rtol=2**-8)
     largest = np.abs(got).max(axis=0).view(np.uint32)
     largest[3] = peaks[3]
     assert ((peaks == largest) | (np.isnan(got).any(axis=0) & (peaks > 0x7F800000))).all()
-    compiled(width, 0).run(*given, pointer(y_f32), None, rows, rows, RMS_NORM.block({"COLS": width}))
+    alone, guard = {"COLS": width}, aligned(np.full((rows + 4, width), 7, np.float32))
+    y_f32 = guard[:rows]
+    grid = -(-rows // norm_rows(alone))
+    compiled(width, 0).run(*given, pointer(y_f32), None, rows, grid, RMS_NORM.block(alone))
+    assert (guard[rows:] == 7).all()
     np.testing.assert_allclose(y_f32, want, rtol=1e-6, atol=1e-7)

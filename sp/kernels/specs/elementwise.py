@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import KernelSpec
+from sp.kernels.launch import Defines, KernelSpec
+
+NORM_WARPS = 4  # rows of a block where a warp has one to itself
+
+
+def norm_rows(defines: Defines) -> int:
+    """Rows of a block of `RMS_NORM`.
+
+    >>> norm_rows({"COLS": 576}), norm_rows({"COLS": 1024, "PEAKS": 1}), norm_rows({"COLS": 5120})
+    (4, 1, 1)
+    """
+    return NORM_WARPS if int(defines["COLS"]) <= 1024 and not defines.get("PEAKS") else 1
+
+
+def _norm_threads(defines: Defines) -> int:
+    wide = min(256, -(-int(defines["COLS"]) // 128) * 32)
+    return 32 * NORM_WARPS if norm_rows(defines) > 1 else wide
+
 
 RMS_NORM = KernelSpec(
     source="rms_norm.cu",
     entry="rms_norm",
     args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "u32*? peaks", "i32 rows", "f32 eps"),
-    threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
-    variants=(*({"COLS": cols} for cols in (5120, 1024, 256)), *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024))),
+    threads=_norm_threads,
+    variants=(*({"COLS": cols} for cols in (5120, 1024, 576, 256)), *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024))),
     pdl=True,
 )
 

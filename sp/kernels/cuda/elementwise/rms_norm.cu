@@ -3,8 +3,9 @@
 // x f32 (rows, COLS); weight f32 (COLS); y bf16 and y_f32 f32 (rows, COLS), each null if not wanted; y_f32 may be x.
 // peaks u32 (COLS), read where PEAKS is set: raised to the largest |y| of each column, bits of a float32; a NaN is larger than all.
 // COLS % 4 == 0, up to 8192.
-// Grid: rows; with PEAKS at most that, a block takes every so manieth row and then raises the peaks once.
-// min(256, COLS / 4 up to a whole warp) threads; a row stays in registers between its two uses, and the next one is on its way.
+// Grid: rows up to 1024 wide without PEAKS: ceil(rows / 4) blocks of 4 warps, a warp a row, which waits for no other; else rows,
+// with PEAKS at most that: a block takes every so manieth row and then raises the peaks once, and has min(256, COLS / 4 up to a
+// whole warp) threads. A row stays in registers between its two uses, and with PEAKS the next one is on its way.
 // 16-byte aligned rows. sm_80+. Bound by memory. Defines: COLS, PEAKS (0 if not given). Zhang and Sennrich 2019.
 #include "pdl.cuh"
 #include "mma.cuh"
@@ -13,7 +14,10 @@
 #endif
 
 #define VECTORS (COLS / 4)
-#define THREADS (VECTORS < 256 ? (VECTORS + 31) / 32 * 32 : 256)
+#define WARP_ROWS (COLS <= 1024 && !PEAKS)
+#define BLOCK_ROWS (WARP_ROWS ? 4 : 1)
+#define THREADS (WARP_ROWS ? 32 : VECTORS < 256 ? (VECTORS + 31) / 32 * 32 : 256)  // of a row
+#define THREAD (WARP_ROWS ? threadIdx.x % 32 : threadIdx.x)
 #define EACH ((VECTORS + THREADS - 1) / THREADS)
 
 // Where peaks are found y is rounded next: x, which is not read again soon, leaves the cache to it.
@@ -22,20 +26,21 @@ SP_DEVICE float4 load_vector(const float4* from) { return PEAKS ? __ldcs(from) :
 SP_DEVICE void load_row(float4 (&own)[EACH], const f32* x, i64 row) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const i32 at = i * THREADS + threadIdx.x;
+        const i32 at = i * THREADS + THREAD;
         own[i] = at < VECTORS ? load_vector(reinterpret_cast<const float4*>(x + row * COLS) + at) : make_float4(0, 0, 0, 0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_ROWS * THREADS)
     rms_norm(const f32* x, const f32* __restrict__ weight, u16* __restrict__ y, f32* y_f32, u32* peaks, i32 rows, f32 eps) {
     pdl_launch_dependents();
     pdl_wait();
     __shared__ f32 sums[2][THREADS / 32];
     float4 own[EACH];
-    load_row(own, x, blockIdx.x);
+    i64 row = WARP_ROWS ? i64(blockIdx.x) * BLOCK_ROWS + threadIdx.x / 32 : i64(blockIdx.x);
+    if (WARP_ROWS && row >= rows) return;
+    load_row(own, x, row);
     u32 most[PEAKS ? EACH : 1][4] = {};
-    i64 row = blockIdx.x;
     i32 side = 0;  // two buffers of sums, so that a barrier a row is enough
     while (true) {
         f32 squares = 0.0f;
@@ -45,15 +50,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float4 next[EACH];
         if (PEAKS && row + gridDim.x < rows) load_row(next, x, row + gridDim.x);
         squares = warp_sum(squares);
-        if (threadIdx.x % 32 == 0) sums[side][threadIdx.x / 32] = squares;
-        __syncthreads();
-        f32 total = 0.0f;
+        f32 total = squares;
+        if constexpr (!WARP_ROWS) {
+            if (threadIdx.x % 32 == 0) sums[side][threadIdx.x / 32] = squares;
+            __syncthreads();
+            total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < THREADS / 32; ++i) total += sums[side][i];
+            for (int i = 0; i < THREADS / 32; ++i) total += sums[side][i];
+        }
         const f32 scale = rsqrtf(total * (1.0f / COLS) + eps);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const i32 at = i * THREADS + threadIdx.x;
+            const i32 at = i * THREADS + THREAD;
             if (at >= VECTORS) continue;
             const float4 w = reinterpret_cast<const float4*>(weight)[at];
             const float4 out = make_float4(own[i].x * scale * w.x, own[i].y * scale * w.y, own[i].z * scale * w.z,
