@@ -92,11 +92,13 @@ SP_DEVICE void store_heads(const u16* from, i32 stride, u16* to, int heads, cons
         PairWords words[STEPS];
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
+            if (i > 0 && begin + i * SIDE >= heads) break;  // the same in all lanes
             const int head = begin + i * SIDE + side;
             words[i] = load_pairs(from + i64(min(head, heads - 1)) * stride, part);
         }
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
+            if (i > 0 && begin + i * SIDE >= heads) break;
             const int head = begin + i * SIDE + side;
             Pairs r = pairs_of(words[i]);
             if (NORM && Turned) norm(r, weights, eps);
