@@ -117,3 +117,20 @@ def test_unrotate_undoes_rope(d, rope_dim, pairing):
     got = unrotate(cp.asarray(turned), cp.asarray(positions), rotary)
     assert nmse(got, x) < 4e-7
     assert np.abs(to_float64(got) - x).max() < 8e-3
+
+
+@pytest.mark.parametrize("order", [",".join(order) for order in permutations(STEPS)])
+@pytest.mark.parametrize(("over_heads", "over_queries"), [("max", "mean"), ("mean", "max")])
+@pytest.mark.parametrize("least", [0.0, -1.0])
+def test_weights_that_are_given_fold_alike(order, over_heads, over_queries, least):
+    """In rows with a pitch as `softmaxed` leaves them, and packed; of either sign, as filters by logits have them."""
+    reduction, rng, got, want = Reduction(order, over_heads, over_queries, 7), np.random.default_rng(8), None, None
+    for pitch in (1024, 1000):
+        host = rng.uniform(least, 1, (6, 5, pitch)).astype(np.float32)[..., :1000]
+        given = cp.full((6, 5, pitch), cp.nan, np.float32)
+        given[..., :1000] = cp.asarray(host)
+        folded = fold_weights(given[..., :1000], reduction, got, by_head=True)
+        expected = fold_weights(host.astype(np.float64), reduction, want, by_head=True)
+        got, want = folded.running, expected.running
+        for name in ("running", "by_layer", "by_head"):
+            assert nmse(getattr(folded, name), getattr(expected, name)) < 1e-10, name

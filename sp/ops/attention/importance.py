@@ -345,33 +345,44 @@ def importance(
     [[0.25, 0.25, 0.25, 0.25]]
     """
     if is_device(q) and reduction.in_kernel:
-        return _fold_on_device(q, at, reduction, running, causal, by_head)
+        return _fold_on_device(*device_rows(q, at, causal), at.tokens, reduction, running, by_head)
     return fold_weights(attention_rows(q, at, causal=causal), reduction, running, by_head=by_head)
 
 
 def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *, by_head: bool = False) -> Folded:
-    """The part of `importance` after the softmax: weights (heads, queries, tokens), in NumPy or on the device."""
+    """The part of `importance` after the softmax: weights (heads, queries, tokens), of any sign, in NumPy or on the
+    device, where two kernels do it and `running` is overwritten."""
+    if is_device(probs) and reduction.in_kernel:
+        heads, n, tokens = probs.shape
+        pitch = probs.strides[1] // 4
+        if probs.dtype != np.float32 or probs.strides != (4 * n * pitch, 4 * pitch, 4):
+            probs = import_cupy().ascontiguousarray(probs, np.float32)
+        return _fold_on_device(probs, None, tokens, reduction, running, by_head)
     heat = chunk_means(probs.max(axis=0).mean(axis=0), HEAT_CHUNK)
-    heads = chunk_means(probs.mean(axis=1), HEAT_CHUNK) if by_head else None
-    return Folded(reduction.fold(probs, running), heat, heads)
+    of_heads = chunk_means(probs.mean(axis=1), HEAT_CHUNK) if by_head else None
+    return Folded(reduction.fold(probs, running), heat, of_heads)
 
 
-def _fold_on_device(q: Any, at: PagedKV, reduction: Reduction, running: Any, causal: bool, by_head: bool) -> Folded:
-    (scores, norms), tokens, cupy = device_rows(q, at, causal), at.tokens, import_cupy()
-    heads, n, pitch = scores.shape
+def _fold_on_device(
+    scores: Any, norms: Any, tokens: int, reduction: Reduction, running: Any, by_head: bool
+) -> Folded:
+    """Of logits and norms as `device_rows` gives them, or without norms of weights (heads, queries, tokens), in rows
+    that follow one another in memory."""
+    cupy, (heads, n, _), pitch = import_cupy(), scores.shape, scores.strides[1] // 4
     chunks = -(-tokens // HEAT_CHUNK)
     by_layer = cupy.empty(chunks, np.float32)
     of_heads = cupy.empty((heads, chunks), np.float32) if by_head else None
     steps = fold_defines(reduction)
+    how = steps if norms is not None else steps | {"GIVEN": 1}
     last = n, tokens, heads, pitch
-    IMPORTANCE_HEAT.launch((-(-chunks * 32 // FOLD_THREADS),), scores, norms, by_layer, of_heads, *last, defines=steps)
+    IMPORTANCE_HEAT.launch((-(-chunks * 32 // FOLD_THREADS),), scores, norms, by_layer, of_heads, *last, defines=how)
     rows = 1 if steps["QUERIES_FIRST"] else n
     first = running is None
     if running is None:
         running = cupy.empty((rows, tokens), np.float32)
     assert running.shape == (rows, tokens), f"running {running.shape}, expected {(rows, tokens)}"
     tile = FOLD_THREADS - steps["WIDTH"] + 1
-    IMPORTANCE_FOLD.launch((-(-tokens // tile), rows), scores, norms, running, *last, int(first), defines=steps)
+    IMPORTANCE_FOLD.launch((-(-tokens // tile), rows), scores, norms, running, *last, int(first), defines=how)
     return Folded(running, by_layer, of_heads)
 
 

@@ -19,7 +19,8 @@ from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 @dataclass(frozen=True)
 class ReweightedScorer(AttentionScorer):
-    """Base of them. The weights of one layer, ``4 queries heads tokens`` bytes, are held at a time."""
+    """Base of them. The weights of one layer, ``4 queries heads tokens`` bytes, are held at a time, and of `reweighted`
+    one or two more arrays of that size."""
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and reduce what `reweighted` makes of the tail's weights."""
@@ -61,9 +62,11 @@ class EntropyWeightScorer(ReweightedScorer):
     def reweighted(self, weights: Floats, layer: int) -> Floats:
         """See the class."""
         xp, tokens = array_module(weights), weights.shape[-1]
-        for head in weights:  # one at a time: the logarithm is a copy
-            entropy = -(head * xp.log(xp.maximum(head, np.float32(1e-30)))).sum(axis=-1, keepdims=True)
-            head *= xp.exp(-self.beta * entropy) if self.beta is not None else 1 - entropy / max(np.log(tokens), 1e-6)
+        terms = xp.log(xp.maximum(weights, np.float32(1e-30)))
+        terms *= weights
+        entropy = -terms.sum(axis=-1, keepdims=True)
+        beta, most = self.beta, max(np.log(tokens), 1e-6)
+        weights *= 1 - entropy * np.float32(1 / most) if beta is None else xp.exp(entropy * np.float32(-beta))
         return weights
 
 

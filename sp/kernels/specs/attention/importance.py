@@ -33,22 +33,25 @@ IMPORTANCE_FOLD = KernelSpec(
     source="importance_fold.cu",
     entry="importance_fold",
     args=(
-        "const f32* scores", "const f32* norms", "f32* running", "i32 n", "i32 tokens", "i32 heads", "i32 pitch",
+        "const f32* scores", "const f32*? norms", "f32* running", "i32 n", "i32 tokens", "i32 heads", "i32 pitch",
         "i32 first",
     ),
     threads=FOLD_THREADS,
-    variants=(_SHIPPED, _POOLED_LAST, _SHIPPED | {"QUERIES_FIRST": 1, "POOL_AT": 2}),
+    variants=(
+        _SHIPPED, _POOLED_LAST, _SHIPPED | {"QUERIES_FIRST": 1, "POOL_AT": 2},
+        _SHIPPED | {"WIDTH": 7, "QUERIES_FIRST": 1, "POOL_AT": 2, "GIVEN": 1},
+    ),
 )  # fmt: skip
 
 IMPORTANCE_HEAT = KernelSpec(
     source="importance_fold.cu",
     entry="importance_heat",
     args=(
-        "const f32* scores", "const f32* norms", "f32* by_layer", "f32*? by_head", "i32 n", "i32 tokens", "i32 heads",
+        "const f32* scores", "const f32*? norms", "f32* by_layer", "f32*? by_head", "i32 n", "i32 tokens", "i32 heads",
         "i32 pitch",
     ),
     threads=FOLD_THREADS,
-    variants=(_SHIPPED,),
+    variants=(_SHIPPED, _SHIPPED | {"GIVEN": 1}),
 )  # fmt: skip
 
 UNROTATE = KernelSpec(

@@ -1,18 +1,22 @@
 // Softmax weights of one layer to an importance per token, folded into that of the layers before.
 //
-//   w[h, i, j] = 2^(s[h, i, j] - M[h, i]) / Z[h, i]                                       (see importance.cu)
+//   w[h, i, j] = 2^(s[h, i, j] - M[h, i]) / Z[h, i], see importance.cu; with GIVEN s[h, i, j] itself, of any sign
 //   importance_fold  over the heads, largest or sum, of w after what comes before the heads: a moving average along j
 //                    (POOL_AT 1: of every w; 2: after the queries), largest or mean over the queries (QUERIES_FIRST)
 //   importance_heat  by_layer[x] = mean over i and the tokens j of chunk x of max_h w; by_head[h, x] = the mean of w itself
 //
-// Layouts: scores f32 (heads, n, pitch), norms float2 (heads, n) of (M, 1 / Z); running f32 (n, tokens), or (1, tokens) with
+// Layouts: scores f32 (heads, n, pitch), norms float2 (heads, n) of (M, 1 / Z), null with GIVEN; running f32 (n, tokens), or (1, tokens) with
 //   QUERIES_FIRST; by_layer f32 (chunks,), by_head f32 (heads, chunks) or null, chunks of 32 tokens.
 // Launch: importance_fold (ceil(tokens / (256 - WIDTH + 1)), rows of running) blocks of 256 threads, a thread a token and the
 //   outer ones for the average alone; `first` starts anew. importance_heat 8 warps a block, a warp a chunk. sm_80 and newer.
 // Defines: WIDTH of the average, odd; ZERO_EDGES (divide by WIDTH also at the ends); QUERIES_FIRST; POOL_AT 0 (none before
-//   the heads), 1, 2; HEADS_MAX; QUERIES_MAX.
+//   the heads), 1, 2; HEADS_MAX; QUERIES_MAX; GIVEN (0 if not given).
 #include "mma.cuh"
 #include "softmax.cuh"
+
+#ifndef GIVEN
+#define GIVEN 0
+#endif
 
 constexpr int THREADS = 256, HALF = WIDTH / 2, TILE = THREADS - 2 * HALF, CHUNK = 32;
 
@@ -25,6 +29,7 @@ struct Weights {
 
     SP_DEVICE f32 operator()(i32 head, i32 query) const {
         const i64 row = i64(head) * n + query;
+        if (GIVEN) return inside ? scores[row * pitch + token] : 0.0f;
         const float2 norm = norms[row];
         return inside ? exp2_fast(scores[row * pitch + token] - norm.x) * norm.y : 0.0f;
     }
@@ -50,9 +55,10 @@ importance_fold(const f32* scores, const f32* norms, f32* running, i32 n, i32 to
         side ^= 1;
         return mine ? sum / count : 0.0f;
     };
-    f32 folded = 0;  // weights are not negative
+    const f32 least = GIVEN ? __int_as_float(0xff800000) : 0.0f;  // weights are not negative
+    f32 folded = HEADS_MAX ? least : 0.0f;
     for (i32 head = 0; head < heads; head++) {
-        f32 value = 0;
+        f32 value = QUERIES_FIRST && QUERIES_MAX ? least : 0.0f;
         if (QUERIES_FIRST) {
             for (i32 query = 0; query < n; query++) {
                 f32 w = weight(head, query);
@@ -83,7 +89,7 @@ importance_heat(const f32* scores, const f32* norms, f32* by_layer, f32* by_head
     const Weights weight = {scores, reinterpret_cast<const float2*>(norms), pitch, n, token, token < tokens};
     f32 sum = 0;
     for (i32 query = 0; query < n; query++) {
-        f32 most = 0;
+        f32 most = GIVEN ? __int_as_float(0xff800000) : 0.0f;
 #pragma unroll 8
         for (i32 head = 0; head < heads; head++) most = fmaxf(most, weight(head, query));
         sum += most;
