@@ -279,6 +279,12 @@ _SHAPES: Mapping[str, Shape] = {
         Shape("qwen2.5-0.5b", _qwen2(896, 151936, 4864, 24, 14, 2), tied=True, **_QWEN),
         Shape("qwen3-0.6b", _qwen3(1024, 151936, 3072, 28, 16, 8, 128), tied=True, **_QWEN),
         Shape(
+            "qwen3.5-0.8b",
+            _qwen35(1024, 248320, 3584, 24, 8, 2, 256, 64, DeltaConfig(16, 16, 128, 4)),
+            tied=True,
+            text_tokens=248044,
+        ),
+        Shape(
             "qwen3.6-27b",
             _qwen35(5120, 248320, 17408, 64, 24, 4, 256, 64, DeltaConfig(16, 48, 128, 4)),
             tied=False,

@@ -160,7 +160,7 @@ class RetrievalHeadsScorer(AttentionScorer):
 
 
 LAST_QUERIES = 32  # tokens at the end of a prompt that ask where no question is known
-DEPTH = 0.6  # share of the attention layers before the second of the two that find most, untrained and unmeasured
+DEPTH = 0.6  # share of the layers before the second of the two that find most, untrained and unmeasured
 
 
 @register_scorer("calibrated")
@@ -234,13 +234,16 @@ def retrieval_of(config: ModelConfig) -> Retrieval:
 
 
 def rule_of_thumb(config: ModelConfig) -> Retrieval:
-    """All heads, un-rotated, of the two attention layers around 60 % of the depth, of those without a window."""
+    """All heads, un-rotated, of the two attention layers around 60 % of the depth, of those without a window: the first
+    from there on, and the one before it. Of a hybrid whose every fourth layer attends these are 11 and 15 of 24.
+    """
     layers = config.global_layers
     if not layers:
         raise ConfigError("scorer calibrated reads attention, and no layer of the drafter has any; take another scorer")
-    last = min(max(round(DEPTH * len(layers)) + 1, 2), len(layers))
+    from_here = [at for at, layer in enumerate(layers) if layer >= round(DEPTH * config.layers)]
+    last = max(from_here[0] if from_here else len(layers) - 1, min(1, len(layers) - 1))
     heads = tuple(range(config.heads))
-    return Retrieval(tuple((layer, heads) for layer in layers[max(last - 2, 0) : last]), "none", measured=False)
+    return Retrieval(tuple((layer, heads) for layer in layers[max(last - 1, 0) : last + 1]), "none", measured=False)
 
 
 def up_to_question(request: ScoreRequest) -> ScoreRequest:
