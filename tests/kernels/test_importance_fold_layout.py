@@ -11,8 +11,8 @@ from host_code import aligned, hosted, pointer
 from sp.ops.attention.importance import Reduction, fold_defines, fold_weights
 
 RUN = """
-extern "C" void run(const f32* scores, f32* running, f32* by_layer, f32* by_head, i32 n, i32 tokens, i32 heads, i32 pitch,
-                    i32 first) {
+extern "C" void run(const f32* scores, f32* running, f32* by_layer, f32* by_head, i32 n, i32 tokens, i32 heads,
+                    i32 pitch, i32 first) {
     const int tile = THREADS - WIDTH + 1, chunks = (tokens + 31) / 32;
     gridDim = {unsigned((tokens + tile - 1) / tile), unsigned(QUERIES_FIRST ? 1 : n), 1};
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)

@@ -26,7 +26,10 @@ RMS_NORM = KernelSpec(
     entry="rms_norm",
     args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "u32*? peaks", "i32 rows", "f32 eps"),
     threads=_norm_threads,
-    variants=(*({"COLS": cols} for cols in (5120, 1024, 576, 256)), *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024))),
+    variants=(
+        *({"COLS": cols} for cols in (5120, 1024, 576, 256)),
+        *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024)),
+    ),
     pdl=True,
 )
 

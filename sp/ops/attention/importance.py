@@ -353,7 +353,7 @@ def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *,
     """The part of `importance` after the softmax: weights (heads, queries, tokens), of any sign, in NumPy or on the
     device, where two kernels do it and `running` is overwritten."""
     if is_device(probs) and reduction.in_kernel:
-        heads, n, tokens = probs.shape
+        _, n, tokens = probs.shape
         pitch = probs.strides[1] // 4
         if probs.dtype != np.float32 or probs.strides != (4 * n * pitch, 4 * pitch, 4):
             probs = import_cupy().ascontiguousarray(probs, np.float32)
