@@ -19,7 +19,7 @@ from sp.models.network.trunk import Trunk
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace
 from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
-from sp.models.run.layer_major import CHUNK_BY_LAYER, Walk
+from sp.models.run.layer_major import NARROW, Walk, chunk_by_layer
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 
@@ -100,9 +100,6 @@ Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is n
 MOST_VALUES = 36864 * 1024
 """Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer
 than the host. Of 32,768 tokens an eighth more: by so much stripes may be longer than equal parts of a prompt."""
-NARROW = 640
-"""Hidden size up to which hosts are slower than the device at any length: scoring by SmolLM2 (576) took 28, 48, 107 and
-180 ms of 16K, 33K, 70K and 134K tokens on an H200 with a slow host, and so takes 15, 27, 93 and 140."""
 WORTH = 3
 """Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
 
@@ -336,10 +333,11 @@ def read_repeated(
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
-    ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
+    chunk = chunk_by_layer(model.config, model.device)
+    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
     made = {"device": model.device, "math": model.arithmetic.attention}
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
-    how = model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None)
+    how = model, model.place(positions), cache, attend, chunk, Pace(model, None)
     with room_for(parts) as room:
         x, walk, pace = model.embed(ids), Walk(*how), Pace(model, hooks.progress)
         repeated = RepeatedLayers(walk, x, 0, parts, room)

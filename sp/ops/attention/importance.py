@@ -353,14 +353,18 @@ def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *,
     """The part of `importance` after the softmax: weights (heads, queries, tokens), of any sign, in NumPy or on the
     device, where two kernels do it and `running` is overwritten."""
     if is_device(probs) and reduction.in_kernel:
-        _, n, tokens = probs.shape
-        pitch = probs.strides[1] // 4
-        if probs.dtype != np.float32 or probs.strides != (4 * n * pitch, 4 * pitch, 4):
-            probs = import_cupy().ascontiguousarray(probs, np.float32)
-        return _fold_on_device(probs, None, tokens, reduction, running, by_head)
+        return _fold_on_device(_whole_rows(probs), None, probs.shape[2], reduction, running, by_head)
     heat = chunk_means(probs.max(axis=0).mean(axis=0), HEAT_CHUNK)
     of_heads = chunk_means(probs.mean(axis=1), HEAT_CHUNK) if by_head else None
     return Folded(reduction.fold(probs, running), heat, of_heads)
+
+
+def _whole_rows(probs: Any) -> Any:
+    """Weights (heads, queries, tokens) in rows that follow one another: those that they begin, where they do."""
+    rows = probs.base
+    if rows is None or rows.data.ptr != probs.data.ptr or rows.shape[:2] != probs.shape[:2]:
+        rows = probs
+    return import_cupy().ascontiguousarray(rows, np.float32)
 
 
 def _fold_on_device(
