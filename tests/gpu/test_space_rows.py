@@ -13,7 +13,7 @@ cp = pytest.importorskip("cupy")
 
 from sp.ops.attention.attention_heads import unrotate  # noqa: E402
 from sp.ops.attention.kv_pages import PagedKV  # noqa: E402
-from sp.ops.attention.space import padded_rank, space_rows, space_worth  # noqa: E402
+from sp.ops.attention.space import Units, padded_rank, space_rows, space_scores, space_worth  # noqa: E402
 from sp.ops.rope import Rope, YarnScaling  # noqa: E402
 from sp.quant import F16, Q4_0, Q8_0  # noqa: E402
 from sp.quant.cached import K5, V4  # noqa: E402
@@ -135,9 +135,33 @@ def test_worth(tokens, rows, rank):
     cuts = rng.integers(0, tokens, tokens // 5 + 1)
     bounds = np.unique(np.concatenate([[0], np.sort(cuts), np.arange(0, tokens, 64), [tokens]]))
     document, asking = document.astype(np.float32), asking.astype(np.float32)
-    got = space_worth(cp.asarray(document), cp.asarray(asking), bounds)
-    want = space_worth(document.astype(np.float64), asking.astype(np.float64), bounds)
+    got = space_worth(cp.asarray(document), cp.asarray(asking), Units.of(bounds, cp.zeros(1)))
+    want = space_worth(document.astype(np.float64), asking.astype(np.float64), Units.of(bounds, document))
     for mine, theirs in zip(got, want, strict=True):
         assert mine.dtype == np.float32
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine.get(), theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 13, 1023, 1025, 5003, 300_001])
+@pytest.mark.parametrize("pool", [1, 13])
+def test_scores(tokens, pool):
+    """Parts far from zero and close together, as cosines are and attention is; the same bits every time."""
+    rng = np.random.default_rng(tokens)
+    bounds = np.unique(np.concatenate([[0], rng.integers(0, tokens, tokens // 20 + 1), [tokens]]))
+    worth = (0.7 + 0.01 * rng.standard_normal(len(bounds) - 1)).astype(np.float32)
+    windows = (0.9 + 0.01 * rng.standard_normal(-(-tokens // 8) + 7)).astype(np.float32)
+    looked = (1e-5 * rng.random(tokens) ** 9).astype(np.float32)
+    weights = (1.0, 1.0, 0.25)
+    places, *parts = Units.of(bounds, cp.zeros(1)), *map(cp.asarray, (worth, windows, looked))
+    got = space_scores(places, *parts, pool, weights)
+    want = space_scores(Units.of(bounds, worth), worth, windows, looked, pool, weights)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got.get(), want, atol=2e-5)
+    np.testing.assert_array_equal(space_scores(places, *parts, pool, weights).get(), got.get())
+
+
+def test_what_is_the_same_for_all_tokens_counts_nothing():
+    units = Units.of(np.array([0, 60, 100]), cp.zeros(1))
+    parts = [cp.full(size, value, np.float32) for size, value in ((2, 0.1), (20, 0.3), (100, 1e-5))]
+    assert not space_scores(units, *parts, 1, (1.0, 1.0, 1.0)).get().any()

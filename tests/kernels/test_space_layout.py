@@ -46,6 +46,16 @@ extern "C" void run(const f32* document, const f32* asking, const i32* bounds, f
     });
 }
 """
+SCORES = """
+extern "C" void run(const f32* units, const i32* bounds, const f32* windows, const f32* looked, f32* x, u64* sums,
+                    f32* scores, i32 count, i32 tokens, i32 half) {
+    const int blocks = (tokens + EACH - 1) / EACH;
+    run_blocks(blocks, THREADS, [=] {
+        space_parts(units, bounds, windows, looked, x, sums, count, tokens, 8, 8, half);
+    });
+    run_blocks(blocks, THREADS, [=] { space_scores(x, sums, scores, tokens, blocks, 1, 2, 0.25); });
+}
+"""
 
 
 @pytest.mark.parametrize(
@@ -111,3 +121,27 @@ def test_worth_of_ranges(tokens: int, rows: int, rank: int, tmp_path: Path) -> N
     np.testing.assert_allclose(units, [cosines[a:b].max(axis=0) @ shares for a, b in ranges], atol=1e-6)
     ranges = [(max(first, 0), first + 64) for first in range(-56, tokens, 8)]
     np.testing.assert_allclose(windows, [cosines[a:b].max(axis=0) @ shares for a, b in ranges], atol=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "pool"), [(1, 1), (1500, 13)])
+def test_scores_of_tokens(tokens: int, pool: int, tmp_path: Path) -> None:
+    rng, half = np.random.default_rng(tokens), pool // 2
+    bounds = aligned(np.unique(np.append(rng.integers(0, tokens, 60), [0, tokens])).astype(np.int32))
+    units = aligned((0.7 + 0.01 * rng.standard_normal(len(bounds) - 1)).astype(np.float32))
+    windows = aligned(rng.standard_normal(-(-tokens // 8) + 7).astype(np.float32))
+    looked = aligned((1e-5 * rng.random(tokens)).astype(np.float32))
+    x, scores = aligned(np.full((3, tokens), np.nan, np.float32)), aligned(np.full(tokens, np.nan, np.float32))
+    sums = aligned(np.full((-(-tokens // 1024), 6), -1, np.int64))
+    hosted("space_scores.cu", SCORES, tmp_path / "run").run(
+        *map(pointer, (units, bounds, windows, looked, x, sums, scores)), len(units), tokens, half
+    )
+    want = np.zeros((3, tokens))
+    for unit, (first, last) in enumerate(pairwise(bounds)):
+        want[0, first:last] = units[unit]
+    for t in range(tokens):
+        want[1, t] = windows[t // 8 : t // 8 + 8].max()
+        want[2, t] = looked[max(t - half, 0) : t + half + 1].astype(np.float64).mean()
+    np.testing.assert_allclose(x, want, rtol=1e-5)
+    spread = want.std(axis=1, keepdims=True)
+    want -= want.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(scores, np.array([1, 2, 0.25]) @ (want / np.where(spread > 0, spread, 1)), atol=1e-4)

@@ -87,7 +87,7 @@ for keys in (None, None, KeptKeys(Trail(scorer.kept_layers(model.config), device
     found.append(dict(dry_device.launches))
 print(json.dumps(found))
 """
-ASKED = {"space_rows": 3, "space_alike": 1, "space_worth": 2, "importance_scores": 1, "importance_fold": 1}
+ASKED = {"space_rows": 3, "space_alike": 1, "space_worth": 2, "space_parts": 1, "space_scores": 1, "importance_fold": 1}
 
 
 def test_late_interaction_launches_little(tmp_path: Path) -> None:

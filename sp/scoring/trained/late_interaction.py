@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.attention_heads import unrotate
 from sp.ops.attention.importance import chunk_means
 from sp.ops.attention.kv_pages import PagedKV
-from sp.ops.attention.space import STEP, WINDOW, padded_rank, space_rows, space_worth
+from sp.ops.attention.space import Units, padded_rank, space_rows, space_scores, space_worth
 from sp.ops.rope import Rope
 from sp.prompt.spans import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
@@ -217,8 +217,8 @@ class Space:
             sizes = model.config.heads_of(layer)
             alike.setdefault((model.config.rope_of(layer), sizes.heads, sizes.head_dim), []).append(layer)
         most, on_device = max(map(len, alike.values())), model.device == "cuda"
-        places = model.place(np.concatenate([positions, np.tile(positions[len(positions) - rows :], most)]))
-        self.positions, self._asking_at = places[: len(positions)], places[len(positions) :]
+        self.positions = model.place(positions)
+        self._asking_at = model.place(np.tile(positions[len(positions) - rows :], most))
         xp, kind = (import_cupy(), np.float16) if on_device else (np, np.float32)
         self._sides = [
             Side(rotary, tuple(layers), xp.empty((len(layers), rows, heads, d), kind))
@@ -249,11 +249,15 @@ class Space:
         found: Floats = self._queries[layer]
         return found
 
-    def worth(self, bounds: Ints) -> tuple[Floats, Floats]:
-        """What units of tokens with these bounds and windows have, after all layers and `turn_back`; `space_worth`."""
+    def scores(self, bounds: Ints, looked: Floats) -> Floats:
+        """Scores (tokens,) of the tokens of units with these bounds, float32, after all layers and `turn_back`; on the
+        device they are only queued. `looked`: (tokens,), the most that any asking token looks at each.
+        """
         xp, parts = array_module(self.document), [side.flat() for side in self._sides]
         flat = parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
-        return space_worth(self.document, flat @ self._weights.asking, bounds)
+        units = Units.of(bounds, self.document)
+        worth = space_worth(self.document, flat @ self._weights.asking, units)
+        return space_scores(units, *worth, looked, POOL, (1, 1, ATTENTION))
 
 
 def _copy(source: Any, to: Any) -> None:
@@ -266,16 +270,10 @@ def _copy(source: Any, to: Any) -> None:
     runtime.memcpyAsync(to.data.ptr, source.data.ptr, to.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
 
-def of_tokens(windows: Floats, tokens: int) -> Floats:
-    """What the best of the windows has that hold a token, of the first so many; float32 (tokens,)."""
-    inside = np.lib.stride_tricks.sliding_window_view(windows, WINDOW // STEP)
-    return np.repeat(inside.max(axis=1), STEP)[:tokens]
-
-
 LONGEST = 64  # tokens of a sentence, at most, that is compared as one
 ATTENTION = 0.25  # how much attention counts, of three parts with the same spread; see ``experiments/scoring_head``
 POOL = 13  # tokens over which attention is averaged
-LOOKED_AT = Reduction("queries,heads,pool", "max", "max", POOL)
+LOOKED_AT = Reduction("queries,heads,pool", "max", "max", pool=1)  # by any; averaged later
 FINENESS = 16  # tokens of a chunk that scores can tell from the next
 LEAD = 2  # tokens before the question, of the blank line, that ask with it, as the head learnt it
 
@@ -333,10 +331,9 @@ class LateInteractionScorer(ReadingScorer):
         start = first_asking(request)
         rows, last = min(n - start, MOST_QUESTION_TOKENS), max(head.query)
         space, fold = Space(model, head, request.positions, rows), Fold(LOOKED_AT)
-        bounds, queued = np.zeros(1, np.int64), list[Floats]()
+        queued: list[Floats] = []
 
         def show(layer: int, q: Floats, cache: Cache) -> None:
-            nonlocal bounds
             if layer not in head.query and layer not in head.key:
                 return
             at = replace(cache.stored(layer), tokens=n)
@@ -345,18 +342,16 @@ class LateInteractionScorer(ReadingScorer):
                 space.turn_back()
                 keys = unrotated_keys(at, space.positions[:start], model, layer)  # which lie where the model is
                 fold.add_layer(space.unrotated(layer), keys, causal=False)
-            if layer == head.depth - 1 and start:  # all is queued, and sentences found, while the device reads
-                bounds = units_of(request, start)
-                queued.extend(space.worth(bounds))
+            if layer == head.depth - 1 and start:  # sentences are found, and all is queued, while the device reads
+                queued.append(space.scores(units_of(request, start), fold.running[0]))
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
         read_on(replace(request, cards=None), Hooks(show), attend=attend, rows=rows, depth=head.depth)
         scores = np.zeros(n, np.float32)
         if start:
-            units, windows = looked_at(queued)
-            parts = np.repeat(units, np.diff(bounds)), of_tokens(windows, start), fold.result()
-            scores[:start] = joined(parts, (1, 1, ATTENTION))
+            [found] = looked_at(queued)
+            scores[:start] = found - found.min()
         return Importance(
             scores, by_layer=chunk_means(scores[None], HEATMAP_CHUNK), densities=densities(attend), fineness=FINENESS
         )
@@ -367,17 +362,6 @@ def units_of(request: ScoreRequest, tokens: int) -> Ints:
     if request.spans is None:
         return chunk_bounds(tokens, FINENESS)
     return sentence_bounds(request.text, request.spans[:tokens], LONGEST)
-
-
-def joined(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
-    """Weighted sum of parts (n,), each with mean 0 and standard deviation 1, from 0 for the least on; float32."""
-    total = np.zeros(len(parts[0]))
-    for part, weight in zip(parts, weights, strict=True):
-        spread = float(part.std(dtype=np.float64))
-        if spread > 0:
-            total += weight * (part - part.mean(dtype=np.float64)) / spread
-    found: Floats = np.asarray(total - total.min(), np.float32)
-    return found
 
 
 def first_asking(request: ScoreRequest) -> int:

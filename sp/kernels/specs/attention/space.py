@@ -7,6 +7,7 @@ from sp.kernels.launch import Defines, KernelSpec
 MOST_RANK = 128  # columns of a block of space_rows; of a wider space several blocks take each token
 ALIKE_SIDE = 64  # tokens, and rows, of a block of space_alike
 WORTH_WARPS = 8  # ranges of a block of space_worth
+SCORED = 1024  # tokens of a block of space_parts and of space_scores
 _DEPTH = 64  # rows of weights of a step of space_rows
 
 
@@ -62,4 +63,24 @@ SPACE_WORTH = KernelSpec(
         "i32 rank", "i32 stride", "i32 rows", "i32 step", "i32 width",
     ),
     threads=32 * WORTH_WARPS,
+)  # fmt: skip
+
+SPACE_PARTS = KernelSpec(
+    source="space_scores.cu",
+    entry="space_parts",
+    args=(
+        "const f32* units", "const i32* bounds", "const f32* windows", "const f32* looked", "f32* x", "u64* sums",
+        "i32 count", "i32 tokens", "i32 step", "i32 inside", "i32 half",
+    ),
+    threads=256,
+)  # fmt: skip
+
+SPACE_SCORES = KernelSpec(
+    source="space_scores.cu",
+    entry="space_scores",
+    args=(
+        "const f32* x", "const u64* sums", "f32* scores", "i32 tokens", "i32 blocks", "f32 of_unit", "f32 of_window",
+        "f32 of_look",
+    ),
+    threads=256,
 )  # fmt: skip

@@ -7,8 +7,8 @@
 // 4 TB/s, to which come 75 MB of weights from L2.
 //
 // Layouts: pages f16 (pool_pages, 128, kv_heads, HEAD_DIM), table i32, or null where the pages of the sequence lie in order;
-//   positions i64 (tokens,), turns i64 (half,) and magnitude as in unrotate.cu; weights f16 (2 kv_heads HEAD_DIM, pitch), rows of
-//   keys before those of values; document f32 (tokens, pitch), written where `first` is set, else added to.
+//   positions i64 (tokens,), turns i64 (half,) and magnitude as in unrotate.cu; weights f16 (2 kv_heads HEAD_DIM, pitch), rows
+//   of keys before those of values; document f32 (tokens, pitch), written where `first` is set, else added to.
 // Launch: a block takes 8192 / HEAD_DIM tokens and RANK columns; a warp takes 16 tokens, of which it copies one head after the
 //   other; 64 rows of weights at a time are everybody's. All is copied a step ahead. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; RANK, a multiple of 16 up to 128 that divides the pitch; INTERLEAVED, see rotary.cuh.
@@ -16,7 +16,7 @@
 
 constexpr int TOKENS = 8192 / HEAD_DIM, WARPS = TOKENS / 16;
 constexpr int DEPTH = 64, PIECES = HEAD_DIM / DEPTH;  // values of a step, and steps of a head
-constexpr int ROW = 2 * HEAD_DIM + 16, WEIGHT_ROW = 2 * RANK + 16;  // bytes; an odd number of 16: ldmatrix meets every bank once
+constexpr int ROW = 2 * HEAD_DIM + 16, WEIGHT_ROW = 2 * RANK + 16;  // bytes, an odd number of 16: ldmatrix meets banks once
 constexpr int TILE = TOKENS * ROW, WEIGHTS = DEPTH * WEIGHT_ROW;
 
 // Sixteen tokens' rows of a head, which lie ROW bytes apart, without rotary embedding; a pair is one lane's.

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(256)
 space_alike(const f32* document, const f32* asking, f32* alike, i64 tokens, i32 rank, i32 stride, i32 rows) {
     __shared__ alignas(16) f32 text[DEPTH][PITCH];
     __shared__ alignas(16) f32 asked[DEPTH][PITCH];
-    const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16, line = int(threadIdx.x) / 4, four = int(threadIdx.x) % 4 * 4;
+    const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+    const int line = int(threadIdx.x) / 4, four = int(threadIdx.x) % 4 * 4;  // what a thread copies
     const i64 start = i64(blockIdx.x) * SIDE;
     const int above = int(blockIdx.y) * SIDE;
     f32 dots[4][4] = {}, of_text[4] = {}, of_asked[4] = {};
