@@ -112,8 +112,11 @@ class Array:
     def view(self, dtype: Any) -> Array:
         return Array(self.host.view(dtype))
 
-    def astype(self, dtype: Any) -> Array:
-        return Array(self.host.astype(dtype))
+    def astype(self, dtype: Any, order: Any = "K") -> Array:
+        return Array(self.host.astype(dtype, order))
+
+    def __matmul__(self, other: Array) -> Array:
+        return asarray(self.host @ other.host)
 
     def copy(self) -> Array:
         return asarray(self.host)

@@ -1,14 +1,16 @@
-"""The device path of the attention scorers without a device: every launch fits its declaration."""
+"""The device path of scorers that read with a drafter, without a device: every launch fits its declaration."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dry_walk import walked
+from scorer_cases import random_head
 
-from sp.session.loaded import embedded
+from sp.session.loaded import embedded, load
 
 ROLES, SCORERS = ("drafter", "target"), ("tail", "lookahead")
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -64,3 +66,35 @@ def test_every_launch_fits(role, scorer, options, found) -> None:
     assert len(set(folds.values())) == 1
     assert ("unrotate" in launches) == (options.get("rotary") == "none")
     assert any(name.startswith("block_select") for name in launches) == ("sparse" in options)
+
+
+LATE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.models import Trail, load_model
+from sp.scoring import SCORERS, KeptKeys, ScoreRequest
+N, found = 700, []
+ids, question = np.arange(N), np.arange(N) >= N - 20
+model = load_model(sys.argv[2], device="cuda")
+scorer = SCORERS.build("late_interaction", {"weights": sys.argv[3]})
+for keys in (None, None, KeptKeys(Trail(scorer.kept_layers(model.config), device="cuda"))):
+    dry_device.launches.clear()
+    got = scorer.score(ScoreRequest(model, ids, ids, question, ~question, keys=keys))
+    assert got.scores.shape == (N,) and got.by_layer.shape == (1, 22)
+    found.append(dict(dry_device.launches))
+print(json.dumps(found))
+"""
+ASKED = {"space_rows": 3, "space_alike": 1, "space_worth": 2, "space_parts": 1, "space_scores": 1, "importance_fold": 1}
+
+
+def test_late_interaction_launches_little(tmp_path: Path) -> None:
+    """One kernel for each layer that has rows in the space, and a few at the end, however many layers ask."""
+    config, file = load(embedded("drafter"), device="cpu").model.config, tmp_path / "head.safetensors"
+    random_head(config, query=(1, 2, 3), key=(0, 2, 3), rank=20).save(file, {})
+    for launches in json.loads(walked(LATE, str(embedded("drafter")), str(file))):
+        assert {name: launches.get(name, 0) for name in ASKED} == ASKED
+        assert launches["unrotate"] == 2  # of all queries, and of the keys that the last layer looks at
+        assert launches["kv_gather"] == 1

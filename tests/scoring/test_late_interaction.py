@@ -13,12 +13,12 @@ from scorer_cases import random_head
 
 from sp.errors import ConfigError
 from sp.models import AskedScaling, Cards, Hooks, LayerAttention, Model, SparseAttention, Trail, dense_attention
+from sp.ops.attention import space
 from sp.ops.rope import Rope, YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, KeptKeys, ScoreRequest
 from sp.scoring.attention.attention import read_on
-from sp.scoring.trained import late_interaction
 from sp.scoring.trained.late_interaction import LateInteractionScorer, ScoringHead
 from sp.session.loaded import embedded, load
 
@@ -210,7 +210,7 @@ def test_scores_differ_from_prompt_to_prompt_and_head_to_head(drafter, tmp_path)
 def test_slices_change_nothing(size, drafter, tmp_path, monkeypatch) -> None:
     request, scorer = prompt(drafter, 389, (340, 379)), scorer_of(random_head(drafter.config), tmp_path)
     want = scorer.score(request).scores
-    monkeypatch.setattr(late_interaction, "SLICE", size)
+    monkeypatch.setattr(space, "SLICE", size)
     np.testing.assert_allclose(scorer.score(request).scores, want, atol=1e-5)
 
 

@@ -211,7 +211,7 @@ def unrotated_keys(at: PagedKV, positions: Ints, model: Model, layer: int) -> Pa
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
         rows = at.as_model(pages.reshape(-1, *pages.shape[2:]))
         unrotate(rows[: at.tokens], model.place(positions), rotary)
-        bits, table = rows.reshape(pages.shape).view(np.uint8), model.place(np.arange(len(pages)), np.int32)
+        bits, table = rows.reshape(pages.shape).view(np.uint8), import_cupy().arange(len(pages), dtype=np.int32)
         return replace(at, k=bits, v=bits, table=table, fmt=F16, value_fmt=F16, **plain)
     keys = unrotate(at.model_keys(), positions, rotary)
     bits = np.ascontiguousarray(keys).view(np.uint8)[None]

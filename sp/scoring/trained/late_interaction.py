@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, plain
+from sp.kernels import import_cupy, is_device, kept
+from sp.kernels.device import current_device
 from sp.models import Cache, Hooks, Model, ModelConfig
 from sp.models.file.safetensors_file import SafetensorsFile
-from sp.ops.array_module import array_module, on_host
+from sp.models.run.hooks import looked_at
+from sp.ops.array_module import array_module
 from sp.ops.attention.attention_heads import unrotate
 from sp.ops.attention.importance import chunk_means
 from sp.ops.attention.kv_pages import PagedKV
+from sp.ops.attention.space import Units, padded_rank, space_rows, space_scores, space_worth
+from sp.ops.rope import Rope
 from sp.prompt.spans import chunk_bounds, sentence_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction, read_on, unrotated_keys
 from sp.scoring.attention.heads import LAST_QUERIES
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ReadingScorer, ScoreRequest, densities, register_scorer
-from sp.scoring.trained.attention_features import Pool
 from sp.trace import write_atomic
 from sp.values import shown
 
@@ -154,116 +158,122 @@ def head_for(config: ModelConfig, weights: str = "") -> ScoringHead:
     return head
 
 
-STEP, WINDOW = 8, 64  # tokens from the start of a window to that of the next, and of a window
-SLICE = 1 << 16  # tokens that are compared at once, whole steps: a bound on memory
+class Weights(NamedTuple):
+    """Of a head, where the model is; on the device in `padded_rank` dimensions."""
+
+    asking: Any  # float32 (sum of heads x head_dim, rank + 1): of all layers that ask; the last column is their gates'
+    key: dict[int, Any]  # (2 x kv_heads x head_dim, rank): by layer, on the device float16, as files have them
 
 
-@dataclass
+def weights_of(head: ScoringHead, layers: tuple[int, ...], rank: int) -> Weights:
+    """Weights in that many dimensions, those beyond the head's zero; of queries for `layers` in this order."""
+    gates = np.concatenate([head.gate[layer] for layer in layers])
+    asking = np.zeros((len(gates), rank + 1), np.float32)
+    asking[:, : head.rank], asking[:, -1] = np.concatenate([head.query[layer] for layer in layers]), gates
+    return Weights(asking, {layer: np.pad(a, ((0, 0), (0, rank - head.rank))) for layer, a in head.key.items()})
+
+
+@kept.cache
+def placed_weights(head: ScoringHead, layers: tuple[int, ...], device: int) -> Weights:
+    """The same on a device. Heads stay once they are opened, and so may these."""
+    made, place = weights_of(head, layers, padded_rank(head.rank)), import_cupy().asarray
+    return Weights(place(made.asking), {layer: place(a.astype(np.float16)) for layer, a in made.key.items()})
+
+
+class Side(NamedTuple):
+    """Layers that ask with heads alike, turned alike, and their queries (layers, rows, heads, d) of the last tokens."""
+
+    rotary: Rope
+    layers: tuple[int, ...]
+    queries: Any
+
+    def turn_back(self, positions: Ints) -> None:
+        """Take rotary embedding from all queries, in place; `positions` int64 (layers x rows or more,)."""
+        count, rows, heads, d = self.queries.shape
+        flat = self.queries.reshape(-1, heads, d)
+        bare = unrotate(flat, positions[: count * rows], self.rotary)
+        if bare is not flat:  # on the CPU
+            flat[...] = bare
+
+    def flat(self) -> Floats:
+        """All layers' heads side by side, float32 (rows, layers x heads x d); on the device by one launch."""
+        _, rows, heads, d = self.queries.shape
+        by_row = self.queries.reshape(-1, rows, heads * d).transpose(1, 0, 2)
+        found: Floats = by_row.astype(np.float32, order="C").reshape(rows, -1)
+        return found
+
+
 class Space:
-    """Tokens of a prompt in the space of a head, gathered layer by layer; only the sums over layers are held. `tokens`,
-    `rows`: of the prompt, and its last ones that ask.
+    """Tokens of a prompt in the space of a head, gathered layer by layer; of keys and values only sums are held.
+
+    `positions`: of all tokens; of these the last `rows` ask. What is copied to the device is copied at once, before
+    anything is read: a copy between launches would make the host wait.
     """
 
-    model: Model
-    head: ScoringHead
-    tokens: int
-    rows: int
-    positions: Any  # where the model is
-    document: Any = None
-    asking: Any = None
-    gates: Any = field(default=0.0)
-    weights: dict[tuple[str, int], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Place all weights before anything is read: a copy between launches would make the host wait."""
-        xp, head = array_module(self.positions), self.head
-        for name, part in (("query", head.query), ("key", head.key), ("gate", head.gate)):
-            self.weights |= {(name, layer): xp.asarray(array) for layer, array in part.items()}
+    def __init__(self, model: Model, head: ScoringHead, positions: Ints, rows: int) -> None:
+        self._config = model.config
+        alike: dict[tuple[Rope, int, int], list[int]] = {}
+        for layer in sorted(head.query):
+            sizes = model.config.heads_of(layer)
+            alike.setdefault((model.config.rope_of(layer), sizes.heads, sizes.head_dim), []).append(layer)
+        most, on_device = max(map(len, alike.values())), model.device == "cuda"
+        self.positions = model.place(positions)
+        self._asking_at = model.place(np.tile(positions[len(positions) - rows :], most))
+        xp, kind = (import_cupy(), np.float16) if on_device else (np, np.float32)
+        self._sides = [
+            Side(rotary, tuple(layers), xp.empty((len(layers), rows, heads, d), kind))
+            for (rotary, heads, d), layers in alike.items()
+        ]
+        self._queries = {layer: q for side in self._sides for layer, q in zip(side.layers, side.queries, strict=True)}
+        layers = tuple(self._queries)
+        self._weights = (
+            placed_weights(head, layers, current_device()) if on_device else weights_of(head, layers, head.rank)
+        )
+        self.document: Any = None
 
     def add(self, layer: int, q: Floats, at: PagedKV) -> None:
         """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
-        xp = array_module(q)
-        if layer in self.head.query:
-            flat = _flat(self.unrotated(q, layer))
-            found = flat @ self.weights["query", layer]
-            self.asking = found if self.asking is None else self.asking + found
-            self.gates = self.gates + flat @ self.weights["gate", layer]
-        if layer in self.head.key:
-            if self.document is None:
-                self.document = xp.zeros((self.tokens, self.head.rank), np.float32)
-            keys, values = xp.split(self.weights["key", layer], 2)
-            k, v = replace(at, tokens=self.tokens).model_rows()
-            k = unrotate(k, self.positions, self.model.config.rope_of(layer))
-            for first in range(0, self.tokens, SLICE):
-                part = slice(first, first + SLICE)
-                self.document[part] += _flat(k[part]) @ keys + _flat(v[part]) @ values
+        if layer in self._queries:
+            _copy(q, self._queries[layer])
+        if layer in self._weights.key:
+            rotary, weights = self._config.rope_of(layer), self._weights.key[layer]
+            self.document = space_rows(at, self.positions, rotary, weights, self.document)
 
-    def unrotated(self, q: Floats, layer: int) -> Floats:
-        """A layer's queries (rows, heads, d) of the last tokens without rotary embedding, in an array of their own."""
-        return unrotate(q.copy(), self.positions[-self.rows :], self.model.config.rope_of(layer))
+    def turn_back(self) -> None:
+        """Take rotary embedding from all queries, once they are all there."""
+        for side in self._sides:
+            side.turn_back(self._asking_at)
 
-    def of_units(self, bounds: Ints) -> Any:
-        """What each unit of tokens has, float32 (units,) from -1 to 1, where the model is: on the device it is only
-        queued. `bounds` array (units + 1,): ascending; no unit is longer than `SLICE`.
+    def unrotated(self, layer: int) -> Floats:
+        """A layer's queries (rows, heads, d) after `turn_back`."""
+        found: Floats = self._queries[layer]
+        return found
+
+    def scores(self, bounds: Ints, looked: Floats) -> Floats:
+        """Scores (tokens,) of the tokens of units with these bounds, float32, after all layers and `turn_back`; on the
+        device they are only queued. `looked`: (tokens,), the most that any asking token looks at each.
         """
-        xp, found, first = array_module(self.document), [], 0
-        while first < len(bounds) - 1:
-            last = max(int(np.searchsorted(bounds, bounds[first] + SLICE, "right")) - 1, first + 1)
-            alike = self._alike(int(bounds[first]), int(bounds[last]))
-            pool = Pool.of(bounds[first : last + 1] - bounds[first], alike)
-            found.append(self._weights @ pool.largest(alike.T))
-            first = last
-        return xp.concatenate(found)
-
-    def of_windows(self, tokens: int) -> Any:
-        """What the windows have, of the first so many tokens, as `of_units`; `of_tokens` takes it from there."""
-        xp, found = array_module(self.document), []
-        for first in range(0, tokens, SLICE):
-            alike = self._alike(first, min(first + SLICE, tokens))
-            steps = xp.full((-(-len(alike) // STEP) * STEP, self.rows), -1, np.float32)
-            steps[: len(alike)] = alike
-            found.append(steps.reshape(-1, STEP, self.rows).max(axis=1))
-        edge = xp.full((WINDOW // STEP - 1, self.rows), -1, np.float32)
-        best = xp.concatenate([edge, *found, edge])  # at an edge windows hold fewer tokens
-        span = 1
-        while span < WINDOW // STEP:
-            best = xp.maximum(best[:-span], best[span:])
-            span *= 2
-        return best @ self._weights
-
-    def _alike(self, first: int, last: int) -> Any:
-        """Cosines of tokens with asking tokens, float32 (last - first, rows)."""
-        return _unit_length(self.document[first:last]) @ _unit_length(self.asking).T
-
-    @property
-    def _weights(self) -> Any:
-        """Of asking tokens, (rows,)."""
-        xp = array_module(self.document)
-        weights = xp.exp(self.gates - self.gates.max())
-        return weights / weights.sum()
+        xp, parts = array_module(self.document), [side.flat() for side in self._sides]
+        flat = parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
+        units = Units.of(bounds, self.document)
+        worth = space_worth(self.document, flat @ self._weights.asking, units)
+        return space_scores(units, *worth, looked, POOL, (1, 1, ATTENTION))
 
 
-def of_tokens(windows: Floats, tokens: int) -> Floats:
-    """What the best of the windows has that hold a token, of the first so many; float32 (tokens,)."""
-    inside = np.lib.stride_tricks.sliding_window_view(windows, WINDOW // STEP)
-    return np.repeat(inside.max(axis=1), STEP)[:tokens]
-
-
-def _flat(rows: Any) -> Any:
-    """Heads (n, heads, d) side by side as float32 (n, heads x d)."""
-    return rows.reshape(len(rows), -1).astype(np.float32)
-
-
-def _unit_length(rows: Any) -> Any:
-    """Rows (n, rank) scaled to length one."""
-    xp = array_module(rows)
-    return rows / xp.sqrt((rows * rows).sum(axis=1, keepdims=True) + np.float32(1e-12))
+def _copy(source: Any, to: Any) -> None:
+    """Copy an array into one like it; CuPy's assignment launches a kernel for that, which takes the host longer."""
+    if not is_device(source):
+        to[...] = source
+        return
+    assert source.nbytes == to.nbytes, f"{source.shape} into {to.shape}"
+    runtime, stream = import_cupy().cuda.runtime, import_cupy().cuda.get_current_stream()
+    runtime.memcpyAsync(to.data.ptr, source.data.ptr, to.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
 
 LONGEST = 64  # tokens of a sentence, at most, that is compared as one
 ATTENTION = 0.25  # how much attention counts, of three parts with the same spread; see ``experiments/scoring_head``
 POOL = 13  # tokens over which attention is averaged
-LOOKED_AT = Reduction("queries,heads,pool", "max", "max", POOL)
+LOOKED_AT = Reduction("queries,heads,pool", "max", "max", pool=1)  # by any; averaged later
 FINENESS = 16  # tokens of a chunk that scores can tell from the next
 LEAD = 2  # tokens before the question, of the blank line, that ask with it, as the head learnt it
 
@@ -320,25 +330,28 @@ class LateInteractionScorer(ReadingScorer):
         head, attend = self.head(model.config), self.attend(request)
         start = first_asking(request)
         rows, last = min(n - start, MOST_QUESTION_TOKENS), max(head.query)
-        space, fold = Space(model, head, n, rows, model.place(request.positions)), Fold(LOOKED_AT)
+        space, fold = Space(model, head, request.positions, rows), Fold(LOOKED_AT)
+        queued: list[Floats] = []
 
         def show(layer: int, q: Floats, cache: Cache) -> None:
-            at = cache.stored(layer)
+            if layer not in head.query and layer not in head.key:
+                return
+            at = replace(cache.stored(layer), tokens=n)
             space.add(layer, q[-rows:], at)
             if layer == last and start:
+                space.turn_back()
                 keys = unrotated_keys(at, space.positions[:start], model, layer)  # which lie where the model is
-                fold.add_layer(space.unrotated(q[-rows:], layer), keys, causal=False)
+                fold.add_layer(space.unrotated(layer), keys, causal=False)
+            if layer == head.depth - 1 and start:  # sentences are found, and all is queued, while the device reads
+                queued.append(space.scores(units_of(request, start), fold.running[0]))
 
         # Of several cards the first reads alone: what a head needs is loaded and allocated where its layers begin, when
         # cards already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), and they might wait for ever.
         read_on(replace(request, cards=None), Hooks(show), attend=attend, rows=rows, depth=head.depth)
         scores = np.zeros(n, np.float32)
         if start:
-            bounds = units_of(request, start)
-            queued = space.of_units(bounds), space.of_windows(start)  # all of it before the host waits for any
-            units, windows = (np.asarray(on_host(part), np.float32) for part in queued)
-            parts = np.repeat(units, np.diff(bounds)), of_tokens(windows, start), fold.result()
-            scores[:start] = joined(parts, (1, 1, ATTENTION))
+            [found] = looked_at(queued)
+            scores[:start] = found - found.min()
         return Importance(
             scores, by_layer=chunk_means(scores[None], HEATMAP_CHUNK), densities=densities(attend), fineness=FINENESS
         )
@@ -349,17 +362,6 @@ def units_of(request: ScoreRequest, tokens: int) -> Ints:
     if request.spans is None:
         return chunk_bounds(tokens, FINENESS)
     return sentence_bounds(request.text, request.spans[:tokens], LONGEST)
-
-
-def joined(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
-    """Weighted sum of parts (n,), each with mean 0 and standard deviation 1, from 0 for the least on; float32."""
-    total = np.zeros(len(parts[0]))
-    for part, weight in zip(parts, weights, strict=True):
-        spread = float(part.std(dtype=np.float64))
-        if spread > 0:
-            total += weight * (part - part.mean(dtype=np.float64)) / spread
-    found: Floats = np.asarray(total - total.min(), np.float32)
-    return found
 
 
 def first_asking(request: ScoreRequest) -> int:
