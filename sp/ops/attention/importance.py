@@ -362,7 +362,7 @@ def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *,
 def _whole_rows(probs: Any) -> Any:
     """Weights (heads, queries, tokens) in rows that follow one another: those that they begin, where they do."""
     rows = probs.base
-    if rows is None or rows.data.ptr != probs.data.ptr or rows.shape[:2] != probs.shape[:2]:
+    if rows is None or (rows.ndim, rows.data.ptr, *rows.shape[:2]) != (3, probs.data.ptr, *probs.shape[:2]):
         rows = probs
     return import_cupy().ascontiguousarray(rows, np.float32)
 

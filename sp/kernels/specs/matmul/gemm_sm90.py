@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, Epilogue
-from sp.quant import BF16, Q4_K, Q6_K, kernel_formats, packing_of
+from sp.quant import BF16, Q4_1, Q4_K, Q6_K, kernel_formats, packing_of
 
 MOST_PAIRED = 2560
 """Bytes of a tile of codes up to which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and
@@ -71,11 +71,14 @@ GEMM_SM90 = KernelSpec(
         "u32 row_tiles", "u32 k_tiles", "u32 streamed", "f32*? partials", "u32*? flags",
     ),
     threads=384,
-    variants=tuple(
-        variant(fmt.ggml_type, epilogue, tokens, stream)
-        for fmt in kernel_formats()
-        for epilogue in (Epilogue if fmt in COMMON else (STORE,))
-        for tokens, stream in ((256, 0), (256, 1), (128, 1))
+    variants=(
+        *(
+            variant(fmt.ggml_type, epilogue, tokens, stream)
+            for fmt in kernel_formats()
+            for epilogue in (Epilogue if fmt in COMMON else (STORE,))
+            for tokens, stream in ((256, 0), (256, 1), (128, 1))
+        ),
+        *(variant(Q4_1.ggml_type, epilogue, 256, cluster=1) for epilogue in (STORE, ADD)),  # row tiles by threes
     ),
     arches="90a",
     smem=smem,
