@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--maths", nargs="+", default=["bf16", "int8"])
     parser.add_argument("--scorers", nargs="+", default=HOW)
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     text = "\n\n".join(path.read_text("utf8", "replace") for path in args.texts)
@@ -55,7 +56,8 @@ def main() -> None:
                 need = int(len(text) * tokens / len(whole.ids)) - 600
                 document = (text * (1 + need // len(text)))[:need]
                 drafted = Prompt.from_document(document, QUESTION, loaded.template).tokenise(loaded.tokenizer)
-                for attention, sparse in READINGS.items():
+                for attention in args.readings:
+                    sparse = READINGS[attention]
                     if "bm25" in scorer and sparse:
                         continue
                     name = scorer.partition("[")[0]
