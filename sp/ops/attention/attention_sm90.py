@@ -10,7 +10,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
-from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, TOGETHER, tile_keys, variant
+from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, tile_keys, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.kv_pages import PagedKV, split_count
@@ -67,14 +67,14 @@ def prefill(
     assert blocks is None or rule.window is None, "lists of blocks, and a window"
     defines = variant(d) | rule.defines("WINDOW", "SINKS", "SOFTCAP")
     ATTENTION_SM90.launch(
-        (min(query_blocks * heads, TOGETHER.get(d, 1) * multiprocessors(current_device())),),
+        (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
         *(
             tensor_map(
                 pages,
                 (64, pool_pages * BLOCK, d // 64, kv_heads),
                 (kv_heads * d * 2, 128, d * 2),
-                (64, tile_keys(d, TOGETHER.get(d, 1)), d // 64, 1),
+                (64, tile_keys(d), d // 64, 1),
             )
             for pages in (k_pages, v_pages)
         ),
