@@ -39,7 +39,14 @@ def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]
             formats = {tensor: fmt for tensor, _, fmt in plan}
             held = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)
             nbytes = sum(fmt.nbytes(dims) for _, dims, fmt in plan)
-            yield name, file_type, shape.config, nbytes, *held, drafters_for(shape.config, size)[0]
+            yield name, file_type, shape.config, nbytes, *held, proposed(f"{name}-{file_type}", shape.config, size)
+
+
+def proposed(target: str, config: ModelConfig, parameters: int) -> Drafter:
+    """The first drafter that was measured with a target, or else the first of all."""
+    drafters = drafters_for(config, parameters)
+    tried = {r["config"]["drafter"] for r in measured() if r["config"]["target"] == f"{target}.synthetic"}
+    return next((one for one in drafters if f"{one.name}-bf16.synthetic" in tried), drafters[0])
 
 
 @cache

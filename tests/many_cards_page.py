@@ -32,6 +32,7 @@ MACHINES = {
 """Those that several cards were measured on."""
 READERS = (1, 2, 4)
 TYPE, LONG = "q4_k_m", 131072
+DRAFTER = "qwen3-0.6b"
 MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8)
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
 
@@ -154,6 +155,7 @@ def first_tokens() -> list[str]:
             config, metrics = row["config"], row["metrics"]
             sizes = config["cards"], config.get("target_cards", 1)
             pair = config["target"].startswith(MODELS[0]) and config["prompt_tokens"] >= LONG and row["samples"]
+            pair = pair and (config["drafter"] or DRAFTER).startswith(DRAFTER)
             if not pair or not config.get("kept_bytes") or (config["drafter"] and sizes[0] != sizes[1]):
                 continue
             stages = [metrics["stages"].get(name) for name in ("score", "target prefill")]

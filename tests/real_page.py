@@ -51,8 +51,7 @@ def times() -> list[str]:
         "| --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     newest = {}
-    for line in (RECORDS / "real_drafter.jsonl").open():
-        record = json.loads(line)
+    for record in sorted(map(json.loads, (RECORDS / "real_drafter.jsonl").open()), key=lambda one: one["date"]):
         config = record["config"]
         long = record["metrics"].get("tokens_read", 0) > 120_000
         if long and config["attention"] == "attention=flashprefill density=0.05":

@@ -42,6 +42,7 @@ class Request:
     stages: dict[str, float]  # seconds by stage; `other` is what lies between them
     prompt_tokens: int
     kept_tokens: int
+    drafted_tokens: int | None  # of the prompt in the drafter's vocabulary; None where nobody drafted
     density: float | None  # share of the causal blocks the drafter read; None where nothing was skipped
     decode_tok_s: float | None  # tokens a second after the first few; None if there were too few
     peak_bytes: int = 0
@@ -65,7 +66,8 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     moves, peaks = tuple(memory.get("transitions", ())), result.answer.trace.facts.get("card_peaks", ())
     peak = max(memory.get("peak_bytes", 0), *peaks, 0) or result.peak_bytes
     tokens, kept = len(result.prompt), result.kept_tokens
-    return Request(ttft, stages, tokens, kept, density, rate, peak, timeline, moves)
+    drafted = len(result.drafted) if result.drafted is not None else None
+    return Request(ttft, stages, tokens, kept, drafted, density, rate, peak, timeline, moves)
 
 
 def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
@@ -169,6 +171,7 @@ class CellTiming:
             "stages": {name: median(request.stages.get(name, 0.0) for request in done) for name in names},
             "prompt_tokens": done[-1].prompt_tokens,
             "kept_tokens": done[-1].kept_tokens,
+            "drafted_tokens": done[-1].drafted_tokens,
             "density": mean(densities) if densities else None,
             "decode_tok_s": median(rates) if rates else None,
             "peak_bytes": self.peak_bytes,
@@ -314,7 +317,7 @@ def requests_of(record: Mapping[str, Any]) -> tuple[Request, ...]:
     """The requests behind a `ttft` record, each with the record's medians but for its own time."""
     metrics = record["metrics"]
     common = (metrics["stages"], metrics["prompt_tokens"], metrics["kept_tokens"])
-    more = (metrics["density"], metrics["decode_tok_s"], metrics["peak_bytes"])
+    more = (metrics.get("drafted_tokens"), metrics["density"], metrics["decode_tok_s"], metrics["peak_bytes"])
     return tuple(Request(seconds, *common, *more) for seconds in record["samples"])
 
 

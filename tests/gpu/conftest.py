@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--record", default=None)
-    if folder:
+    if folder and not hasattr(config, "workerinput"):  # processes of pytest-xdist see but a part each
         config.pluginmanager.register(Recorder(Path(folder)), "gpu-test-recorder")
 
 

@@ -29,9 +29,9 @@ NOTHING = "No times to first token are recorded yet; `sp bench ttft --record res
 
 
 def headline(records: Iterable[Record]) -> str:
-    """Markdown of the newest `ttft` records on one card of every machine and target, for prompts of 32K and more: full
-    prefills, ours and llama.cpp's best, the compressed ones at keep ratio 0.05 by density and memory limit, and
-    controls. Below stand break-evens of all lengths, and what `sp serve` added by `serve_load` records."""
+    """Markdown of the newest `ttft` records on one card of every machine, target and drafter, for prompts of 32K and
+    more: full prefills, ours and llama.cpp's best, the compressed ones at keep ratio 0.05 by density and memory limit,
+    and controls. Below stand break-evens of all lengths, and what `sp serve` added by `serve_load` records."""
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     served: dict[str, dict[str, Record]] = defaultdict(dict)
     peers: dict[str, dict[str, Record]] = defaultdict(dict)
@@ -48,11 +48,38 @@ def headline(records: Iterable[Record]) -> str:
         mine = {target: group for (where, target), group in groups.items() if where == machine}
         tables = []
         for target, group in sorted(mine.items(), key=lambda one: (-len(one[1]), one[0])):  # the most measured first
-            long = [r for r in group.values() if r["config"]["prompt_tokens"] >= SHORTEST]
-            if table := _table(long, [r for r in peers[machine].values() if _is_of(r, target)]):
-                tables += [table, _break_evens(list(group.values()))]
+            theirs = [r for r in peers[machine].values() if _is_of(r, target)]
+            for drafted in by_drafter(list(group.values())):
+                if table := _table([r for r in drafted if r["config"]["prompt_tokens"] >= SHORTEST], theirs):
+                    tables += [table, _break_evens(drafted)]
         parts += [*tables, _server(list(served[machine].values()))] if tables else []
     return "\n\n".join(part for part in parts if part) or NOTHING
+
+
+def by_drafter(records: Sequence[Record]) -> list[list[Record]]:
+    """Records of a target, a list for each drafter, that with the most first: it has all that nobody drafted for. The
+    others have the full prefills of their processes, or where these are not told of their lengths.
+
+    >>> records = [{"config": {"drafter": one, "prompt_tokens": 9, "keep_ratio": 1 if one is None else 0.1},
+    ...             "metrics": {}} for one in (None, "a", "b", "b")]
+    >>> [[r["config"]["drafter"] for r in some] for some in by_drafter(records)]
+    [[None, 'b', 'b'], [None, 'a']]
+    """
+    found: dict[str, list[Record]] = defaultdict(list)
+    nobody = [r for r in records if not r["config"]["drafter"]]
+    for record in records:
+        if record["config"]["drafter"]:
+            found[record["config"]["drafter"]].append(record)
+
+    def alike(record: Record) -> tuple[Any, int]:
+        return record["metrics"].get("process"), _tokens(record)
+
+    ordered = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
+    tables = [[*nobody, *some] for _, some in ordered[:1]] or [nobody]
+    for _, some in ordered[1:]:
+        there = set(map(alike, some))
+        tables.append([*(r for r in nobody if r["config"]["keep_ratio"] == 1 and alike(r) in there), *some])
+    return tables
 
 
 def _is_of(record: Record, target: str) -> bool:
@@ -77,7 +104,7 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
         for r in here:
             limit, metrics = r["config"]["vram"] or "none", r["metrics"]
             first, peak = metrics.get("first_ttft_s"), metrics.get("peak_bytes")
-            own = full.get(maths_of(r["config"])[0])
+            own = metrics.get("full_ttft_s")  # of its own run
             rows.append((describe(r["config"]), limit, own, metrics["ttft_s"], first, peak, age(r)))
         for what, limit, own, seconds, first, peak, when in rows:
             gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, own)]
@@ -112,6 +139,11 @@ def row_order(record: Record) -> tuple[bool, bool, str, float, tuple[str, str], 
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
     scorer, density = str(config["scorer"]), float(config["density"] or 0)
     return config["keep_ratio"] < 1, is_control(scorer), scorer, density, maths_of(config), limit
+
+
+def _name(records: Sequence[Record]) -> str:
+    """The drafter of some records, of whom those that drafted had the same."""
+    return next((str(r["config"]["drafter"]) for r in records if r["config"]["drafter"]), "")
 
 
 def describe(config: Mapping[str, Any]) -> str:
@@ -226,7 +258,8 @@ def _range(counts: Sequence[int]) -> str:
 
 def first_result(records: Iterable[Record]) -> str:
     """Markdown of a few of the newest `ttft` records on one card: rows for the full prefill and each way to draft. Of
-    several machines and targets those with the most records, and of these the longest prompt."""
+    several machines and targets those with the most records, of these a drafter with real weights if there is one, and
+    the longest prompt."""
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for record in records:
         alone = record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1
@@ -236,18 +269,18 @@ def first_result(records: Iterable[Record]) -> str:
     if not groups:
         return NOTHING
     (_, target), group = max(groups.items(), key=lambda one: (len(one[1]), one[0]))
-    plain = [r for r in group.values() if r["config"]["vram"] is None and r["config"]["keep_ratio"] in (KEEP, 1.0)]
+    drafted = min(by_drafter(list(group.values())), key=lambda some: _name(some).endswith(".synthetic"))
+    plain = [r for r in drafted if r["config"]["vram"] is None and r["config"]["keep_ratio"] in (KEEP, 1.0)]
     plain = [r for r in plain if r["config"]["keep_ratio"] == 1 or not is_control(str(r["config"]["scorer"]))]
     if not plain:
         return NOTHING
     longest = max(r["config"]["prompt_tokens"] for r in plain)
     shown = sorted((r for r in plain if r["config"]["prompt_tokens"] == longest), key=row_order)
-    fulls = full_by_math(shown)
     heads = [f"{longest:,} tokens", "first token after (s)", "against our full prefill", "peak memory (GiB)"]
     cells = []
     for r in shown:
         seconds, peak = r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")
-        full = fulls.get(maths_of(r["config"])[0])
+        full = r["metrics"].get("full_ttft_s")
         gain = f"{full / seconds:.1f}x" if full else ""
         cells.append(
             [describe(r["config"]), f"{show_seconds(seconds)}{age(r)}", gain, f"{peak / GIB:.1f}" if peak else ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,8 @@ POLICIES = {"conversation": "conversation", "cold": "nothing, compressed anew", 
 
 
 def turn_rows(records: Iterable[Record]) -> str:
-    """Markdown of the newest `turn` records: a table for each machine, pair and length, and what it is of."""
+    """Markdown of the newest `turn` records: a table for each machine, pair and length, and what it is of. Turns that
+    nobody drafted for stand with the drafter that has the most."""
     newest: dict[str, Record] = {}
     for record in records:
         if record.get("bench") == "turn":
@@ -95,7 +97,15 @@ def turn_rows(records: Iterable[Record]) -> str:
         config = record["config"]
         pair = config["target"], config["prompt_tokens"], config["new_tokens"]
         groups.setdefault((machine_slug(record), *pair), []).append(record)
-    return "\n\n".join(_table(sorted(groups[key], key=_order)) for key in sorted(groups)) or NOTHING
+    tables = [sorted(some, key=_order) for key in sorted(groups) for some in _by_drafter(groups[key])]
+    return "\n\n".join(map(_table, tables)) or NOTHING
+
+
+def _by_drafter(records: Sequence[Record]) -> list[list[Record]]:
+    counts = Counter(r["config"]["drafter"] for r in records if r["config"]["drafter"])
+    first, *others = sorted(counts, key=lambda name: (-counts[name], name)) or [None]
+    alone = [r for r in records if r["config"]["drafter"] in (None, first)]
+    return [alone, *([r for r in records if r["config"]["drafter"] == name] for name in others)]
 
 
 def _order(record: Record) -> tuple[Any, ...]:
@@ -115,7 +125,8 @@ def _table(records: Sequence[Record]) -> str:
     drafted = next((r for r in records if r["config"]["drafter"]), records[0])
     config, counts = drafted["config"], sorted({record["metrics"]["turns"] for record in records})
     commits = sorted({str(record.get("commit", "?"))[:7] for record in records})
-    card, counted = drafted.get("gpu") or drafted.get("cpu"), " to ".join(map(str, counts))
+    card, ends = drafted.get("gpu") or drafted.get("cpu"), dict.fromkeys((counts[0], counts[-1]))
+    counted = " to ".join(map(str, ends))
     told = (
         f"{config['target']} with {config['drafter']}, {card}, path {config['path']}; {config['new_tokens']:,} new "
         f"tokens behind {config['prompt_tokens']:,}, {config['keep_ratio']:g} of them kept, by `{config['scorer']}`; "
