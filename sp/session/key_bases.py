@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.errors import ConfigError
+from sp.errors import ConfigError, SpWarning
 from sp.gguf import Tokenizer
 from sp.models import Model
 from sp.models.cache.kv_type import known_kv
@@ -148,7 +149,9 @@ class FileBases:
     def _measured(self, model: Model, key: str, tokens: int, reporter: Reporter | None) -> dict[int, KeyBasis]:
         try:
             read = runs(self.tokenizer, tokens)
-        except ConfigError:  # this Python lacks them
+        except ConfigError as error:
+            told = f"{error}; keys are packed in plain bases, which loses several times as much: --kv q8_0 needs none"
+            warnings.warn(told, SpWarning, stacklevel=2)
             return {}
         total = sum(map(len, read)) * model.config.layers
         with nullcontext() if reporter is None else reporter(f"measuring {self.path.name}", total) as progress:
