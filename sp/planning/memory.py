@@ -20,7 +20,7 @@ from sp.models.layer.cold_experts import ring_bytes
 from sp.models.network.arithmetic import AUTO, is_eligible, read_math
 from sp.models.network.trunk import trunk_tensors
 from sp.models.run.chunked import chunk_tokens
-from sp.models.run.layer_major import chunk_by_layer
+from sp.models.run.layer_major import chunk_on_device
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
@@ -198,7 +198,7 @@ def scoring_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> i
     float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `math`
     take."""
     q, kv = widest(config)
-    rounded = product_bytes(config, min(tokens, chunk_by_layer(config, "cuda")), math)
+    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), math)
     return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
 
 

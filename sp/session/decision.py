@@ -13,7 +13,7 @@ from sp.errors import ConfigError, PromptError
 from sp.models import Cards, Draft, ModelConfig
 from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
-from sp.models.run.layer_major import chunk_by_layer
+from sp.models.run.layer_major import chunk_on_device
 from sp.models.shards.shards import SharedModel
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -258,7 +258,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int) -> N
     if scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
     config, math = reader.model.config, reader.model.arithmetic.math
-    rounded = product_bytes(config, min(tokens, chunk_by_layer(config, "cuda")), math)
+    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), math)
     least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
         raise PromptError(

@@ -11,7 +11,7 @@ import numpy as np
 from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
-from sp.models.run.layer_major import chunk_by_layer
+from sp.models.run.layer_major import CHUNK_BY_LAYER, chunk_on_device
 from sp.models.run.replay import MOST_ALONE, refusal, short
 from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
@@ -70,7 +70,8 @@ def math_lines(
     found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, together)]
     if drafter is not None:
         drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
-        together = chunk_by_layer(drafter.model.config, drafter.model.device)
+        on_device = drafter.model.device == "cuda"
+        together = chunk_on_device(drafter.model.config) if on_device else CHUNK_BY_LAYER["cpu"]
         found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, together))
     lines = []
     for role, one, tokens, chunk in found:

@@ -128,14 +128,14 @@ class Walk:
                 yield part, Flow(x[part], self.positions[part], self.cache, wanted)
 
 
-def chunk_by_layer(config: ModelConfig, device: str) -> int:
-    """Tokens of a prompt that are projected together where it is read layer by layer.
+def chunk_on_device(config: ModelConfig) -> int:
+    """Tokens of a prompt that the device projects together where it is read layer by layer.
 
     >>> from sp.models.synthetic.shapes import find_shape
-    >>> chunk_by_layer(find_shape("qwen3-0.6b").config, "cuda")
+    >>> chunk_on_device(find_shape("qwen3-0.6b").config)
     16384
     """
-    return NARROW_CHUNK if device == "cuda" and config.hidden <= NARROW else CHUNK_BY_LAYER[device]
+    return NARROW_CHUNK if config.hidden <= NARROW else CHUNK_BY_LAYER["cuda"]
 
 
 def prefill_by_layer(
@@ -239,7 +239,8 @@ def _read(
     """The stream through so many layers, of the last one for the last `rows` alone, which is finished or not."""
     depth = model.config.layers if depth is None else depth
     model.check_loaded(depth)
-    chunk = chunk_by_layer(model.config, model.device) if chunk is None else chunk
+    if chunk is None:
+        chunk = CHUNK_BY_LAYER["cpu"] if model.device == "cpu" else chunk_on_device(model.config)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
     if len(ids) > cache.most_at_once:  # all of them are cached before the first one attends
         raise PromptError(

@@ -19,7 +19,7 @@ from sp.models.network.trunk import Trunk
 from sp.models.run.chunked import checked_prompt
 from sp.models.run.hooks import Hooks, Pace
 from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
-from sp.models.run.layer_major import NARROW, Walk, chunk_by_layer
+from sp.models.run.layer_major import NARROW, Walk, chunk_on_device
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 
@@ -333,7 +333,7 @@ def read_repeated(
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
-    chunk = chunk_by_layer(model.config, model.device)
+    chunk = chunk_on_device(model.config)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows)
     made = {"device": model.device, "math": model.arithmetic.attention}
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
