@@ -25,6 +25,7 @@ ORDER = [
     {"gguf"},
     {"kernels"},
     {"parallel"},
+    {"native"},
     {"ops"},
     {"models"},
     {"planning"},

@@ -16,6 +16,8 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from sp.native.team import Team
+
 
 @cache
 def cores() -> int:
@@ -23,6 +25,12 @@ def cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(allowed, int(asked)) if asked.isdigit() and int(asked) > 0 else allowed
+
+
+@cache
+def team() -> Team:
+    """The threads that compiled loops run on."""
+    return Team(cores())
 
 
 @cache

@@ -66,6 +66,9 @@ class BlockFormat:
     packing: Packing | None = field(default=None, repr=False, compare=False)
     spread: Spread | None = field(default=None, repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def bits_per_value(self) -> float:
         """Storage cost, e.g. 4.5 for Q4_K."""
