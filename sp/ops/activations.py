@@ -8,7 +8,10 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.elementwise import SWIGLU
 from sp.kernels.specs.geglu import GEGLU
-from sp.ops.threads import run_parallel, token_slices
+from sp.native.code import LANES
+from sp.native.elementwise import gated
+from sp.native.team import address, task
+from sp.ops.threads import run_parallel, team, token_slices
 
 SOFTPLUS_LINEAR = 20.0  # above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9
 
@@ -79,10 +82,24 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
         out: Floats = import_cupy().empty_like(gate)
         SWIGLU.launch((-(-gate.size // 2048),), gate, up, out, gate.size // 8)
         return out
+    made = _gated(gate, up, gelu=False)
+    if made is not None:
+        return made
     y, parts = np.empty_like(gate), token_slices(len(gate))
     gates, ups, outs = ([each[part] for part in parts] for each in (gate, up, y))
     run_parallel(silu, gates, outs)
     run_parallel(np.multiply, outs, ups, outs)
+    return y
+
+
+def _gated(gate: Floats, up: Floats, gelu: bool) -> Floats | None:
+    """Either in a compiled loop; None where that is NumPy's."""
+    whole = all(each.dtype == np.float32 and each.flags.c_contiguous for each in (gate, up))
+    if not whole or not gate.size or gate.size % LANES:
+        return None
+    y = np.empty(gate.shape, np.float32)
+    items, where = gate.size // LANES, (address(gate), address(up), address(y))
+    team().do([task(gated(gelu).address, items, *where, alone=len(gate) == 1)])
     return y
 
 
@@ -100,6 +117,9 @@ def geglu(gate: Floats, up: Floats) -> Floats:
         out: Floats = import_cupy().empty_like(gate)
         GEGLU.launch((-(-gate.size // 2048),), gate, up, out, gate.size // 8)
         return out
+    made = _gated(gate, up, gelu=True)
+    if made is not None:
+        return made
     y = np.empty_like(gate)
 
     def activate(tokens: slice) -> None:

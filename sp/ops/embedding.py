@@ -10,6 +10,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import GATHER_ROWS
+from sp.ops.matmul.few_rows import decoded
 from sp.quant import Weight
 
 FEW_TOKENS = 64  # most tokens whose rows are too few blocks for the device
@@ -51,7 +52,8 @@ def embedding(ids: Ints, w: Weight) -> Floats:
         raise ConfigError(f"{w.name}: a weight of one axis has no rows to pick")
     if ids.size and (ids.min() < 0 or ids.max() >= w.shape[0]):
         raise ConfigError(f"{w.name}: row {ids.min()}..{ids.max()} asked of {w.shape[0]} rows")
-    return w.format.decode(w.data[ids])
+    rows = w.data[ids]
+    return decoded(rows.reshape(-1, rows.shape[-1]), w.format).reshape(*rows.shape[:-1], w.shape[-1])
 
 
 def _gathered(ids: Any, w: Weight) -> Floats:

@@ -13,8 +13,11 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.kept import cache
 from sp.kernels.specs.elementwise import RMS_NORM, norm_rows
+from sp.native.code import LANES
+from sp.native.elementwise import normed
+from sp.native.team import address, bits, task
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.threads import run_parallel, token_slices
+from sp.ops.threads import run_parallel, team, token_slices
 
 Norm = tuple[Floats, float]  # weight (hidden,) and eps of an RMS norm that comes before a product
 
@@ -85,6 +88,12 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
             defines, blocks = defines | {"PEAKS": 1}, min(rows, PEAKED_BLOCKS * multiprocessors(current_device()))
         RMS_NORM.launch((blocks,), x, weight, *((None, out) if f32 else (out, None)), peaks, rows, eps, defines=defines)
         return out
+    if x.dtype == np.float32 and x.size and x.shape[-1] % LANES == 0:
+        x, weight = np.ascontiguousarray(x), np.ascontiguousarray(weight, np.float32)
+        y, width = np.empty(x.shape, np.float32), x.shape[-1]
+        rows, where = x.size // width, (address(x), address(weight), address(y))
+        team().do([task(normed().address, rows, *where, width, bits(eps), alone=rows == 1)])
+        return y
     y = np.empty_like(x)
 
     def normalise(part: slice) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat
-from sp.quant.formats.plain import F32
+
+Found = TypeVar("Found")
 
 
 class Math(StrEnum):
@@ -80,11 +84,25 @@ class Weight:
         """All values as float32 of shape `shape`; a view of the bytes when the format is F32."""
         return self.format.decode(self.data)
 
-    def decoded(self) -> Weight:
-        """The same weight in F32, for models small enough to decode once."""
-        if self.format is F32:
-            return self
-        return Weight(self.name, F32, self.shape, self.dense().view(np.uint8), self.math)
+    @cached_property
+    def _facts(self) -> dict[Any, Any]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: facts may be of this very place in memory."""
+        return {name: value for name, value in self.__dict__.items() if name != "_facts"}
+
+    def found(self, find: Callable[[Weight], Found]) -> Found:
+        """What a function finds in this weight, looked for once.
+
+        >>> from sp.quant import F32
+        >>> Weight.from_floats("w", np.ones((4, 64), np.float32), F32).found(lambda w: w.data.nbytes)
+        1024
+        """
+        if find not in self._facts:
+            self._facts[find] = find(self)
+        found: Found = self._facts[find]
+        return found
 
     @classmethod
     def from_floats(cls, name: str, values: Floats, fmt: BlockFormat) -> Weight:

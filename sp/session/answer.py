@@ -242,7 +242,7 @@ def target_line(target: Loaded, told: OnCards) -> str:
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.loaded import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
-    'target: shared by 2 cards, 86 + 86 MB of weights'
+    'target: shared by 2 cards, 13.5 + 13.5 MB of weights'
     """
     assert isinstance(target.model, SharedModel), "one card holds all"
     parts = [part.nbytes for part in target.model.shards.models]

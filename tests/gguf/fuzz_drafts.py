@@ -157,7 +157,7 @@ class Checkpoint:
 
     def read(self) -> object:
         """All that is made of it."""
-        return load_draft("d.safetensors", self._target, decode_budget=0)
+        return load_draft("d.safetensors", self._target)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -266,7 +266,7 @@ def converse(path: Path) -> None:
 def draft_steps(path: Path, target: Model) -> Iterator[Step]:
     """All that is made of a draft file."""
     yield lambda: told(path)
-    yield lambda: load_draft(path, target, decode_budget=0)
+    yield lambda: load_draft(path, target)
 
 
 def reader(case: Case, path: Path) -> Callable[[], Iterator[Step]]:
@@ -282,7 +282,7 @@ def tiny_target() -> Model:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "target.gguf"
         next(one for one in cases() if one.name == "tiny-qwen35").write(path, {})
-        return load_model(path, decode_budget=0)
+        return load_model(path)
 
 
 def try_many(count: int, seed: int) -> Outcomes:

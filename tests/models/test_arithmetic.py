@@ -87,7 +87,7 @@ def test_the_first_layers_stay_whatever_is_asked() -> None:
 
 
 def test_every_card_leaves_the_same_layers() -> None:
-    shards = load_shards(embedded("target"), HostGroup(2), decode_budget=0, math="int8")
+    shards = load_shards(embedded("target"), HostGroup(2), math="int8")
     narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a card
     for part in shards.models:
         found = maths(part.trunk)

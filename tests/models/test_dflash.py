@@ -21,7 +21,6 @@ from sp.models.drafts.dflash_config import draft_config, gguf_keys
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.file.safetensors_file import SafetensorsFile
 from sp.models.run.tree import LayerFeatures
-from sp.quant import F16, F32
 
 TAKEN = (1, 4)
 
@@ -196,19 +195,6 @@ def test_layers_that_slide_keep_only_what_they_see(target, tmp_path) -> None:
     np.testing.assert_array_equal(found[: len(sizes)], found[len(sizes) :])
     assert sum(sizes) == n
     assert DraftSession.begin(draft, target, n, "f32")._cache.nbytes < 0.65 * whole.nbytes
-
-
-def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) -> None:
-    path = write_draft(tmp_path, "dflash", target.config, TAKEN, fmt=F16)
-    features = np.random.default_rng(7).standard_normal((20, 2 * target.config.hidden)).astype(np.float32)
-    found = []
-    for budget in (0, 1 << 30):
-        draft = load_draft(path, target, decode_budget=budget)
-        assert draft.fuse.format is (F16 if budget == 0 else F32)
-        session = DraftSession.begin(draft, target, 20)
-        session.remember(features, np.arange(20))
-        found.append(session.guess(9, 20, BLOCK - 1))
-    np.testing.assert_array_equal(*found)
 
 
 BAD = [

@@ -40,14 +40,9 @@ def test_scores_are_the_same_to_the_bit_and_less_is_held(path, whole, name, opti
     model = load_model(path, depth=depth)
     assert (model.depth, model.config) == (depth, whole.config)
     assert model.trunk.output is None
-    assert model.nbytes < whole.nbytes
+    held = len(model.trunk.blocks) < len(whole.trunk.blocks)
+    assert model.nbytes < whole.nbytes if held else model.nbytes == whole.nbytes  # the head is the embedding
     np.testing.assert_array_equal(score(model, name, options), score(whole, name, options))
-
-
-@pytest.mark.parametrize("budget", [0, 1 << 30])
-def test_packed_or_decoded(path, budget) -> None:
-    whole, model = (load_model(path, depth=depth, decode_budget=budget) for depth in (None, 4))
-    np.testing.assert_array_equal(score(model, "tail", {"depth": 4}), score(whole, "tail", {"depth": 4}))
 
 
 def test_tensors_behind_it_are_never_touched(path, monkeypatch) -> None:

@@ -146,11 +146,3 @@ def test_explicit_layer_kinds_and_per_layer_arrays_read_the_same(tmp_path) -> No
     }
     found = last_logits(rewritten(source, tmp_path / "arrays.gguf", {}, **keys), expected)
     assert relative(found, expected["logits"][-1]) < TOLERANCE
-
-
-def test_packed_weights_decoded_on_every_use_give_the_same_logits(path) -> None:
-    expected = np.load(path.with_suffix(".npz"))
-    n = int(expected["prompt"])
-    lazy = load_model(path, decode_budget=0)
-    found = prefill(lazy, expected["ids"][:n], np.arange(n), lazy.new_cache(n, "f32"))
-    assert relative(found, expected["logits"][-1]) < TOLERANCE

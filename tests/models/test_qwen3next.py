@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tiny_models import rewritten
 
 from sp.gguf import GGUFFile
@@ -44,14 +43,6 @@ def test_rows_of_every_part_are_taken_once() -> None:
     assert sorted({*qkv, *z}) == list(range(2 * keys * d + 2 * c.value_dim))
     assert sorted([*beta, *alpha]) == list(range(2 * c.value_heads))
     assert [len(set(part)) for part in (qkv, z)] == [(2 * keys + c.value_heads) * d, c.value_dim]
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_packed_rows_are_picked_as_plain_ones(layer: int) -> None:
-    """Layer 0 of the fixture has one matrix for all, the others two."""
-    plain, lazy = mixer(layer), load_model(FIXTURE, decode_budget=0).trunk.blocks[layer].mixer
-    for name in ("qkv", "gate", "alpha", "beta"):
-        np.testing.assert_array_equal(getattr(lazy, name).dense(), getattr(plain, name).dense())
 
 
 def test_cards_share_repeated_heads() -> None:

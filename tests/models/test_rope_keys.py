@@ -81,7 +81,7 @@ def test_every_part_of_the_scaling_matters(case) -> None:
     with GGUFFile.open(FIXTURES / f"parity-{name.partition('-')[0]}.gguf") as file:
         for other in others:
             config = replace(model.config, rope=other)
-            store = WeightStore(file, config, 1 << 30)
+            store = WeightStore(file, config)
             changed = Model(config, Trunk.take(store), "cpu", store.nbytes)
             found = all_logits(changed, want["ids"][:n], want["gapped"])
             assert distance(found, want["gapped_logits"]) > 20 * BAR, other

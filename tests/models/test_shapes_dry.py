@@ -41,7 +41,7 @@ class Unfilled:
     def __contains__(self, name):
         return name in self.formats
 
-    def matrix(self, name, size, *, keep_packed=False):
+    def matrix(self, name, size):
         make = empty_table if name == "token_embd.weight" else empty_matrix
         return make(name, self.formats[name], size)
 

@@ -63,7 +63,7 @@ def test_three_cards_round_a_little(tmp_path) -> None:
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
 def test_packed_weights_are_cut_between_blocks(arch, fmt, folder) -> None:
     path = file_of(folder, arch, fmt)
-    alike(load_shards(path, HostGroup(4), decode_budget=0), load_model(path, decode_budget=0), 2e-5, n=37)
+    alike(load_shards(path, HostGroup(4)), load_model(path), 2e-5, n=37)
 
 
 @pytest.mark.parametrize("n", [1, 5, 128])
@@ -146,7 +146,7 @@ def test_a_fused_matrix_is_cut_in_three(tmp_path) -> None:
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
 def test_a_card_holds_its_share(arch, folder) -> None:
     path = file_of(folder, arch, Q8_0)
-    whole, shards = load_model(path, decode_budget=0), load_shards(path, HostGroup(4), decode_budget=0)
+    whole, shards = load_model(path), load_shards(path, HostGroup(4))
     table, sizes = whole.trunk.embed.nbytes, [model.nbytes for model in shards.models]
     norms = (
         sum(norm.nbytes for block in whole.trunk.blocks for norm in (block.attn_norm, block.ffn_norm))
@@ -169,7 +169,7 @@ def test_experts_are_cut_between_blocks(shape, tmp_path) -> None:
         rows = [prefill(model, ids, ids, cache, chunk=40)]
         return np.array(rows + [decode_step(model, 7 * i, 90 + i, cache) for i in range(3)])
 
-    whole, shards = load_model(path, decode_budget=0), load_shards(path, HostGroup(2), decode_budget=0)
+    whole, shards = load_model(path), load_shards(path, HostGroup(2))
     want, (first, second) = work(whole), shards.run(work)
     assert np.array_equal(first, second)
     np.testing.assert_allclose(first, want, atol=2e-5 * np.abs(want).max())

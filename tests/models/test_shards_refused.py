@@ -49,10 +49,10 @@ def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, monkey
     with pytest.raises(
         ConfigError, match=r"blk.0.ffn_down.weight: 256 columns in Q4_K have blocks of 256, which 2 cards"
     ):
-        load_shards(path, HostGroup(2), decode_budget=0)
+        load_shards(path, HostGroup(2))
     path = write_synthetic(tmp_path / "experts.gguf", "tiny-qwen3moe", "q4_k_m")
     with pytest.raises(ConfigError, match=r"blk.0.ffn_down_exps.weight: 256 columns in Q\d_K have blocks of 256"):
-        load_shards(path, HostGroup(2), decode_budget=0)
+        load_shards(path, HostGroup(2))
 
     class Other:
         """A feed-forward of somebody's own."""

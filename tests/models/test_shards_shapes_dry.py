@@ -34,7 +34,7 @@ class Unfilled(RandomStore):
     def packed(self, name, size, data=None, *, pinned=False):
         return empty_matrix(name, self._formats[name], size)
 
-    def matrix(self, name, size, *, keep_packed=False):
+    def matrix(self, name, size):
         if name == "token_embd.weight":
             return empty_table(name, self._formats[name], size)
         return super().matrix(name, size)

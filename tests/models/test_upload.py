@@ -166,7 +166,7 @@ def test_mapped_reaches_every_weight_and_array_and_nothing_else() -> None:
     from sp.models import load_model
 
     path = Path(__file__).parents[1] / "fixtures" / "parity-qwen35.gguf"
-    trunk, seen = load_model(path, decode_budget=0).trunk, []
+    trunk, seen = load_model(path).trunk, []
     copy = mapped(trunk, lambda leaf: seen.append(leaf) or leaf)
     with GGUFFile.open(path) as file:
         assert len(seen) == len(file.tensors)

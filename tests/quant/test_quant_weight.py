@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -72,17 +75,24 @@ def test_weight_views(fmt: BlockFormat) -> None:
     np.testing.assert_array_equal(dense, fmt.decode(blocks.reshape(6, -1)))
     np.testing.assert_array_equal(embedding(np.array([5, 0, 5]), w), dense[[5, 0, 5]])
     assert embedding(np.zeros((2, 0), np.int64), w).shape == (2, 0, 512)
-    assert w.decoded().format is F32
-    np.testing.assert_array_equal(w.decoded().dense(), dense)
     assert "rows" in one_line(lambda: embedding(np.array([0]), Weight("v", fmt, (512,), blocks.reshape(6, -1)[0])))
     assert "6 rows" in one_line(lambda: embedding(np.array([-1]), w))
+
+
+def test_copies_look_for_facts_of_their_own() -> None:
+    """An address is of one place in memory."""
+    w = Weight.from_floats("w", np.ones((2, 64), np.float32), F32)
+    where = w.found(lambda weight: weight.data.ctypes.data)
+    for other in (copy.deepcopy(w), pickle.loads(pickle.dumps(w)), replace(w, data=w.data.copy())):
+        assert "_facts" not in vars(other)
+        assert other.data.ctypes.data != where
+        np.testing.assert_array_equal(other.dense(), w.dense())
 
 
 def test_f32_weight_is_a_view() -> None:
     data = F32.encode(np.ones((2, 3), np.float32))
     w = Weight("w", F32, (2, 3), data)
     assert np.shares_memory(w.dense(), data)
-    assert w.decoded() is w
 
 
 def test_weight_refuses_data_of_another_shape() -> None:

@@ -36,6 +36,17 @@ def test_logits_are_those_of_float64(loaded: Loaded, how: str, kv: str, most: fl
     assert found.argmax() == wanted["best"]
 
 
+@pytest.mark.parametrize("how", ["plain", "gapped"])
+def test_tokens_that_come_one_by_one_give_the_same(loaded: Loaded, how: str) -> None:
+    wanted, ids, positions = REFERENCE[how], np.array(REFERENCE["ids"]), POSITIONS[how]
+    cache, start = loaded.model.new_cache(N, "f32"), 0
+    for end in (N - 60, N - 30, N - 22, *range(N - 21, N + 1)):
+        found = prefill(loaded.model, ids[start:end], positions[start:end], cache)
+        start = end
+    logits = np.array(wanted["logits"])
+    assert np.sqrt(((found[wanted["at"]] - logits) ** 2).mean() / (logits**2).mean()) < 1e-5
+
+
 def test_a_document_is_read_as_text_is(loaded: Loaded) -> None:
     """Line ends, tabs and runs of spaces are tokens of their own in what strangers wrote, too."""
     text = Path(__file__).read_text("utf-8") + "\n\n\n\ttabs  and   spaces\n"

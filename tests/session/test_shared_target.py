@@ -18,7 +18,7 @@ from sp.session import Conversation, Pipeline, RunOptions, embedded, load
 from sp.session.loaded import sharing
 from sp.studies.sample import sample
 
-LINE = "target: shared by 2 cards, 86 + 86 MB of weights"
+LINE = "target: shared by 2 cards, 13.5 + 13.5 MB of weights"
 
 
 @pytest.fixture(scope="module")

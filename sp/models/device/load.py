@@ -25,7 +25,6 @@ def load_model(
     file: GGUFFile | str | Path,
     *,
     device: Device = "cpu",
-    decode_budget: int = 1 << 30,
     context: int | None = None,
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
@@ -38,12 +37,10 @@ def load_model(
     Parameters
     ----------
     file : GGUFFile or path
-        Weights that stay packed on the CPU are views of the open file, so a `GGUFFile` passed in must stay open.
+        On the CPU weights are views of the open file, so a `GGUFFile` passed in must stay open.
     device : {"cpu", "cuda"}
         Where it runs. On the device weights lie in the order its kernels read (see `sp.ops.matmul.packed`), and the
         file may be closed afterwards.
-    decode_budget : int
-        On the CPU: bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
     context : int, optional
         Longest prompt to allow, in place of what the file and `rope` say; RoPE is extrapolated past that.
     rope : AskedScaling, optional
@@ -78,7 +75,7 @@ def load_model(
     asked = read_math(math, "math")
     if depth is not None and not 1 <= depth <= config.layers:
         raise ConfigError(f"depth is {depth}; the model has layers 1 to {config.layers}")
-    store = WeightStore(file, config, decode_budget if device == "cpu" else 0, depth)
+    store = WeightStore(file, config, depth)
     trunk, reason = with_math(taken_trunk(store), asked, device)
     attention = attention_math(asked, device, config.head_dim)
     if device == "cpu":

@@ -186,15 +186,13 @@ def take_draft(store: Store, config: DraftConfig) -> Parts:
     )
 
 
-def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30) -> Draft:
+def load_draft(path: str | Path, target: Model) -> Draft:
     """Open a draft for a target: a GGUF file, or a .safetensors file with its config.json beside it.
 
     Parameters
     ----------
     target : Model
         The draft goes where this is.
-    decode_budget : int
-        See `load_model`.
 
     Raises
     ------
@@ -216,7 +214,7 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     config = draft_config(keys, c)
     if on_device:
         checked_head_dim(config.model.head_dim)
-    store = DraftStore(file, config.model, 0 if on_device else decode_budget)
+    store = DraftStore(file, config.model)
     parts, nbytes = take_draft(store, config), store.nbytes
     store.finish()
     parts = (*parts[:-1], parts[-1] * np.float32(config.logit_scale))

@@ -64,7 +64,7 @@ class RecordingStore:
         self._chosen.add(name)
         return True
 
-    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
         """See `Store`."""
         return self._note(name, shape, "matrix")
 
@@ -120,7 +120,7 @@ class Store(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """A weight matrix (out, in)."""
         ...
 
@@ -144,20 +144,16 @@ class Store(Protocol):
 class WeightStore:
     """Takes weights out of a file for a model under construction.
 
-    `decode_budget`: bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here;
-    when not, all stay packed and ops decode them on every use. `depth`: hand out only so many layers, and no head; the
-    others count as tensors that are never run. `nbytes`: bytes of the weights handed out so far, as they are held.
-    ModelError: from the methods, when a tensor is missing or has another shape than the configuration asks for.
+    Matrices stay packed, as views of the file. `depth`: hand out only so many layers, and no head; the others count as
+    tensors that are never run. `nbytes`: bytes of the weights handed out so far, as they are held. ModelError: from the
+    methods, when a tensor is missing or has another shape than the configuration asks for.
     """
 
-    def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int, depth: int | None = None) -> None:
+    def __init__(self, file: TensorFile, config: ModelConfig, depth: int | None = None) -> None:
         self.file = file
         self.config = config
         self.depth = depth
         self._taken: set[str] = set()
-        mine = [info for name, info in file.tensors.items() if not self._beyond_trunk(name)]
-        values = sum(_size(info.shape) for info in mine if len(info.shape) > 1)
-        self.decode = 4 * values <= decode_budget
         self.nbytes = 0
 
     def _beyond_trunk(self, name: str) -> bool:
@@ -175,25 +171,23 @@ class WeightStore:
             raise ModelError(f"{self.file.path}: tensor {name} is missing; the file is no complete model")
         return tuple(int(size) for size in info.shape)
 
-    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
-        """A weight matrix (out, in), decoded when the budget allows and `keep_packed` does not forbid."""
-        return self._held(self._take(name, shape), keep_packed)
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """A weight matrix (out, in)."""
+        return self._held(self._take(name, shape))
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> Weight:
-        """Matrices of experts one under the other, decoded when the budget allows."""
+        """Matrices of experts one under the other."""
         weight = self._take(name, shape)
         under = shape[0] * shape[1]
         return self._held(replace(weight, shape=(under, shape[2]), data=weight.data.reshape(under, -1)))
 
     def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> list[Weight]:
-        """Rows of a matrix as others, which are copies, decoded when the budget allows."""
+        """Rows of a matrix as others, which are copies."""
         whole = self._take(name, shape)
         parts = [CopiedWeight(name, whole.format, (len(some), shape[1]), whole.data[some], whole.math) for some in rows]
         return [self._held(part) for part in parts]
 
-    def _held(self, weight: Weight, keep_packed: bool = False) -> Weight:
-        if self.decode and not keep_packed:
-            weight = weight.decoded()
+    def _held(self, weight: Weight) -> Weight:
         self.nbytes += weight.nbytes
         return weight
 
@@ -252,9 +246,9 @@ class HeaderStore(WeightStore):
     methods raise what loading would; nothing of the data is read, scales of formats that have some among it."""
 
     def __init__(self, file: TensorFile, config: ModelConfig) -> None:
-        super().__init__(file, config, 0)
+        super().__init__(file, config)
 
-    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
         """See `Store`; a record of the tensor instead of it."""
         return self._noted(name, shape, "matrix")
 
@@ -285,14 +279,6 @@ class HeaderStore(WeightStore):
     def _is_scaled(self, name: str) -> bool:
         info: Any = self.file.tensors[name]
         return FORMATS[info.ggml_type].name == SCALED if info.ggml_type in FORMATS else False
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    """Number of values."""
-    total = 1
-    for size in shape:
-        total *= int(size)
-    return total
 
 
 def split_rows(weight: Weight, sizes: list[int]) -> list[Weight]:

@@ -13,7 +13,6 @@ from sp.models.file.weights import Store
 from sp.models.layer.cold_experts import BY_NEED, ColdLayer
 from sp.models.layer.share import Share
 from sp.models.layer.spec import PLAIN, Activation, LayerSpec
-from sp.ops.activations import geglu
 from sp.ops.experts.expert_mlp import Shared, add_experts
 from sp.ops.experts.routing import Routing, route
 from sp.ops.experts.stack import Stack
@@ -49,9 +48,7 @@ class GatedMLP:
 
     def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
         """See `FeedForward`."""
-        if self.activation == "gelu":
-            return geglu(*project(x, (self.gate, self.up), norm))
-        return gated_project(x, self.gate, self.up, norm, reader)
+        return gated_project(x, self.gate, self.up, norm, reader, gelu=self.activation == "gelu")
 
     def reads(self) -> list[Weight]:
         """See `Step`."""

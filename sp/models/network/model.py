@@ -54,8 +54,8 @@ class Model:
     placement : Placement
         Of the weights, which models by `with_rope` share.
     nbytes : int
-        Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
-        where not, on the device packed; without experts that wait in host memory, but with the room they come to.
+        Bytes of all weights as they are held, packed: on the CPU as a view of the file; without experts that wait in
+        host memory, but with the room they come to.
     repacked : tuple of Repacked
         Weights that the device holds in another format than their file.
     cold : ColdExperts or None
@@ -135,10 +135,12 @@ class Model:
 
     def with_rope(self, rotary: Rope) -> Model:
         """The same weights, wherever they lie, with another rotary embedding: that of its caches and of its scorers."""
-        if rotary == self.config.rope:
-            return self
+        return self if rotary == self.config.rope else self.read_as(replace(self.config, rope=rotary))
+
+    def read_as(self, config: ModelConfig) -> Model:
+        """The same weights, wherever they lie, for who reads further, or by another rotary embedding."""
         other = copy(self)
-        other.config = replace(self.config, rope=rotary)
+        other.config = config
         return other
 
     def new_cache(

@@ -60,12 +60,11 @@ class Trunk:
         table = (config.vocab, config.hidden)
         family = find_architecture(config.architecture)
         if depth is not None:
-            embed = store.matrix("token_embd.weight", table, keep_packed=True)
+            embed = store.matrix("token_embd.weight", table)
             norm = store.vector("output_norm.weight", config.hidden)  # which tells models apart
             return cls(embed, tuple(family.block(store, i) for i in range(depth)), norm, None)
         tied = "output.weight" not in store
-        # Only rows of the embedding are ever read, unless it is the head as well.
-        embed = store.matrix("token_embd.weight", table, keep_packed=not tied)
+        embed = store.matrix("token_embd.weight", table)
         output = embed if tied else store.matrix("output.weight", table)
         norm = store.vector("output_norm.weight", config.hidden)
         return cls(embed, tuple(family.block(store, i) for i in range(config.layers)), norm, output)

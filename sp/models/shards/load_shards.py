@@ -30,7 +30,6 @@ def load_shards(
     group: Group,
     *,
     device: Device = "cpu",
-    decode_budget: int = 1 << 30,
     context: int | None = None,
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
@@ -43,7 +42,7 @@ def load_shards(
 
     Parameters
     ----------
-    file, decode_budget, context, rope, math
+    file, context, rope, math
         See `load_model`.
     device : {"cpu", "cuda"}
         Where the cards are: a `HostGroup` has none of its own.
@@ -79,7 +78,7 @@ def load_shards(
     asked = read_math(math, "math")
     shares = [Share(rank, group.size) for rank in range(group.size)]
     shares[0].config(config)  # refuses before anything is read
-    whole = taken_trunk(WeightStore(file, config, decode_budget if device == "cpu" else 0))
+    whole = taken_trunk(WeightStore(file, config))
     models = []
     for share in shares:
         with group.at(share.rank):

@@ -109,7 +109,7 @@ class RandomStore:
         table = trunk.embed.data[self._head]
         return replace(trunk, output=self.packed(trunk.embed.name, (len(table), trunk.embed.shape[1]), table))
 
-    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
         """A matrix, packed; the embedding table in the rows of a file, of the head what is asked for of it."""
         if name == "output.weight":
             return self.packed(name, (self._head.stop - self._head.start, shape[1]))

@@ -13,6 +13,7 @@ from sp.kernels import current_path, import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import GATE_OUTPUT, ROWS_A_BLOCK
 from sp.kernels.specs.attention.attention_sm90 import HEAD_DIMS as NARROW_DIMS
 from sp.ops.activations import sigmoid
+from sp.ops.attention.few_heads import few_attended
 from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PagedKV, value_block
 from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
@@ -155,6 +156,9 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     if is_device(q):
         out = prefill_attention(q, at, rule.scale or q.shape[2] ** -0.5, rule=rule)
         return out
+    found = few_attended(q, at, rule)
+    if found is not None:
+        return found
     if rule.window is not None:  # no page before it is unpacked
         reach = rule.first_seen(len(q), at.tokens, q)
         page = at.k.shape[1]

@@ -19,6 +19,7 @@ from sp.kernels.specs.attention.attention_rows import (
     ROWS_A_BLOCK,
 )
 from sp.kernels.specs.attention.importance import HEAD_WARPS, UNROTATE
+from sp.ops.attention.few_heads import in_vectors, turned_heads
 from sp.ops.attention.kv_pages import PagedKV, basis_arrays, checked_head_dim, page_head_dim, rows_formats, split_count
 from sp.ops.norms import ones, rms_norm
 from sp.ops.rope import Rope, rope
@@ -62,6 +63,8 @@ def head_norm_rope(
     assert weight is None or len(weight) == head_dim, f"weight {np.shape(weight)}, heads of {head_dim}"
     assert len(positions) == tokens, f"x {x.shape}, positions {len(positions)}"
     if not is_device(x):
+        if x.dtype == np.float32 and in_vectors(head_dim, rotary):
+            return turned_heads([(x, weight)], head_dim, eps, positions, rotary)[0]
         rows = x[..., :head_dim]
         return rope(rows if weight is None else rms_norm(rows, weight, eps), positions, rotary)
     out: Floats = import_cupy().empty((tokens, heads, checked_head_dim(head_dim)), np.float16)
@@ -135,6 +138,8 @@ def attention_heads(
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):
         v = normed_values(v, norms, positions) if norms.values else v
+        if out is None and q.dtype == np.float32 and in_vectors(d, rotary):
+            return turned_heads([(q, norms.q), (k, norms.k)], d, norms.eps, positions, rotary, at, v)[0]
         at.append(head_norm_rope(k, d, norms.k, norms.eps, positions, rotary), v)
         turned = head_norm_rope(q, d, norms.q, norms.eps, positions, rotary)
         if out is None:

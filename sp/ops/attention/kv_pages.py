@@ -21,8 +21,10 @@ from sp.kernels.specs.attention.attention_rows import (
 )
 from sp.kernels.specs.attention.page_rows import F16_ROWS, K5_ROWS, Q4_ROWS, Q8_ROWS, V4_ROWS
 from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.stored_rows import NOT_HELD, storing
 from sp.ops.hadamard import hadamard
-from sp.ops.threads import run_parallel, token_slices
+from sp.ops.matmul.few_rows import decoded
+from sp.ops.threads import run_parallel, team, token_slices
 from sp.quant import F16, Q4_0, Q8_0, BlockFormat
 from sp.quant.cached import K5, V4
 
@@ -78,6 +80,14 @@ def kv_append(
         values = basis.stored(values)
     elif rotate_block:
         values = hadamard(values, rotate_block)
+    missed = np.zeros(1, np.int64)
+    values, table = np.ascontiguousarray(values), np.ascontiguousarray(table, np.int64)
+    storing_all = storing(pages, table, start, values, fmt, missed)
+    if storing_all is not None:
+        team().do([storing_all])
+        if missed[0]:
+            raise ConfigError(NOT_HELD)
+        return
     slots = np.arange(start, start + len(values))
     pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
 
@@ -112,7 +122,8 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
 
     def unpack(part: slice) -> None:
         slots = np.arange(part.start, part.stop)
-        out[part] = fmt.decode(pages[table[slots // page_tokens], slots % page_tokens])
+        rows = pages[table[slots // page_tokens], slots % page_tokens]
+        decoded(rows.reshape(-1, rows.shape[2]), fmt, out[part].reshape(-1, head_dim))
 
     run_parallel(unpack, token_slices(tokens, 1024))
     return out

@@ -10,12 +10,14 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
-from sp.ops.activations import swiglu
+from sp.native.code import LANES
+from sp.ops.activations import geglu, swiglu
 from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
 from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, byte_product, round_rows
 from sp.ops.input_tiles import InputTiles
 from sp.ops.matmul.chaining import begun_by, takes_peaks, tiles_for
 from sp.ops.matmul.dispatch import choose
+from sp.ops.matmul.few_rows import decoded, few_products, few_rows
 from sp.ops.matmul.registry import Fusion, Product
 from sp.ops.matmul.split_weight import SplitWeight, sum_terms
 from sp.ops.norms import Norm, Ready, rms_norm
@@ -24,6 +26,9 @@ from sp.quant import F32, Weight
 
 SCRATCH_VALUES = 1 << 23
 """Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
+
+
+ROWS_AT_ONCE = 512  # most rows of a weight that a core multiplies at once with few tokens
 
 
 def linear(x: Floats, w: Weight) -> Floats:
@@ -35,8 +40,9 @@ def linear(x: Floats, w: Weight) -> Floats:
     ----------
     x : float32 (tokens, in)
     w : Weight of shape (out, in)
-        F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call. Products of
-        `ROUNDED_TOKENS` and more are made in `w.math`.
+        Few tokens are multiplied by weights as they are packed, see `few_products`. For more F32 weights are used in
+        place and packed ones decoded a slab of rows at a time, on every call. Products of `ROUNDED_TOKENS` and more are
+        made in `w.math`.
 
     Returns
     -------
@@ -50,6 +56,9 @@ def linear(x: Floats, w: Weight) -> Floats:
     """
     rows, width = w.shape
     assert x.shape == (len(x), width), f"{w.name}: x {x.shape} against weight {w.shape}"
+    few = few_rows(x, w)
+    if few is not None:
+        return few_products(x, few)[0]
     kind = BYTE_KINDS.get(w.math) if len(x) >= ROUNDED_TOKENS else None
     if kind is not None:
         loud = loud_channels(x)
@@ -58,10 +67,15 @@ def linear(x: Floats, w: Weight) -> Floats:
     step = max(1, rows if w.format is F32 else SCRATCH_VALUES // width)
     for start in range(0, rows, step):
         some = slice(start, start + step)
-        weight = w.format.decode(w.data[some])
+        weight = decoded(w.data[some], w.format)
         if kind is None:
-            to = [out[part, some] for part in parts]
-            run_parallel(np.matmul, [x[part] for part in parts], [weight.T] * len(parts), to)
+            if len(parts) > 1:
+                to = [out[part, some] for part in parts]
+                run_parallel(np.matmul, [x[part] for part in parts], [weight.T] * len(parts), to)
+            else:  # too few tokens to share: rows of the weight are
+                rest = token_slices(len(weight), ROWS_AT_ONCE)
+                pairs = [weight[part].T for part in rest], [out[:, some][:, part] for part in rest]
+                run_parallel(np.matmul, [x] * len(rest), *pairs)
         else:
             out[:, some] = byte_product(given, round_rows(weight, kind, loud, False))
     return out
@@ -90,6 +104,9 @@ def project(
     """
     if is_device(x):
         return _project(x, tuple(weights), norm, f32)
+    few = few_rows(x, *weights)
+    if few is not None:
+        return few_products(x, few, norm.norm if isinstance(norm, Ready) else norm)
     h = x if norm is None else rms_norm(x, *norm)
     return tuple(linear(h, w) for w in weights)
 
@@ -101,6 +118,9 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     if is_device(x):
         _add(x, h, w)
         return x
+    few = few_rows(h, w)
+    if few is not None:
+        return few_products(h, few, added=np.ascontiguousarray(x))[0]
     y = linear(h, w)
     y += x
     return y
@@ -127,15 +147,21 @@ def project_add_before(
     return project_add(x, h, w), norm
 
 
-def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reader: Weight | None = None) -> Floats:
-    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed. `x`: float32 (tokens, in);
-    `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,), float), as in `project`; `reader`: Weight of shape
+def gated_project(
+    x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reader: Weight | None = None, *, gelu: bool = False
+) -> Floats:
+    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed; with `gelu` that in place of
+    silu, see `geglu`. `x`: float32 (tokens, in); `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,),
+    float), as in `project`; `reader`: Weight of shape
     (out, ffn), optional, the weight of the `project_add` that alone reads the result. Returns float32 (tokens, ffn), on
     the device BF16 (uint16), or InputTiles or PeakedInputs where the product with `reader` takes them."""
     if is_device(x):
-        gated: Floats = _gated_project(x, gate, up, norm, reader)
+        gated: Floats = geglu(*project(x, (gate, up), norm)) if gelu else _gated_project(x, gate, up, norm, reader)
         return gated
-    return swiglu(*project(x, (gate, up), norm))
+    few = few_rows(x, gate, up)
+    if few is not None and gate.shape[0] % LANES == 0:
+        return few_products(x, few, norm.norm if isinstance(norm, Ready) else norm, gelu=gelu)[0]
+    return (geglu if gelu else swiglu)(*project(x, (gate, up), norm))
 
 
 def _project(

@@ -1,0 +1,135 @@
+"""few_products and decoded: what the CPU makes of packed weights by compiled loops (`sp.native`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats
+from sp.native.blocks import unit
+from sp.native.code import LANES
+from sp.native.elementwise import gated, normed
+from sp.native.products import product, unpacking
+from sp.native.team import Task, address, bits, task
+from sp.ops.norms import Norm
+from sp.ops.threads import team
+from sp.quant import F32, BlockFormat, Weight
+
+FEW = 48
+"""Most tokens whose products are made of weights unpacked in registers: those of more are cheaper by BLAS, of weights
+unpacked before."""
+AT_ONCE = (8, 4, 2, 1)  # tokens that share what is unpacked
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Packed rows as kernels take them."""
+
+    fmt: BlockFormat
+    at: int  # address
+    count: int
+    row_bytes: int
+    units: int  # that are unpacked at once, of a row
+    kernels: dict[tuple[int, bool], int] = field(default_factory=dict)
+
+    def kernel(self, tokens: int, add: bool) -> int:
+        """The address of `product` for so many tokens, which stays in `kernels`."""
+        found = self.kernels[tokens, add] = product(self.fmt, tokens, add).address
+        return found
+
+
+def native_rows(w: Weight) -> Rows | None:
+    """A matrix for kernels; None where its format, or its width, is NumPy's alone."""
+    of = unit(w.format.decode, w.shape[-1])
+    if of is None or len(w.shape) != 2 or not w.data.flags.c_contiguous:
+        return None
+    return Rows(w.format, w.data.ctypes.data, w.shape[0], w.data.shape[-1], w.shape[-1] // of.values)
+
+
+def few_rows(x: Floats, *weights: Weight) -> list[Rows] | None:
+    """The weights as `few_products` takes them beside these tokens; None if it does not."""
+    if not 0 < len(x) <= FEW or x.dtype != np.float32:
+        return None
+    found = [w.found(native_rows) for w in weights]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def few_products(
+    x: Floats,
+    weights: Sequence[Rows],
+    norm: Norm | None = None,
+    added: Floats | None = None,
+    gelu: bool | None = None,
+) -> tuple[Floats, ...]:
+    """``y_i = h W_iᵀ`` of few tokens, ``h`` being x or x normed.
+
+    Parameters
+    ----------
+    x : float32 (tokens, in)
+    weights : as `few_rows` gives them
+    norm : (float32 (in,), float), optional
+    added : float32 (tokens, out), optional
+        Is added to the product with one weight.
+    gelu : bool, optional
+        Of two weights with a multiple of `LANES` rows: only ``act(y_0) * y_1`` is wanted, act being gelu or silu.
+
+    Returns
+    -------
+    tuple of float32 (tokens, out_i)
+
+    Examples
+    --------
+    >>> from sp.quant import Q4_0
+    >>> w = Weight.from_floats("w", np.eye(2, 32, dtype=np.float32), Q4_0)
+    >>> x, z = np.arange(32, dtype=np.float32)[None], np.ones((1, 2), np.float32)
+    >>> few_products(x, few_rows(x, w), added=z)
+    (array([[1., 2.]], dtype=float32),)
+    """
+    x, (n, width), tasks = np.ascontiguousarray(x), x.shape, list[Task]()
+    h, at, size, few = x, address(x), 4 * width, n == 1
+    if norm is not None:
+        weight, eps = norm
+        h = np.empty((n, width), np.float32)
+        from_, at = at, address(h)
+        tasks.append(task(normed().address, n, from_, address(weight), at, width, bits(eps), alone=few))
+    outs = tuple([np.empty((n, rows.count), np.float32) for rows in weights])
+    places = [address(out) for out in outs]
+    onto, add, first = 0 if added is None else address(added), added is not None, 0
+    for some in AT_ONCE:
+        while n - first >= some:
+            beside = len(weights)
+            for rows, place in zip(weights, places, strict=True):
+                row, made = 4 * rows.count, rows.kernels.get((some, add)) or rows.kernel(some, add)
+                skipped, to = first * row, place + first * row
+                where = rows.at, at + first * size, to, onto + skipped, rows.row_bytes, rows.units, size, row, row
+                tasks.append(task(made, rows.count, *where, beside=beside))
+            first += some
+    if gelu is not None:
+        tasks.append(task(gated(gelu).address, outs[0].size // LANES, *places, places[0], alone=few))
+    team().do(tasks)
+    return outs if gelu is None else outs[:1]
+
+
+def decoded(data: Bytes, fmt: BlockFormat, out: Floats | None = None) -> Floats:
+    """`BlockFormat.decode` of rows (rows, row_bytes), every bit as there; by a compiled loop where there is one, and to
+    `out`, C-contiguous float32 (rows, width), if that is given.
+
+    >>> from sp.quant import Q8_0
+    >>> decoded(Q8_0.encode(np.ones((2, 32), np.float32)), Q8_0).shape
+    (2, 32)
+    """
+    width = data.shape[-1] // fmt.block_bytes * fmt.block_size
+    of = unit(fmt.decode, width)
+    if of is None or not len(data) or (fmt is F32 and out is None):
+        found = fmt.decode(data)
+        if out is None:
+            return found
+        out[...] = found
+        return out
+    data = np.ascontiguousarray(data)
+    out = np.empty((len(data), width), np.float32) if out is None else out
+    where = address(data), address(out), data.shape[-1], width // of.values
+    team().do([task(unpacking(fmt).address, len(data), *where, alone=len(data) == 1)])
+    return out
