@@ -25,6 +25,7 @@ from sp.models import (
     needed_scaling,
     read_config,
 )
+from sp.models.device.load import asked_config
 from sp.models.families.base import card_config
 from sp.models.file.rope_keys import rope_facts
 from sp.models.network.model import Device
@@ -146,6 +147,7 @@ def load(
     group: Group | None = None,
     scorers: Sequence[Scorer] = (),
     reporter: Reporter | None = None,
+    beside: Loaded | None = None,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
@@ -176,6 +178,9 @@ def load(
     reporter : Reporter, optional
         Is told when a calibration is made, or keys are measured for a cache that turns them (`5bit`); either may take
         a minute.
+    beside : Loaded, optional
+        A whole model that stays open, loaded with the same `math`. If this is its file, and both are on the CPU, its
+        weights and its tokenizer are this one's as well.
 
     Raises
     ------
@@ -194,9 +199,12 @@ def load(
     >>> loaded.path.name, loaded.model.config.architecture
     ('drafter.gguf', 'qwen3')
     """
-    where, file = pick_device(device), GGUFFile.open(path)
+    where = pick_device(device)
+    if beside is not None and (where != "cpu" or model_path(path).resolve() != beside.path.resolve()):
+        beside = None
+    file = GGUFFile.open(path) if beside is None or beside.file is None else beside.file
     config = read_config(file)  # first, for a file of another kind is best told by its architecture
-    tokenizer = Tokenizer.from_gguf(file)
+    tokenizer = Tokenizer.from_gguf(file) if beside is None else beside.tokenizer
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
@@ -209,7 +217,9 @@ def load(
         whole = load_model(file, device=where, context=longest(config.context))
         retrieval = made_retrieval(file.path, whole, tokenizer, template, reporter)
         del whole  # before the layers that are needed are loaded
-    if group is None:
+    if beside is not None:
+        model = beside.model.read_as(replace(asked_config(file, context, rope), retrieval=retrieval))
+    elif group is None:
         depth = needed_depth(scorers, replace(config, retrieval=retrieval))
         model = load_model(file, cold=cold_within(config, formats, room, math), depth=depth, **how)
         model.config = replace(model.config, retrieval=retrieval)

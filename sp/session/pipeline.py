@@ -99,9 +99,19 @@ class Pipeline(Pair):
         chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
         drafting: dict[str, Any] = {"extrapolate": True, "rope": models.drafter_rope, "math": models.drafter_math}
         drafting |= {"scorers": scorers or (), "reporter": reporter}
+        opened: list[Loaded] = []  # the target, whose file may be the drafter's too
+
+        def heavy(where: Device) -> Loaded:
+            opened.append(load(target or embedded("target"), device=where, **how))
+            return opened[0]
+
+        def light(where: Device) -> Loaded:
+            beside = opened[0] if models.math == models.drafter_math else None
+            return replace(load(small, device=where, beside=beside, **drafting), chosen=chosen)
+
         pair = cls.assemble(
-            lambda where: load(target or embedded("target"), device=where, **how),
-            lambda where: replace(load(small, device=where, **drafting), chosen=chosen),
+            heavy,
+            light,
             device=place.device,
             vram=place.vram,
             cards=place.cards,
