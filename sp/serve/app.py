@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from sp.chat import Call
 from sp.errors import short
+from sp.serve.anthropic_reply import refusal
+from sp.serve.anthropic_routes import Messages
 from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
@@ -32,8 +34,29 @@ from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
 
 
+class Writer(Protocol):
+    """Writes the answers to one request, whole or as events of a stream. `ping`: what is sent where nothing else was
+    for `PING_SECONDS`, so that nobody takes the connection for dead.
+    """
+
+    ping: bytes
+
+    def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
+        """See `Reply`, as for the others."""
+
+    def piece(self, piece: Piece) -> bytes: ...
+
+    def ended(self, end: Ended) -> bytes: ...
+
+    def last(self, done: Done) -> bytes: ...
+
+    def failed(self, error: RequestError) -> bytes: ...
+
+
 class Reply:
     """Makes all JSON objects of one request's answers; they share an id."""
+
+    ping = b""
 
     def __init__(self, job: Job, model: str) -> None:
         self.chat, self.include_usage = job.kind == "chat", job.include_usage
@@ -80,6 +103,10 @@ class Reply:
         if self.include_usage:
             told = event({**self._head, "object": self._kind, "choices": [], "usage": done.usage})
         return told + b"data: [DONE]\n\n"
+
+    def failed(self, error: RequestError) -> bytes:
+        """An error late in the answer."""
+        return event(error.body())
 
     def _begin(self, index: int) -> bytes:
         """Whose turn it is, before the first piece of an answer; nothing for completions."""
@@ -135,6 +162,7 @@ def event(value: dict[str, Any]) -> bytes:
 log = logging.getLogger("sp.serve")
 
 HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
+PING_SECONDS = 10.0
 SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
 
@@ -178,6 +206,7 @@ class Service:
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
+            *Messages(self).routes(),
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
         ]
@@ -214,12 +243,12 @@ class Service:
         address = request.client.host if request.client else ""
         return job, lane_of(body, address, request.headers.get("authorization", ""))
 
-    async def respond(self, request: Request, job: Job, lane: Lane) -> Response:
+    async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
         answer, streaming = Answer(self.worker, request, job.stream), False
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
-            reply = Reply(job, self.model)
+            reply = reply or Reply(job, self.model)
             first = await answer.next()
             if job.stream:
                 streaming = True
@@ -297,6 +326,13 @@ class Answer:
             raise item.error
         return item
 
+    async def next_within(self, seconds: float | None) -> Event | None:
+        """The same; None if it does not come in so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self.next()
+        return None
+
     def leave(self) -> None:
         """No more events are wanted."""
         self.begun.set()
@@ -329,17 +365,19 @@ class EventStream(Response):
             self._answer.leave()
 
 
-async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[bytes]:
+async def _chunks(answer: Answer, item: Event, reply: Writer) -> AsyncIterator[bytes]:
     """Events of the stream from the first one on; an error late in the answer is its last event."""
     try:
         while isinstance(item, Piece | Ended):
             yield reply.piece(item) if isinstance(item, Piece) else reply.ended(item)
-            item = await answer.next()
+            while (following := await answer.next_within(PING_SECONDS if reply.ping else None)) is None:
+                yield reply.ping
+            item = following
         assert isinstance(item, Done), item
         yield reply.last(item)
     except RequestError as error:
         answer.worker.metrics.refused(error)
-        yield event(error.body())
+        yield reply.failed(error)
 
 
 async def disconnected(request: Request) -> None:
@@ -355,4 +393,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         "/v1/models, /health and /metrics",
         status=error.status_code, code="not_found",
     )  # fmt: skip
-    return JSONResponse(told.body(), error.status_code, error.headers)
+    return refusal(told, request.url.path, error.headers)

@@ -318,11 +318,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 Kind = Literal["chat", "completion"]
+Range = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A checked request: `messages` of a chat, or the `prompt` of a completion."""
+    """A checked request: `messages` of a chat, or the `prompt` of a completion. `kept`: ranges of text that compression
+    leaves: the number of a message, and the characters of its parts, joined by blank lines, from which and to which.
+    """
 
     kind: Kind
     options: RunOptions
@@ -337,6 +340,7 @@ class Job:
     choices: int = 1
     logprobs: int | None = None
     format: Format | None = None
+    kept: tuple[Range, ...] = ()
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
