@@ -50,10 +50,9 @@ class Asked:
     ignored: tuple[str, ...] = ()
     lines: int = 0
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """What the usage block says of it, under `sp`."""
-        ignored = [plain(each, 2 * MAX_NAME) for each in self.ignored[:MOST_TOLD]]
+    def told(self, more: Sequence[str] = ()) -> dict[str, Any]:
+        """What the usage block says of it, under `sp`. `more`: what else was ignored."""
+        ignored = [plain(each, 2 * MAX_NAME) for each in (*self.ignored, *more)[:MOST_TOLD]]
         return {"kept_blocks": len(self.kept), "left_out_lines": self.lines, "ignored": ignored}
 
     def translated(self, error: RequestError) -> RequestError:

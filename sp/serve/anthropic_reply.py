@@ -62,7 +62,7 @@ def usage_of(used: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": used["completion_tokens"],
         **({"output_tokens_details": {"thinking_tokens": thought}} if thought else {}),
-        "sp": {**used["sp"], **asked.told},
+        "sp": {**used["sp"], **asked.told(used["sp"].get("ignored", ()))},
     }
 
 
@@ -136,8 +136,11 @@ class MessageReply:
 
     def failed(self, error: RequestError) -> bytes:
         """An error late in the answer, which is its last event."""
-        told = error_body(self._asked.translated(error))
-        return named("error", error=told["error"])
+        return named("error", error=error_body(self.told(error))["error"])
+
+    def told(self, error: RequestError) -> RequestError:
+        """An error by the names of the request's fields."""
+        return self._asked.translated(error)
 
     def _started(self) -> bytes:
         """Before everything else the message without its content; what was read is known at its end."""

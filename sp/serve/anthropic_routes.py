@@ -72,12 +72,7 @@ class Messages:
         service.worker.check_room()
         async with service.bodies.read(request) as raw:
             job, asked, lane = await asyncio.to_thread(self._parse, request, raw)
-        try:
-            return await service.respond(request, job, lane, MessageReply(asked, service.model))
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            raise asked.translated(as_request_error(error)) from error
+        return await service.respond(request, job, lane, MessageReply(asked, service.model))
 
     async def _count(self, request: Request) -> Response:
         async with self._service.bodies.read(request) as raw, self._counting:

@@ -52,6 +52,8 @@ class Writer(Protocol):
 
     def failed(self, error: RequestError) -> bytes: ...
 
+    def told(self, error: RequestError) -> RequestError: ...
+
 
 class Reply:
     """Makes all JSON objects of one request's answers; they share an id."""
@@ -105,8 +107,12 @@ class Reply:
         return told + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
-        """An error late in the answer."""
+        """The end of a stream whose work has failed."""
         return event(error.body())
+
+    def told(self, error: RequestError) -> RequestError:
+        """An error in the words of the request."""
+        return error
 
     def _begin(self, index: int) -> bytes:
         """Whose turn it is, before the first piece of an answer; nothing for completions."""
@@ -245,10 +251,9 @@ class Service:
 
     async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
-        answer, streaming = Answer(self.worker, request, job.stream), False
+        answer, streaming, reply = Answer(self.worker, request, job.stream), False, reply or Reply(job, self.model)
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
-            reply = reply or Reply(job, self.model)
             first = await answer.next()
             if job.stream:
                 streaming = True
@@ -259,6 +264,8 @@ class Service:
                 item = await answer.next()
             assert isinstance(item, Done), item
             return JSONResponse(reply.whole(events, item))
+        except RequestError as error:
+            raise reply.told(error) from None
         finally:
             if not streaming:
                 answer.leave()

@@ -300,7 +300,7 @@ def test_marked_blocks_lie_where_they_are_said_to(pair: Pipeline) -> None:
     for word in ("é one", "three", "5"):
         assert word.encode() in free
     assert asked.places == (0, 2, 3)
-    assert asked.told["kept_blocks"] == 3
+    assert asked.told()["kept_blocks"] == 3
 
 
 def test_errors_have_the_shape_that_clients_read(server: tool.Running) -> None:
