@@ -119,22 +119,25 @@ class Turns:
         """The field ``messages``: turns that follow each other on one side are one."""
         if not isinstance(given, list) or not given:
             raise RequestError("messages must be a list of at least one message", "messages")
-        at, side, blocks = 0, "", list[tuple[dict[str, Any], str]]()
+        at, side, blocks, first = 0, "", list[tuple[dict[str, Any], str]](), list[tuple[dict[str, Any], str]]()
         for index, message in enumerate(given):
             where = f"messages[{index}]"
             role = message.get("role") if isinstance(message, dict) else None
             if role not in ("user", "assistant", "system"):
                 raise RequestError(f"{where}.role is {shown(role)}; use user or assistant", f"{where}.role")
             found = _blocks(message.get("content"), f"{where}.content")
-            if role == "system":  # in the middle, where few templates show one: the user says it, and it stays
-                role, found = "user", [({"cache_control": {}, **block}, place) for block, place in found]
-            if role != side and blocks:
-                self._turn(at, side, blocks)
-                at, blocks = index, []
-            side, blocks = role, blocks + found if blocks else found
+            own = "user" if role == "system" else role
+            if own != side and (first or blocks):
+                self._turn(at, side, first + blocks)
+                at, first, blocks = index, [], []
+            if role == "system":  # few templates show one in the middle: the user says it, before the question
+                first += [({**block, "cache_control": {}}, place) for block, place in found]
+            else:
+                blocks += found
+            side = own
         if side == "assistant":
             raise RequestError(f"messages[{len(given) - 1}] is the assistant's; end with one of the user", "messages")
-        self._turn(at, side, blocks)
+        self._turn(at, side, first + blocks)
         if len(self.kept) > MOST_MARKS:
             raise RequestError(f"messages have more than {MOST_MARKS} cache_control marks; send fewer", "messages")
 

@@ -279,6 +279,15 @@ def test_a_marked_block_stays(pair: Pipeline) -> None:
         assert told["kept_blocks"] == 0
 
 
+def test_what_a_system_says_between_turns_comes_before_the_question() -> None:
+    """Claude Code tells its surroundings so, behind what was asked."""
+    said = [("user", "Who?"), ("system", "Here."), ("system", "Now."), ("assistant", "I."), ("user", "And then?")]
+    asked = asked_of({"messages": [{"role": role, "content": text} for role, text in said]})
+    texts = [[part["text"] for part in each["content"]] for each in asked.body["messages"]]
+    assert texts == [["Here.", "Now.", "Who?"], ["I."], ["And then?"]]
+    assert asked.kept == ((0, 0, 5), (0, 7, 11))
+
+
 def test_marked_blocks_lie_where_they_are_said_to(pair: Pipeline) -> None:
     marked = {"cache_control": {"type": "ephemeral"}}
     said = [
