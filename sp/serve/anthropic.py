@@ -24,6 +24,7 @@ CHANGING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILI
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "sp")  # fields that mean what ours do
 READ = ("messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "thinking")
 WITHOUT_EFFECT = ("metadata", "betas", "anthropic_beta", "anthropic_version")
+KEPT = " kept"  # of a block: it stays, whether or not marks count; no name that a client would give
 MOST_MARKS = 64  # `cache_control` in messages, and system messages among them; Anthropic takes 4
 MOST_TOLD = 16
 EFFORT_WORDS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -80,7 +81,8 @@ def asked_of(body: Mapping[str, Any]) -> Asked:
     >>> asked_of({"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}).body["messages"][0]
     {'role': 'system', 'content': [{'type': 'text', 'text': 'Be brief.'}]}
     """
-    turns = Turns()
+    given = body.get("sp")
+    turns = Turns(marked=not isinstance(given, dict) or given.get("marked") is not False)
     turns.system(body.get("system"))
     turns.all(body.get("messages"))
     chat: dict[str, Any] = {name: body[name] for name in SAME if name in body}
@@ -98,7 +100,8 @@ class Turns:
     kinds of blocks were `ignored`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marked: bool = True) -> None:
+        self._marked = marked
         self.messages, self.places, self.kept = list[dict[str, Any]](), list[int](), list[Range]()
         self.ignored, self.lines = list[str](), 0
         self._open: tuple[str, ...] = ()  # calls of the turn before that wait for a result
@@ -131,7 +134,7 @@ class Turns:
                 self._turn(at, side, first + blocks)
                 at, first, blocks = index, [], []
             if role == "system":  # few templates show one in the middle: the user says it, before the question
-                first += [({**block, "cache_control": {}}, place) for block, place in found]
+                first += [({**block, KEPT: True}, place) for block, place in found]
             else:
                 blocks += found
             side = own
@@ -151,7 +154,7 @@ class Turns:
         """Results of tools come first, whatever stands before them: templates want them behind their calls."""
         waiting, texts, marks = list(self._open), list[str](), list[bool]()
         for block, where in blocks:
-            marked = block.get("cache_control") is not None
+            marked = self._stays(block)
             if block.get("type") != "tool_result":
                 texts += (said := _said(block, where))
                 marks += [marked] * len(said)
@@ -177,7 +180,7 @@ class Turns:
         """
         given, texts, marked = block.get("content"), list[str](), False
         for part, place in [] if given in (None, "", []) else _blocks(given, f"{where}.content"):
-            marked |= part.get("cache_control") is not None
+            marked |= self._stays(part)
             kind = part.get("type")
             if kind in ("text", "document", "search_result") and not _binary(part):
                 texts += _said(part, place)
@@ -197,7 +200,7 @@ class Turns:
             kind = block.get("type")
             if kind == "text":
                 texts.append(text_of(block.get("text"), f"{where}.text"))
-                marks.append(block.get("cache_control") is not None)
+                marks.append(self._stays(block))
             elif kind == "thinking":
                 thoughts.append(text_of(block.get("thinking"), f"{where}.thinking"))
             elif kind == "tool_use":
@@ -211,6 +214,10 @@ class Turns:
         called = {"tool_calls": calls} if calls else {}
         self._add(at, "assistant", _parts(texts or [""]), **thought, **called)
         self._keep(texts, marks)
+
+    def _stays(self, block: Mapping[str, Any]) -> bool:
+        """Whether compression leaves a block."""
+        return KEPT in block or (self._marked and block.get("cache_control") is not None)
 
     def _add(self, at: int, role: str, content: Any, **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +19,7 @@ from sp.serve.text import Ended, Piece
 from sp.serve.worker import Done
 
 PATH = "/v1/messages"
+VERSION = "anthropic-version"  # the header by which requests of these clients are known
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 ERRORS = {
     401: "authentication_error",
@@ -48,6 +50,21 @@ def refusal(error: RequestError, path: str, headers: Mapping[str, str] | None = 
     if path == PATH or path.startswith(f"{PATH}/"):
         return JSONResponse(error_body(error), OVERLOADED if error.status == 503 else error.status, headers)
     return JSONResponse(error.body(), error.status, headers)
+
+
+def model_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model as Anthropic's clients read it. `given`: as OpenAI's do.
+
+    >>> model_of({"id": "target", "created": 0})["created_at"]
+    '1970-01-01T00:00:00Z'
+    """
+    at = datetime.fromtimestamp(given["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": given["id"], "display_name": given["id"], "created_at": at}
+
+
+def models_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The list of the one model that there is."""
+    return {"data": [model_of(given)], "has_more": False, "first_id": given["id"], "last_id": given["id"]}
 
 
 def usage_of(used: Mapping[str, Any], asked: Asked) -> dict[str, Any]:

@@ -40,6 +40,20 @@ class Answering(Protocol):
         """Queue a job, and have its answer written."""
 
 
+async def guarded(service: Answering, work: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """Serve one request; whatever goes wrong becomes one JSON error, in the shape that clients of its path read."""
+    try:
+        return await work(request)
+    except ClientDisconnect:
+        return Response(status_code=499)
+    except Exception as error:
+        told = as_request_error(error)
+        service.worker.metrics.refused(told)
+        if told.status == 500:
+            log.exception("a request failed")
+        return refusal(told, request.url.path, {"Retry-After": "1"} if told.status in (429, 503) else None)
+
+
 class Messages:
     """The endpoints over a service."""
 
@@ -50,22 +64,9 @@ class Messages:
     def routes(self) -> list[Route]:
         """Where they are."""
         return [
-            Route(PATH, partial(self._guarded, self._create), methods=["POST"]),
-            Route(f"{PATH}/count_tokens", partial(self._guarded, self._count), methods=["POST"]),
+            Route(PATH, partial(guarded, self._service, self._create), methods=["POST"]),
+            Route(f"{PATH}/count_tokens", partial(guarded, self._service, self._count), methods=["POST"]),
         ]
-
-    async def _guarded(self, work: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
-        """Serve one request; whatever goes wrong becomes one JSON error."""
-        try:
-            return await work(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:
-            told = as_request_error(error)
-            self._service.worker.metrics.refused(told)
-            if told.status == 500:
-                log.exception("a request failed")
-            return refusal(told, PATH, {"Retry-After": "1"} if told.status in (429, 503) else None)
 
     async def _create(self, request: Request) -> Response:
         service = self._service

@@ -24,13 +24,14 @@ from starlette.types import Receive, Scope, Send
 
 from sp.chat import Call
 from sp.errors import short
-from sp.serve.anthropic_reply import refusal
+from sp.serve.anthropic_reply import VERSION, model_of, models_of, refusal
 from sp.serve.anthropic_routes import Messages
 from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
+from sp.serve.tokens import Tokens
 from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
 
 
@@ -213,6 +214,7 @@ class Service:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
             *Messages(self).routes(),
+            *Tokens(self).routes(),
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
         ]
@@ -273,13 +275,15 @@ class Service:
     async def page(self, _: Request) -> Response:
         return HTMLResponse(chat_page(), headers=HEADERS)
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        if VERSION in request.headers:
+            return JSONResponse(models_of(self._model))
         return JSONResponse({"object": "list", "data": [self._model]})
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == self.model:
-            return JSONResponse(self._model)
+            return JSONResponse(model_of(self._model) if VERSION in request.headers else self._model)
         told = RequestError(
             f"there is no model {short(name)!r}; this server has {self.model}",
             "model", status=404, code="model_not_found",

@@ -274,9 +274,11 @@ def test_a_marked_block_stays(pair: Pipeline) -> None:
         assert texts[1].strip() in text
         assert told["kept_blocks"] == 1
         assert told["compressed"]
-        text, told = kept(marked=False)
-        assert texts[1].strip() not in text
-        assert told["kept_blocks"] == 0
+        for marked, given in ((False, {}), (True, {"marked": False})):
+            body["sp"] |= given
+            text, told = kept(marked=marked)
+            assert texts[1].strip() not in text
+            assert told["kept_blocks"] == 0
 
 
 def test_what_a_system_says_between_turns_comes_before_the_question() -> None:

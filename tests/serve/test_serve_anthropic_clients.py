@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,9 @@ from test_serve_tools import scripted
 from tool_templates import TAGGED
 
 from sp.session import Conversations, Pipeline
+
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
+from pages import blocks
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -41,6 +47,8 @@ def client(server: tool.Running) -> Any:
 
 @pytest.mark.slow
 def test_python(talking: tool.Running, agent: tool.Running) -> None:
+    (model,) = client(talking).models.list()
+    assert client(talking).models.retrieve(model.id).display_name == model.id == "target"
     api = client(talking).messages
     whole = api.create(model="any", messages=WHO, max_tokens=8, system="Be brief.")
     (block,) = whole.content
@@ -85,6 +93,12 @@ def test_python_calls_tools(agent: tool.Running) -> None:
     ]
     turns = [*WHO, {"role": "assistant", "content": made.content}, {"role": "user", "content": results}]
     assert api.create(model="any", messages=turns, tools=TOOLS, max_tokens=9).stop_reason == "max_tokens"
+
+
+def test_the_example_of_the_page_runs(talking: tool.Running, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = (each.text for each in blocks("python") if "anthropic.Anthropic(" in each.text)
+    exec(code.replace("http://127.0.0.1:8000", talking.url), {"document": "The grass is green. " * 40})
+    assert re.search(r"\n\d+ \d+ 1\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow
