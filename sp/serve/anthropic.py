@@ -17,7 +17,7 @@ from sp.prompt import DOCUMENT_MARK
 from sp.serve.fields import BIGGEST, MAX_NAME, PARAM, RequestError, number, shown, text_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
-from sp.serve.protocol import MAX_STOPS, MOST_TOOLS, NAME, Job, Range, id_of, parse_request
+from sp.serve.protocol import MAX_STOPS, MOST_CALLS, MOST_TOOLS, NAME, Job, Range, id_of, parse_request
 
 CHANGING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 """Lines of system blocks that say nothing to a model and differ from request to request: no prefix would be found."""
@@ -208,6 +208,8 @@ class Turns:
             else:  # what a server of Anthropic's has done or hidden, which no other model can read
                 self.ignored.append(text_of(kind, f"{where}.type")[:MAX_NAME])
         self._open = tuple(call["id"] for call in calls)
+        if len(calls) > MOST_CALLS:
+            raise RequestError(f"messages[{at}] has more than {MOST_CALLS} tool_use blocks; send fewer", "messages")
         if len(set(self._open)) < len(self._open):
             raise RequestError(f"messages[{at}] has two tool_use blocks of one id; give each its own", "messages")
         thought = {"reasoning_content": DOCUMENT_MARK.join(thoughts)} if any(thoughts) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +19,9 @@ from test_serve_tools import SEEN, scripted
 from thinking_templates import OPENED, SWITCHED
 from tool_templates import SCHEMA, TAGGED
 
-from sp.serve.anthropic import asked_of, job_of
+from sp.serve import app
 from sp.serve.fields import RequestError
-from sp.serve.messages import to_prompt
-from sp.serve.options import Defaults
+from sp.serve.text import Speaker
 from sp.session import Conversations, Pipeline
 
 HELLO: dict[str, Any] = {
@@ -281,37 +281,29 @@ def test_a_marked_block_stays(pair: Pipeline) -> None:
             assert told["kept_blocks"] == 0
 
 
-def test_what_a_system_says_between_turns_comes_before_the_question() -> None:
-    """Claude Code tells its surroundings so, behind what was asked."""
-    said = [("user", "Who?"), ("system", "Here."), ("system", "Now."), ("assistant", "I."), ("user", "And then?")]
-    asked = asked_of({"messages": [{"role": role, "content": text} for role, text in said]})
-    texts = [[part["text"] for part in each["content"]] for each in asked.body["messages"]]
-    assert texts == [["Here.", "Now.", "Who?"], ["I."], ["And then?"]]
-    assert asked.kept == ((0, 0, 5), (0, 7, 11))
+def test_a_stream_that_waits_has_pings(agent: tool.Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PING_SECONDS", 0.02)
+    hear = Speaker.hear
+
+    def slow(self: Speaker, token: int) -> bool:
+        time.sleep(0.05)
+        return hear(self, token)
+
+    monkeypatch.setattr(Speaker, "hear", slow)
+    found = events(agent, {**HELLO, "max_tokens": 5})
+    assert [each["type"] for each in found].count("ping") > 2
+    assert put_together(found) == post(agent, {**HELLO, "max_tokens": 5})["content"]
 
 
-def test_marked_blocks_lie_where_they_are_said_to(pair: Pipeline) -> None:
-    marked = {"cache_control": {"type": "ephemeral"}}
-    said = [
-        {"role": "user", "content": [{"type": "text", "text": "é one "}, {"type": "text", "text": "two", **marked}]},
-        {"role": "user", "content": "three"},
-        {"role": "assistant", "content": [{"type": "text", "text": "four ", **marked}, {"type": "text", "text": "5"}]},
-        {"role": "system", "content": "six"},
-        {"role": "user", "content": "seven?"},
-    ]
-    target = pair.target
-    job, asked = job_of({**HELLO, "messages": said}, Defaults(), target.template, target.tokenizer)
-    prompt, _ = to_prompt(job, target.template, target.tokenizer)
-    raw, ranges = prompt.text.encode(), [(s.start, s.end) for s in prompt.spans if s.kind == "protected"]
-    free = bytearray(raw)
-    for start, end in ranges:
-        free[start:end] = b"#" * (end - start)
-    for word in ("two", "four", "six", "seven?"):
-        assert word.encode() not in free
-    for word in ("é one", "three", "5"):
-        assert word.encode() in free
-    assert asked.places == (0, 2, 3)
-    assert asked.told()["kept_blocks"] == 3
+def test_an_error_late_in_a_stream_is_its_last_event(agent: tool.Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RequestError("messages[1].content is at fault")
+
+    monkeypatch.setattr(Speaker, "end", fail)
+    found = events(agent, {**HELLO, "max_tokens": 5, "system": "Be brief."})
+    told = {"type": "invalid_request_error", "message": "messages[0].content is at fault"}
+    assert found[-1] == {"type": "error", "error": told}
+    assert post(agent, {**HELLO, "system": "Be brief."}, 400)["error"] == told
 
 
 def test_errors_have_the_shape_that_clients_read(server: tool.Running) -> None:
@@ -344,43 +336,6 @@ def test_a_server_without_room_is_overloaded(pair: Pipeline) -> None:
         server.worker.close()
         reply = web.post(f"{server.url}/v1/messages", json=HELLO)
         assert (reply.status_code, reply.json()["error"]["type"]) == (529, "overloaded_error")
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is empty"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role is 'tool'"),
-    ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "I"}]}, "end with one of the user"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "read text only"),
-    ({"messages": CALLED[:2] + HELLO["messages"]}, "messages[2] has no tool_result for 'toolu_1'"),
-    ({"messages": [CALLED[2]]}, "answers no tool_use"),
-    ({"stop_sequences": "x"}, "stop_sequences"),
-    ({"stop_sequences": [""]}, "stop_sequences"),
-    ({"max_tokens": 0}, "max_tokens is 0"),
-    ({"temperature": 3}, "temperature is 3"),
-    ({"tools": [{"name": "x"}]}, "tools[0].input_schema is missing"),
-    ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name is 'a b'"),
-    ({"tool_choice": {"type": "any"}}, "there are no tools"),
-    ({"tool_choice": "any"}, "tool_choice.type is 'any'"),
-    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "none of the tools"),
-    ({"thinking": {"type": "maybe"}}, "thinking.type is 'maybe'"),
-    ({"system": [{"type": "image"}]}, "system[0].type"),
-    ({"output_config": {"format": {}}}, "output_config.format"),
-    ({"sp": {"keep": 1}}, "option of sp"),
-]
-
-
-@pytest.mark.parametrize(("change", "said"), BAD)
-def test_what_is_wrong_is_said_by_the_names_of_its_fields(pair: Pipeline, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        job_of({**HELLO, **change}, Defaults(), pair.target.template, pair.target.tokenizer)
-    assert said in str(caught.value)
-
-
-def test_text_documents_and_search_results_are_text() -> None:
-    block = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
-    found = {"type": "search_result", "title": "S", "source": "u", "content": [{"type": "text", "text": "C"}]}
-    asked = asked_of({"messages": [{"role": "user", "content": [block, found]}]})
-    assert [part["text"] for part in asked.body["messages"][0]["content"]] == ["T", "D", "S", "u", "C"]
 
 
 def test_any_body_is_answered_or_refused_in_a_line(server: tool.Running, agent: tool.Running) -> None:
