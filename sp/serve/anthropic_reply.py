@@ -98,7 +98,7 @@ def named(kind: str, **value: Any) -> bytes:
 
 
 class MessageReply:
-    """Writes the answer to one request; see `sp.serve.app.Writer`."""
+    """Writes the answer to one request; see `sp.serve.worker.Writer`."""
 
     ping = named("ping")
 

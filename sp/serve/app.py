@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,28 +32,7 @@ from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.tokens import Tokens
-from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
-
-
-class Writer(Protocol):
-    """Writes the answers to one request, whole or as events of a stream. `ping`: what is sent where nothing else was
-    for `PING_SECONDS`, so that nobody takes the connection for dead.
-    """
-
-    ping: bytes
-
-    def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
-        """See `Reply`, as for the others."""
-
-    def piece(self, piece: Piece) -> bytes: ...
-
-    def ended(self, end: Ended) -> bytes: ...
-
-    def last(self, done: Done) -> bytes: ...
-
-    def failed(self, error: RequestError) -> bytes: ...
-
-    def told(self, error: RequestError) -> RequestError: ...
+from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of
 
 
 class Reply:
@@ -169,7 +148,6 @@ def event(value: dict[str, Any]) -> bytes:
 log = logging.getLogger("sp.serve")
 
 HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
-PING_SECONDS = 10.0
 SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
 
@@ -300,6 +278,9 @@ class Service:
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(self.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+PING_SECONDS = 10.0
 
 
 class Answer:

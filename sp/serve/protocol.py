@@ -330,6 +330,7 @@ class Job:
     kind: Kind
     options: RunOptions
     messages: tuple[dict[str, Any], ...] = ()
+    kept: tuple[Range, ...] = ()
     tools: ToolUse = field(default_factory=ToolUse)
     prompt: str = ""
     stop: tuple[str, ...] = ()
@@ -340,7 +341,6 @@ class Job:
     choices: int = 1
     logprobs: int | None = None
     format: Format | None = None
-    kept: tuple[Range, ...] = ()
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
