@@ -31,6 +31,7 @@ ERRORS = {
     529: "overloaded_error",
 }
 USED = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+TOO_LONG = "prompt is too long"  # words by which Claude Code knows that it must shorten the conversation
 OVERLOADED = 529
 """What Anthropic answers instead of 503; its clients try both again."""
 
@@ -42,7 +43,8 @@ def error_body(error: RequestError) -> dict[str, Any]:
     {'type': 'not_found_error', 'message': 'there is no text'}
     """
     kind = ERRORS.get(OVERLOADED if error.status == 503 else error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": plain(str(error), LONGEST_MESSAGE)}}
+    message = f"{TOO_LONG}: {error}" if error.code == "context_length_exceeded" else str(error)
+    return {"type": "error", "error": {"type": kind, "message": plain(message, LONGEST_MESSAGE)}}
 
 
 def refusal(error: RequestError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -20,6 +20,7 @@ from thinking_templates import OPENED, SWITCHED
 from tool_templates import SCHEMA, TAGGED
 
 from sp.serve import app
+from sp.serve.anthropic_reply import error_body
 from sp.serve.fields import RequestError
 from sp.serve.text import Speaker
 from sp.session import Conversations, Pipeline
@@ -304,6 +305,11 @@ def test_an_error_late_in_a_stream_is_its_last_event(agent: tool.Running, monkey
     told = {"type": "invalid_request_error", "message": "messages[0].content is at fault"}
     assert found[-1] == {"type": "error", "error": told}
     assert post(agent, {**HELLO, "system": "Be brief."}, 400)["error"] == told
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_that_agents_know() -> None:
+    error = RequestError("the prompt has 9 tokens, the context 8", code="context_length_exceeded")
+    assert error_body(error)["error"]["message"] == "prompt is too long: the prompt has 9 tokens, the context 8"
 
 
 def test_errors_have_the_shape_that_clients_read(server: tool.Running) -> None:
