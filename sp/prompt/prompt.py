@@ -157,6 +157,7 @@ class Prompt:
         *,
         kept_from: int = 0,
         kept_to: int = 0,
+        marked: Sequence[tuple[int, int, int]] = (),
         needle: Sequence[str] = (),
     ) -> Prompt:
         """A conversation; protected are the markup, system messages and the last turn of the user, or its end.
@@ -176,6 +177,8 @@ class Prompt:
             Character of the user's last turn with which what is protected of it begins.
         kept_to : int
             Characters of that turn's beginning that are protected as well.
+        marked : sequence of (int, int, int)
+            Turns, and of each the characters between which it is protected as well.
         needle : sequence of str
             The pieces of the text that hold the answer, for reports only.
 
@@ -204,6 +207,8 @@ class Prompt:
             if index == question:
                 opening = min(found.place(index, kept_to, end), kept)
                 spans += [Span("protected", start, opening), Span("question", kept, end)]
+            parts = ((found.place(index, a, end), found.place(index, b, end)) for turn, a, b in marked if turn == index)
+            spans += [Span("protected", first, min(stop, end)) for first, stop in parts]
             at = end
         spans.append(Span("protected", at, len(text)))
         spans += [Span("plain", copy.at, copy.stop) for copy in found.arguments]

@@ -24,16 +24,21 @@ from starlette.types import Receive, Scope, Send
 
 from sp.chat import Call
 from sp.errors import short
+from sp.serve.anthropic_reply import VERSION, model_of, models_of, refusal
+from sp.serve.anthropic_routes import Messages
 from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
-from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
+from sp.serve.tokens import Tokens
+from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of
 
 
 class Reply:
     """Makes all JSON objects of one request's answers; they share an id."""
+
+    ping = b""
 
     def __init__(self, job: Job, model: str) -> None:
         self.chat, self.include_usage = job.kind == "chat", job.include_usage
@@ -80,6 +85,14 @@ class Reply:
         if self.include_usage:
             told = event({**self._head, "object": self._kind, "choices": [], "usage": done.usage})
         return told + b"data: [DONE]\n\n"
+
+    def failed(self, error: RequestError) -> bytes:
+        """The end of a stream whose work has failed."""
+        return event(error.body())
+
+    def told(self, error: RequestError) -> RequestError:
+        """An error in the words of the request."""
+        return error
 
     def _begin(self, index: int) -> bytes:
         """Whose turn it is, before the first piece of an answer; nothing for completions."""
@@ -178,6 +191,8 @@ class Service:
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
+            *Messages(self).routes(),
+            *Tokens(self).routes(),
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
         ]
@@ -214,12 +229,11 @@ class Service:
         address = request.client.host if request.client else ""
         return job, lane_of(body, address, request.headers.get("authorization", ""))
 
-    async def respond(self, request: Request, job: Job, lane: Lane) -> Response:
+    async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
-        answer, streaming = Answer(self.worker, request, job.stream), False
+        answer, streaming, reply = Answer(self.worker, request, job.stream), False, reply or Reply(job, self.model)
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
-            reply = Reply(job, self.model)
             first = await answer.next()
             if job.stream:
                 streaming = True
@@ -230,6 +244,8 @@ class Service:
                 item = await answer.next()
             assert isinstance(item, Done), item
             return JSONResponse(reply.whole(events, item))
+        except RequestError as error:
+            raise reply.told(error) from None
         finally:
             if not streaming:
                 answer.leave()
@@ -237,13 +253,15 @@ class Service:
     async def page(self, _: Request) -> Response:
         return HTMLResponse(chat_page(), headers=HEADERS)
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        if VERSION in request.headers:
+            return JSONResponse(models_of(self._model))
         return JSONResponse({"object": "list", "data": [self._model]})
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == self.model:
-            return JSONResponse(self._model)
+            return JSONResponse(model_of(self._model) if VERSION in request.headers else self._model)
         told = RequestError(
             f"there is no model {short(name)!r}; this server has {self.model}",
             "model", status=404, code="model_not_found",
@@ -260,6 +278,9 @@ class Service:
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(self.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+PING_SECONDS = 10.0
 
 
 class Answer:
@@ -297,6 +318,13 @@ class Answer:
             raise item.error
         return item
 
+    async def next_within(self, seconds: float | None) -> Event | None:
+        """The same; None if it does not come in so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self.next()
+        return None
+
     def leave(self) -> None:
         """No more events are wanted."""
         self.begun.set()
@@ -329,17 +357,19 @@ class EventStream(Response):
             self._answer.leave()
 
 
-async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[bytes]:
+async def _chunks(answer: Answer, item: Event, reply: Writer) -> AsyncIterator[bytes]:
     """Events of the stream from the first one on; an error late in the answer is its last event."""
     try:
         while isinstance(item, Piece | Ended):
             yield reply.piece(item) if isinstance(item, Piece) else reply.ended(item)
-            item = await answer.next()
+            while (following := await answer.next_within(PING_SECONDS if reply.ping else None)) is None:
+                yield reply.ping
+            item = following
         assert isinstance(item, Done), item
         yield reply.last(item)
     except RequestError as error:
         answer.worker.metrics.refused(error)
-        yield event(error.body())
+        yield reply.failed(error)
 
 
 async def disconnected(request: Request) -> None:
@@ -355,4 +385,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         "/v1/models, /health and /metrics",
         status=error.status_code, code="not_found",
     )  # fmt: skip
-    return JSONResponse(told.body(), error.status_code, error.headers)
+    return refusal(told, request.url.path, error.headers)

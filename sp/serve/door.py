@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
+from sp.serve.anthropic_reply import refusal
 from sp.serve.app import SMALL, disconnected, event
 from sp.serve.fields import RequestError
 from sp.serve.http import HEADER, Bodies, Limits, around
@@ -202,7 +203,7 @@ class Door:
             return
         except RequestError as error:
             retry = {"Retry-After": "1"} if error.status in (429, 503) else None
-            await JSONResponse(error.body(), error.status, retry)(scope, receive, send)
+            await refusal(error, scope["path"], retry)(scope, receive, send)
 
     async def _pass_on(self, request: Request, call: Call, send: Send) -> None:
         """Have a call answered, until that is done or its client leaves."""

@@ -242,6 +242,8 @@ class Metrics:
         self.compressed = Counter("sp_compressed", "Requests the target read only in part.", registry=self.registry)
         self.questions = Counter("sp_questions", "Chats by what was taken for the question.", ["found"],
                                  registry=self.registry)  # fmt: skip
+        self.lines = Counter("sp_left_out_lines", "Lines of prompts left out: they change with every request.",
+                             registry=self.registry)  # fmt: skip
         self.ttft = Histogram("sp_ttft_seconds", "From the start of work to the first token.", registry=self.registry,
                               buckets=SECONDS)  # fmt: skip
         self.waited = Histogram("sp_queue_seconds", "Wait in the queue.", registry=self.registry, buckets=SECONDS)

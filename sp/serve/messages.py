@@ -22,7 +22,7 @@ from sp.prompt.heat import KINDS, edges, kinds, whole_characters
 from sp.prompt.spans import SpanKind, in_bytes
 from sp.serve.fields import RequestError
 from sp.serve.options import Protect
-from sp.serve.protocol import KWARGS, Job, TemplateRequest
+from sp.serve.protocol import KWARGS, Job, Range, TemplateRequest
 from sp.session import RunOptions, RunResult, TurnResult
 
 Found = Literal["turn", "part", "paragraph", "sentence", "line", "end"]
@@ -118,7 +118,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
     asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
-    prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template)
+    prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
     calling = job.tools.calling(template)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
 
@@ -154,10 +154,11 @@ def chat_prompt(
     tokenizer: Tokenizer,
     question: Question | None = None,
     asked: TemplateRequest | None = None,
+    kept: Sequence[Range] = (),
 ) -> Prompt:
     """Render messages of role and text parts. Protected are the markup, the tools, system messages and of the last user
     turn its `question`: the last part of it, if none is given, so that a client can send documents and then the
-    question. Parts are joined by a blank line.
+    question, and what `kept` says, as `Job` has it. Parts are joined by a blank line.
     """
     template, asked = ChatTemplate.of(template), asked or TemplateRequest()
     is_markup, told = spells_markup(tokenizer), asked.told(template)
@@ -176,8 +177,8 @@ def chat_prompt(
     if tools and not found.tools:
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
     question = question or question_of(last_turn(messages), "turn", tokenizer)
-    kept_from, kept_to = question.start, question.opening
-    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=kept_from, kept_to=kept_to)
+    at, to = question.start, question.opening
+    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=at, kept_to=to, marked=kept)
 
 
 def last_turn(messages: tuple[dict[str, Any], ...]) -> list[str]:

@@ -90,6 +90,8 @@ class Overrides:
         How what was left out comes back, where that differs from the server's.
     return_kept : bool
         Whether the usage block says which text was kept, see `sp.serve.messages`.
+    marked : bool
+        Whether blocks that a client of /v1/messages marks with cache_control stay.
     run : mapping
         Options of a run that differ from the server's.
     """
@@ -100,6 +102,7 @@ class Overrides:
     session: bool = True
     recall: Recall | None = None
     return_kept: bool = False
+    marked: bool = True
     run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
 
 

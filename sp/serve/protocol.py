@@ -318,15 +318,19 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 Kind = Literal["chat", "completion"]
+Range = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A checked request: `messages` of a chat, or the `prompt` of a completion."""
+    """A checked request: `messages` of a chat, or the `prompt` of a completion. `kept`: ranges of text that compression
+    leaves: the number of a message, and the characters of its parts, joined by blank lines, from which and to which.
+    """
 
     kind: Kind
     options: RunOptions
     messages: tuple[dict[str, Any], ...] = ()
+    kept: tuple[Range, ...] = ()
     tools: ToolUse = field(default_factory=ToolUse)
     prompt: str = ""
     stop: tuple[str, ...] = ()

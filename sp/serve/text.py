@@ -26,8 +26,8 @@ class Part(NamedTuple):
 class ReplyText:
     """Feeds on tokens, hands out text. `stops`: strings that end the answer and are not part of it; they end neither
     thinking nor calls; `thinks`: how the model marks its thinking; `begins`: whether the answer begins a text, as a
-    reply of a chat does, or goes on with that of the prompt; `stopped`: whether a stop string was met, or the only call
-    that was wanted; `called`: whether there was a call; `reasoning_tokens`: tokens of thinking, marks included.
+    reply of a chat does, or goes on with that of the prompt; `stopped`: whether a stop string was met, `stop`, or the
+    only call that was wanted; `called`: whether there was a call; `reasoning_tokens`: those of thinking and its marks.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class ReplyText:
         calling: Calling | None = None,
     ) -> None:
         self.stopped, self.called, self.reasoning_tokens = False, False, 0
+        self.stop: str | None = None
         self._tokenizer, self._stops = tokenizer, stops
         self._marks = thinks.marks.tokens if thinks else ()
         self._marks += calling.style.tokens if calling else ()
@@ -95,10 +96,11 @@ class ReplyText:
         if self.stopped:
             return ""
         text = self._held + new
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            at, self.stop = min(found)
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[:at]
         held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
@@ -173,10 +175,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of one answer, and why."""
+    """The end of one answer, and why; `stop`: the string that ended it."""
 
     index: int
     finish_reason: str
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,8 @@ class Speaker:
         """The answer has so many tokens, and might have had `most`."""
         self._emit(self.text.finish(), last=True)
         long = tokens == most and not self.text.stopped
-        self._send(Ended(self.index, "length" if long else "tool_calls" if self.text.called else "stop"))
+        why = "length" if long else "tool_calls" if self.text.called else "stop"
+        self._send(Ended(self.index, why, self.text.stop))
 
     def _emit(self, part: Part, last: bool = False) -> None:
         if any(part) or (last and self._told):

@@ -82,6 +82,14 @@ def post(url: str, messages: list[dict[str, Any]], **body: Any) -> httpx.Respons
     return web.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 8, **body}, timeout=120)
 
 
+def test_messages_are_answered_behind_the_door_and_its_errors_have_their_shape(url: str) -> None:
+    said = {"model": "x", "max_tokens": 4, "messages": [{"role": "user", "content": "Who is there?"}]}
+    reply = web.post(f"{url}/v1/messages", json=said, timeout=120)
+    assert (reply.status_code, reply.json()["type"]) == (200, "message")
+    reply = web.post(f"{url}/v1/messages", content=b"{}", headers={"content-type": "text/plain"})
+    assert (reply.status_code, reply.json()["type"]) == (415, "error")
+
+
 def health(url: str) -> dict[str, Any]:
     found: dict[str, Any] = web.get(f"{url}/health", timeout=30).json()
     return found
