@@ -157,7 +157,8 @@ def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...
     pipeline.ready(asked.options, once)
     pipeline.warm_up(options=asked.options)
     worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
-    defaults = Defaults(asked.options, asked.server.max_tokens, pipeline.draft is not None, asked.thinking)
+    server, draft = asked.server, pipeline.draft is not None
+    defaults = Defaults(asked.options, server.max_tokens, draft, asked.thinking, server.strict_fields)
     return Service(worker, defaults, asked.limits, cors)
 
 
