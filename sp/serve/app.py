@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,6 +28,8 @@ from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
+from sp.serve.response_reply import ResponseReply
+from sp.serve.responses import Asked
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
 
@@ -59,7 +61,7 @@ class Reply:
         begin, index, logprobs = self._begin(piece.index), piece.index, self._logprobs(piece)
         if not self.chat:
             return begin + self._chunk(piece.text, index, logprobs=logprobs)
-        named = {"reasoning_content": piece.reasoning, "content": piece.text}
+        named = {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning, "content": piece.text}
         said = {name: text for name, text in named.items() if text}
         chunks = [begin, self._chunk(said, index, logprobs=logprobs)] if said or logprobs else [begin]
         for call in piece.calls:
@@ -81,6 +83,14 @@ class Reply:
             told = event({**self._head, "object": self._kind, "choices": [], "usage": done.usage})
         return told + b"data: [DONE]\n\n"
 
+    def failed(self, error: RequestError) -> bytes:
+        """The end of a stream whose work has failed."""
+        return event(error.body())
+
+    def told(self, error: RequestError) -> RequestError:
+        """An error in the words of the request."""
+        return error
+
     def _begin(self, index: int) -> bytes:
         """Whose turn it is, before the first piece of an answer; nothing for completions."""
         if index in self._begun:
@@ -93,7 +103,7 @@ class Reply:
         text, reasoning = ("".join(part) for part in ([p.text for p in pieces], [p.reasoning for p in pieces]))
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}  # clients know one or the other
         if calls := [self._call(call, end.index) for piece in pieces for call in piece.calls]:
             message |= {"content": text or None, "tool_calls": calls}
         content = {"message": message} if self.chat else {"text": text}
@@ -135,6 +145,7 @@ def event(value: dict[str, Any]) -> bytes:
 log = logging.getLogger("sp.serve")
 
 HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
+Spoken = Kind | Literal["response"]  # what an endpoint takes
 SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
 
@@ -172,10 +183,14 @@ class Service:
         async def completion(request: Request) -> Response:
             return await self.answer(request, "completion")
 
+        async def response(request: Request) -> Response:
+            return await self.answer(request, "response")
+
         routes = [
             Route("/", self.page),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/responses", response, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
             Route("/health", self.health),
@@ -188,14 +203,14 @@ class Service:
         """Take no more requests; the one at work goes on."""
         self.worker.close()
 
-    async def answer(self, request: Request, kind: Kind) -> Response:
+    async def answer(self, request: Request, kind: Spoken) -> Response:
         """Serve one request; whatever goes wrong becomes one JSON error."""
         try:
             self.worker.check_room()
             async with self.bodies.read(request) as raw:
                 parse = partial(self._parse, request, kind, raw)
-                job, lane = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
-            return await self.respond(request, job, lane)
+                job, lane, reply = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
+            return await self.respond(request, job, lane, reply)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
@@ -205,21 +220,29 @@ class Service:
                 log.exception("a request failed")
             return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status in (429, 503) else None)
 
-    def _parse(self, request: Request, kind: Kind, raw: bytes) -> tuple[Job, Lane]:
-        """A body, checked, and whose request it is; on any thread."""
-        body = parse_json(raw)
-        job = parse_request(kind, body, self.defaults)
+    def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Reply | ResponseReply]:
+        """A body, checked, whose request it is, and what writes its answer; on any thread."""
+        body, reply = parse_json(raw), None
+        if kind == "response":
+            asked = Asked.of(body, self.defaults, self.worker.pipeline.target.template)
+            job, body, reply = asked.job(self.defaults, self._check), asked.body, ResponseReply(asked, self.model)
+        else:
+            job = parse_request(kind, body, self.defaults)
+            self._check(job)
+        address = request.client.host if request.client else ""
+        lane = lane_of(body, address, request.headers.get("authorization", ""))
+        return job, lane, reply or Reply(job, self.model)
+
+    def _check(self, job: Job) -> None:
+        """RequestError for a format that no grammar can hold an answer to."""
         if job.format is not None:
             self.worker.grammars.check(job.format)
-        address = request.client.host if request.client else ""
-        return job, lane_of(body, address, request.headers.get("authorization", ""))
 
-    async def respond(self, request: Request, job: Job, lane: Lane) -> Response:
+    async def respond(self, request: Request, job: Job, lane: Lane, reply: Reply | ResponseReply) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
         answer, streaming = Answer(self.worker, request, job.stream), False
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
-            reply = Reply(job, self.model)
             first = await answer.next()
             if job.stream:
                 streaming = True
@@ -230,6 +253,8 @@ class Service:
                 item = await answer.next()
             assert isinstance(item, Done), item
             return JSONResponse(reply.whole(events, item))
+        except RequestError as error:
+            raise reply.told(error) from None
         finally:
             if not streaming:
                 answer.leave()
@@ -329,7 +354,7 @@ class EventStream(Response):
             self._answer.leave()
 
 
-async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[bytes]:
+async def _chunks(answer: Answer, item: Event, reply: Reply | ResponseReply) -> AsyncIterator[bytes]:
     """Events of the stream from the first one on; an error late in the answer is its last event."""
     try:
         while isinstance(item, Piece | Ended):
@@ -339,7 +364,7 @@ async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[by
         yield reply.last(item)
     except RequestError as error:
         answer.worker.metrics.refused(error)
-        yield event(error.body())
+        yield reply.failed(error)
 
 
 async def disconnected(request: Request) -> None:
@@ -352,7 +377,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     told = RequestError(
         f"{request.method} {request.url.path}: {error.detail}; see /v1/chat/completions, /v1/completions, "
-        "/v1/models, /health and /metrics",
+        "/v1/responses, /v1/models, /health and /metrics",
         status=error.status_code, code="not_found",
     )  # fmt: skip
     return JSONResponse(told.body(), error.status_code, error.headers)
