@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,6 +355,13 @@ def test_any_json_is_a_request_or_an_error_that_can_be_sent(body: dict[str, Any]
         message = told.body()["error"]["message"]
         assert len(message) <= 300
         assert "\n" not in message
+
+
+def test_the_example_of_the_page(agent: tool.Running, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    (example,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "responses.create" in each)
+    exec(example.replace("http://127.0.0.1:8000", agent.url), {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("said", [ONE, "Text."])
