@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -68,6 +69,29 @@ MAX_NAME = 64
 BIGGEST = 1 << 53  # what JSON readers agree on
 
 
+MOST_VALUES = 200_000
+"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_shape(raw: bytes) -> None:
+    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
+    be JSON: a string that does not end is for the parser to tell.
+    """
+    at, found = 0, 0
+    while at < len(raw):
+        quote = raw.find(b'"', at)
+        stop = len(raw) if quote < 0 else quote
+        if stop - at > 1:  # between most strings there is a single sign
+            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
+        if found > MOST_VALUES:
+            raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
+        string = STRING.match(raw, stop) if quote >= 0 else None
+        if string is None:
+            return
+        at, found = string.end(), found + 1
+
+
 def text_of(given: Any, where: str) -> str:
     """A string that UTF-8 can write, or RequestError."""
     if not isinstance(given, str):
@@ -77,6 +101,15 @@ def text_of(given: Any, where: str) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"{where} has a lone surrogate at character {error.start}; send UTF-8 text", where) from None
     return given
+
+
+def not_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without its fields that are null, which many clients send for what they leave out.
+
+    >>> not_null({"type": "text", "json_schema": None})
+    {'type': 'text'}
+    """
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def prompt_of(given: Any) -> tuple[str, tuple[int, ...]]:
@@ -257,7 +290,7 @@ def format_of(body: Mapping[str, Any]) -> Format | None:
     if not isinstance(given, dict) or kind not in KINDS:
         seen = shown(kind if isinstance(given, dict) else given)
         raise RequestError(f"{PARAM}.type is {seen}; send one of {', '.join(KINDS)}", PARAM)
-    for name in given:
+    for name in not_null(given):
         if name not in ("type", kind if kind == "json_schema" else "type"):
             raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
     if kind == "text":
@@ -272,7 +305,7 @@ def _schema(given: Any) -> str:
     schema = given.get("schema") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(schema, dict):
         raise RequestError(f"{where}.schema is no object; send {{'name': 'x', 'schema': {{...}}}}", where)
-    for name in given:
+    for name in not_null(given):
         if name not in ("name", "schema", "strict", "description"):
             raise RequestError(f"{where}.{name[:MAX_NAME]} is unknown; leave it out", where)
     if not shallow(schema, MOST_DEPTH):

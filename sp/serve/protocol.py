@@ -23,9 +23,11 @@ from sp.serve.fields import (
     Choosing,
     Format,
     RequestError,
+    check_shape,
     format_of,
     like,
     logprobs_of,
+    not_null,
     prompt_of,
     shown,
     text_of,
@@ -230,29 +232,6 @@ def paired(messages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return found
 
 
-MOST_VALUES = 200_000
-"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-
-
-def check_shape(raw: bytes) -> None:
-    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
-    be JSON: a string that does not end is for the parser to tell.
-    """
-    at, found = 0, 0
-    while at < len(raw):
-        quote = raw.find(b'"', at)
-        stop = len(raw) if quote < 0 else quote
-        if stop - at > 1:  # between most strings there is a single sign
-            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
-        if found > MOST_VALUES:
-            raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
-        string = STRING.match(raw, stop) if quote >= 0 else None
-        if string is None:
-            return
-        at, found = string.end(), found + 1
-
-
 MAX_MESSAGES = 1024
 
 
@@ -386,7 +365,7 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
     """Check a body against what the server can do; RequestError names the first field at fault. A field that is null is
     left out; one that is unknown is ignored, and told, unless the server was started to refuse it.
     """
-    body, ignored = {name: value for name, value in body.items() if value is not None}, list[str]()
+    body, ignored = not_null(body), list[str]()
     for name, value in body.items():
         if name in NEUTRAL:
             if not any(value == neutral and type(value) in like(neutral) for neutral in NEUTRAL[name]):
@@ -398,7 +377,7 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
             ignored.append(f"{name[:MAX_NAME]}: unknown field")
     overrides = overrides_of(body.get("sp"))
     options = options_of(body, overrides, defaults)
-    stream, include_usage = _stream_options(body)
+    stream, include_usage = _stream_options(body, None if defaults.strict_fields else ignored)
     stop = _stop(body.get("stop"))
     job = Job(kind, options, stop=stop, asked=overrides, stream=stream, include_usage=include_usage,
               choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
@@ -427,13 +406,17 @@ def told(ignored: Sequence[str]) -> tuple[str, ...]:
     return tuple(text.encode(errors="replace").decode() for text in [*ignored[:most], *rest])
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
+def _stream_options(body: Mapping[str, Any], ignored: list[str] | None) -> tuple[bool, bool]:
     stream = typed(body, "stream", (bool, type(None)), "true or false")
     given = typed(body, "stream_options", (dict, type(None)), "an object") or {}
+    given = not_null(given)
     for name, value in given.items():
-        if name not in ("include_usage", "include_obfuscation") or not isinstance(value, bool):
-            known = "{'include_usage': true}"
-            raise RequestError(f"stream_options.{name[:MAX_NAME]} is not understood; send {known}", "stream_options")
+        where, ours = f"stream_options.{name[:MAX_NAME]}", name in ("include_usage", "include_obfuscation")
+        if ours and isinstance(value, bool):
+            continue
+        if ours or ignored is None:
+            raise RequestError(f"{where} is not understood; send {{'include_usage': true}}", "stream_options")
+        ignored.append(f"{where}: unknown field")
     return bool(stream), given.get("include_usage", False)
 
 

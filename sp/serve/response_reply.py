@@ -167,12 +167,14 @@ class ResponseReply:
 
     def _called(self, call: Call) -> bytes:
         """A call, which comes whole."""
-        said, name = self._close(), {"name": call.name}
+        said, name = self._close(), self._asked.named_call(call.name)
         item = {"id": _id("fc"), "type": "function_call", "status": "in_progress", "call_id": _id("call"), **name}
         said += self._item(item | {"arguments": ""})
         self._output[-1] = item | {"arguments": call.json, "status": "completed"}
         said += self._event("response.function_call_arguments.delta", **self._at(), delta=call.json)
-        said += self._event("response.function_call_arguments.done", **self._at(), **name, arguments=call.json)
+        said += self._event(
+            "response.function_call_arguments.done", **self._at(), name=name["name"], arguments=call.json
+        )
         index = len(self._output) - 1
         return said + self._event("response.output_item.done", output_index=index, item=self._output[index])
 

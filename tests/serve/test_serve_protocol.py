@@ -106,7 +106,7 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"response_format": {"type": "json_object"}, "tools": [tool()]}, "response_format", "exclude each other"),
         ({"sp": {"decode": "sample"}, "temperature": 3}, "temperature", "from 0 to 2"),
         ({"stream": "yes"}, "stream", "true or false"),
-        ({"stream_options": {"usage": True}}, "stream_options", "include_usage"),
+        ({"stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
         ({"stop": [""]}, "stop", "1 to 256"),
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"tools": {}}, "tools", "list"),
@@ -186,7 +186,9 @@ def test_unknown_fields_are_ignored_and_told_or_refused(body: dict[str, Any], pa
 def test_what_is_null_is_left_out() -> None:
     names = ("max_tokens", "n", "tools", "stop", "stream", "sp", "logit_bias", "unheard_of")
     assert parse(**dict.fromkeys(names)) == parse()
-    assert not parse(tools=[tool()]).ignored
+    assert not parse(tools=[tool(strict=None, description=None)]).ignored
+    assert not parse(stream_options={"include_usage": None}, response_format={"type": "text", "x": None}).ignored
+    assert parse(stream_options={"chunks": 3}).ignored == ("stream_options.chunks: unknown field",)
 
 
 def test_tools_may_be_called_strictly_and_it_is_told() -> None:

@@ -307,6 +307,42 @@ def test_items_of_an_agent_become_turns() -> None:
     assert asked.ignored == ["input[5]: items of type local_shell_call are not shown to the model"]
 
 
+def test_functions_of_a_namespace(pair: Pipeline) -> None:
+    space = {
+        "type": "namespace",
+        "name": "mcp__files",
+        "description": "Files.",
+        "tools": [TOOL, {"type": "custom", "name": "x"}],
+    }
+    said = ONE.replace("read_file", "mcp__files__read_file")
+    with tool.serving(scripted(pair, TAGGED, said), answer=256) as running:
+        found = events(running, tools=[{"type": "web_search"}, space])
+        (call,) = found[-1]["response"]["output"]
+        assert (call["name"], call["namespace"]) == ("read_file", "mcp__files")
+        assert found[-1]["response"]["tools"] == [space]
+        assert [each.split(":")[0] for each in found[-1]["response"]["usage"]["sp"]["ignored"]] == [
+            "tools[0]", "tools[1].tools[1]", "tools[1].tools[0].strict",
+        ]  # fmt: skip
+        turns = [{"role": "user", "content": "x"}, call, {**SEEN_IT, "call_id": call["call_id"]}]
+        choice = {"type": "function", "name": "read_file", "namespace": "mcp__files"}
+        told = post(running, input=turns, tools=[space], tool_choice=choice).json()
+        assert told["output"][0]["namespace"] == "mcp__files"
+        assert f"assistant\n{said}<|im_end|>" in SEEN[-1].text
+        wrong = {**space, "tools": [{**TOOL, "name": "a b"}]}
+        error = post(running, tools=[wrong]).json()["error"]
+        assert error["param"] == "tools[0].tools[0].name"
+
+
+def test_a_later_system_message_that_no_template_shows_is_the_user_s(agent: tool.Running) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "developer", "content": "Be careful."}]
+    told = post(agent, input=turns, tools=[TOOL]).json()  # with tools the template shows the first alone
+    assert "<|im_start|>user\nBe careful.<|im_end|>" in SEEN[-1].text
+    assert told["usage"]["sp"]["ignored"][0].startswith("input[1].role: shown as the user's")
+    told = post(agent, input=turns).json()
+    assert "<|im_start|>system\nBe careful.<|im_end|>" in SEEN[-1].text
+    assert "ignored" not in told["usage"]["sp"]
+
+
 def test_unknown_fields_are_told_or_refused() -> None:
     job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda _: None)
     assert job.ignored == ("depth: unknown field",)
