@@ -61,7 +61,7 @@ def serve(
     access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
     grace: Annotated[int, opt(least=0, help="Seconds the request at work has to end on shutdown.")] = 30,
 ) -> None:
-    """Serve chat and text completions of one resident pair, compressed request by request.
+    """Serve chats, text completions and OpenAI's Responses of one resident pair, compressed request by request.
 
     A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
     {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
