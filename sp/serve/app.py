@@ -31,11 +31,13 @@ from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.response_reply import ResponseReply
 from sp.serve.responses import Asked
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
-from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, lane_of
+from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of
 
 
 class Reply:
     """Makes all JSON objects of one request's answers; they share an id."""
+
+    ping = b""
 
     def __init__(self, job: Job, model: str) -> None:
         self.chat, self.include_usage = job.kind == "chat", job.include_usage
@@ -220,8 +222,8 @@ class Service:
                 log.exception("a request failed")
             return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status in (429, 503) else None)
 
-    def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Reply | ResponseReply]:
-        """A body, checked, whose request it is, and what writes its answer; on any thread."""
+    def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Writer | None]:
+        """A body, checked, whose request it is, and what writes its answer if not `Reply`; on any thread."""
         body, reply = parse_json(raw), None
         if kind == "response":
             asked = Asked.of(body, self.defaults, self.worker.pipeline.target.template)
@@ -231,16 +233,16 @@ class Service:
             self._check(job)
         address = request.client.host if request.client else ""
         lane = lane_of(body, address, request.headers.get("authorization", ""))
-        return job, lane, reply or Reply(job, self.model)
+        return job, lane, reply
 
     def _check(self, job: Job) -> None:
         """RequestError for a format that no grammar can hold an answer to."""
         if job.format is not None:
             self.worker.grammars.check(job.format)
 
-    async def respond(self, request: Request, job: Job, lane: Lane, reply: Reply | ResponseReply) -> Response:
+    async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
-        answer, streaming = Answer(self.worker, request, job.stream), False
+        answer, streaming, reply = Answer(self.worker, request, job.stream), False, reply or Reply(job, self.model)
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
             first = await answer.next()
@@ -354,7 +356,7 @@ class EventStream(Response):
             self._answer.leave()
 
 
-async def _chunks(answer: Answer, item: Event, reply: Reply | ResponseReply) -> AsyncIterator[bytes]:
+async def _chunks(answer: Answer, item: Event, reply: Writer) -> AsyncIterator[bytes]:
     """Events of the stream from the first one on; an error late in the answer is its last event."""
     try:
         while isinstance(item, Piece | Ended):

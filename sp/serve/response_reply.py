@@ -28,6 +28,8 @@ class ResponseReply:
     ('completed', 'Hi.', 5)
     """
 
+    ping = b""
+
     def __init__(self, asked: Asked, model: str) -> None:
         self._asked = asked
         self._head = {

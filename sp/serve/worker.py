@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -201,6 +201,32 @@ class Failed:
 
 Result = RunResult | TurnResult
 Event = Piece | Ended | Done | Failed
+
+
+class Writer(Protocol):
+    """Writes the answers to one request, whole or as events of a stream. `ping`: what is sent where nothing else was
+    for a while, so that nobody takes the connection for dead; empty for nothing.
+    """
+
+    ping: bytes
+
+    def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
+        """All of it."""
+
+    def piece(self, piece: Piece) -> bytes:
+        """One more piece."""
+
+    def ended(self, end: Ended) -> bytes:
+        """Why an answer ended."""
+
+    def last(self, done: Done) -> bytes:
+        """The end of all answers."""
+
+    def failed(self, error: RequestError) -> bytes:
+        """The end of a stream whose work has failed."""
+
+    def told(self, error: RequestError) -> RequestError:
+        """An error in the words of the request."""
 
 
 @dataclass(eq=False)
