@@ -45,6 +45,14 @@ class PromptError(SpError):
     """The prompt cannot be used: empty, too long for the context, or its protected spans do not fit."""
 
 
+class TooLongError(PromptError):
+    """A prompt and its answer do not fit together. `room`: tokens of an answer that would; None if not known."""
+
+    def __init__(self, message: str, room: int | None = None) -> None:
+        super().__init__(message)
+        self.room = room
+
+
 class DeviceError(SpError):
     """The GPU, its driver or its compiler cannot do what was asked, or a kernel was launched wrongly."""
 

@@ -15,10 +15,12 @@ from outcomes import Outcomes, SlowError
 
 import sp
 from sp.errors import SpError
+from sp.serve.app import Spoken
 from sp.serve.fields import Grammars, as_request_error
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
-from sp.serve.protocol import Kind, parse_json, parse_request
+from sp.serve.protocol import parse_json, parse_request
+from sp.serve.responses import Asked
 from sp.serve.worker import lane_of
 from sp.session import Pipeline
 
@@ -46,8 +48,22 @@ TEXTS: tuple[dict[str, Any], ...] = (
     {"prompt": f"{FILL}\n\nWhat?", "max_tokens": 3, "temperature": 1, "logprobs": 2, "stop": "x", "sp": {"alpha": 0.1}},
     {"prompt": "é", "echo": False, "best_of": 1, "logit_bias": {}, "suffix": "", "n": 1},
 )
-SEEDS: tuple[tuple[Kind, dict[str, Any]], ...] = tuple(
-    [("chat", each) for each in CHATS] + [("completion", each) for each in TEXTS]  # type: ignore[misc]
+ITEM = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
+RESPONSES: tuple[dict[str, Any], ...] = (
+    {"input": f"{FILL}\n\nWhat is green?", "max_output_tokens": 9, "instructions": "Be brief.", "stream": True,
+     "text": {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": SCHEMA}, "verbosity": "low"}},
+    {"input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+               {"role": "user", "content": "hi"},
+               {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
+               ITEM, {"type": "function_call_output", "call_id": "c1", "output": "seen"}],
+     "tools": [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": True}, {"type": "web_search"}],
+     "tool_choice": {"type": "function", "name": "look"}, "parallel_tool_calls": False, "top_logprobs": 2,
+     "reasoning": {"effort": "low", "summary": "auto"}, "include": ["message.output_text.logprobs"], "store": False},
+)  # fmt: skip
+SEEDS: tuple[tuple[Spoken, dict[str, Any]], ...] = tuple(
+    [("chat", each) for each in CHATS]
+    + [("completion", each) for each in TEXTS]
+    + [("response", each) for each in RESPONSES]  # type: ignore[misc]
 )
 
 
@@ -55,11 +71,16 @@ class RefusedError(SpError):
     """A body was answered with a status of 400 to 499."""
 
 
-def read(kind: Kind, raw: bytes, pair: Pipeline, grammars: Grammars, statuses: Counter[int]) -> None:
+def read(kind: Spoken, raw: bytes, pair: Pipeline, grammars: Grammars, statuses: Counter[int]) -> None:
     """What the server does with a body before a model reads; what it would refuse is a `RefusedError`."""
     try:
         body = parse_json(raw)
-        job = parse_request(kind, body, Defaults(max_new_tokens=64))
+        defaults = Defaults(max_new_tokens=64)
+        if kind == "response":
+            asked = Asked.of(body, defaults, pair.target.template)
+            job, body = asked.job(defaults, lambda _: None), asked.body
+        else:
+            job = parse_request(kind, body, defaults)
         if job.format is not None:
             grammars.check(job.format)
         lane_of(body, "::1", "")

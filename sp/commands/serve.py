@@ -61,7 +61,7 @@ def serve(
     access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
     grace: Annotated[int, opt(least=0, help="Seconds the request at work has to end on shutdown.")] = 30,
 ) -> None:
-    """Serve chat and text completions of one resident pair, compressed request by request.
+    """Serve chats, text completions and OpenAI's Responses of one resident pair, compressed request by request.
 
     A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
     {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
@@ -157,7 +157,8 @@ def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...
     pipeline.ready(asked.options, once)
     pipeline.warm_up(options=asked.options)
     worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
-    defaults = Defaults(asked.options, asked.server.max_tokens, pipeline.draft is not None, asked.thinking)
+    server, draft = asked.server, pipeline.draft is not None
+    defaults = Defaults(asked.options, server.max_tokens, draft, asked.thinking, server.strict_fields)
     return Service(worker, defaults, asked.limits, cors)
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,6 +30,8 @@ from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
+from sp.serve.response_reply import ResponseReply
+from sp.serve.responses import Asked
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.tokens import Tokens
 from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of
@@ -64,7 +66,7 @@ class Reply:
         begin, index, logprobs = self._begin(piece.index), piece.index, self._logprobs(piece)
         if not self.chat:
             return begin + self._chunk(piece.text, index, logprobs=logprobs)
-        named = {"reasoning_content": piece.reasoning, "content": piece.text}
+        named = {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning, "content": piece.text}
         said = {name: text for name, text in named.items() if text}
         chunks = [begin, self._chunk(said, index, logprobs=logprobs)] if said or logprobs else [begin]
         for call in piece.calls:
@@ -106,7 +108,7 @@ class Reply:
         text, reasoning = ("".join(part) for part in ([p.text for p in pieces], [p.reasoning for p in pieces]))
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}  # clients know one or the other
         if calls := [self._call(call, end.index) for piece in pieces for call in piece.calls]:
             message |= {"content": text or None, "tool_calls": calls}
         content = {"message": message} if self.chat else {"text": text}
@@ -148,6 +150,7 @@ def event(value: dict[str, Any]) -> bytes:
 log = logging.getLogger("sp.serve")
 
 HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
+Spoken = Kind | Literal["response"]  # what an endpoint takes
 SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
 
@@ -185,10 +188,14 @@ class Service:
         async def completion(request: Request) -> Response:
             return await self.answer(request, "completion")
 
+        async def response(request: Request) -> Response:
+            return await self.answer(request, "response")
+
         routes = [
             Route("/", self.page),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/responses", response, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
             *Messages(self).routes(),
@@ -203,14 +210,14 @@ class Service:
         """Take no more requests; the one at work goes on."""
         self.worker.close()
 
-    async def answer(self, request: Request, kind: Kind) -> Response:
+    async def answer(self, request: Request, kind: Spoken) -> Response:
         """Serve one request; whatever goes wrong becomes one JSON error."""
         try:
             self.worker.check_room()
             async with self.bodies.read(request) as raw:
                 parse = partial(self._parse, request, kind, raw)
-                job, lane = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
-            return await self.respond(request, job, lane)
+                job, lane, reply = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
+            return await self.respond(request, job, lane, reply)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
@@ -220,14 +227,23 @@ class Service:
                 log.exception("a request failed")
             return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status in (429, 503) else None)
 
-    def _parse(self, request: Request, kind: Kind, raw: bytes) -> tuple[Job, Lane]:
-        """A body, checked, and whose request it is; on any thread."""
-        body = parse_json(raw)
-        job = parse_request(kind, body, self.defaults)
+    def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Writer | None]:
+        """A body, checked, whose request it is, and what writes its answer if not `Reply`; on any thread."""
+        body, reply = parse_json(raw), None
+        if kind == "response":
+            asked = Asked.of(body, self.defaults, self.worker.pipeline.target.template)
+            job, body, reply = asked.job(self.defaults, self._check), asked.body, ResponseReply(asked, self.model)
+        else:
+            job = parse_request(kind, body, self.defaults)
+            self._check(job)
+        address = request.client.host if request.client else ""
+        lane = lane_of(body, address, request.headers.get("authorization", ""))
+        return job, lane, reply
+
+    def _check(self, job: Job) -> None:
+        """RequestError for a format that no grammar can hold an answer to."""
         if job.format is not None:
             self.worker.grammars.check(job.format)
-        address = request.client.host if request.client else ""
-        return job, lane_of(body, address, request.headers.get("authorization", ""))
 
     async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""
@@ -382,7 +398,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     told = RequestError(
         f"{request.method} {request.url.path}: {error.detail}; see /v1/chat/completions, /v1/completions, "
-        "/v1/models, /health and /metrics",
+        "/v1/responses, /v1/messages, /v1/models, /health and /metrics",
         status=error.status_code, code="not_found",
     )  # fmt: skip
     return refusal(told, request.url.path, error.headers)

@@ -47,7 +47,8 @@ def prefixes_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     common to chats that have nothing else in common. Of a completion they end after every `PIECE` characters. A
     ``prompt_cache_key`` is a beginning that its client names.
     """
-    messages, prompt, key = body.get("messages"), body.get("prompt"), body.get("prompt_cache_key")
+    messages, prompt, key = body.get("messages", body.get("input")), body.get("prompt"), body.get("prompt_cache_key")
+    prompt = messages if isinstance(messages, str) else prompt  # an input of one text
     parts: list[Any] = []
     first = 0
     if isinstance(messages, list):

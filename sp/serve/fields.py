@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ from sp.chat.calls import MOST_DEPTH, shallow
 from sp.config import Field, Option, fields_of
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.base import COLDEST
-from sp.errors import DeviceError, SpError, plain
+from sp.errors import DeviceError, SpError, TooLongError, plain
 from sp.gguf import Tokenizer
 from sp.ops.sampling.sample import Words
 
 LONGEST_MESSAGE = 300
+TOO_LONG = "context_length_exceeded"  # by which clients know that they have to shorten a conversation
 IN_A_REQUEST = {
     "--keep-ratio": "sp.keep_ratio",
     "--max-new-tokens": "max_tokens",
@@ -56,7 +58,7 @@ def as_request_error(error: Exception) -> RequestError:
             message = message.replace(option, field)
         if isinstance(error, DeviceError):
             return RequestError(message, status=503, code="device_error")
-        return RequestError(message)
+        return RequestError(message, code=TOO_LONG) if isinstance(error, TooLongError) else RequestError(message)
     if isinstance(error, MemoryError):
         advice = "send a shorter prompt, or one with a lower sp.keep_ratio"
         return RequestError(f"out of memory; {advice}", status=503, code="out_of_memory")
@@ -65,6 +67,29 @@ def as_request_error(error: Exception) -> RequestError:
 
 MAX_NAME = 64
 BIGGEST = 1 << 53  # what JSON readers agree on
+
+
+MOST_VALUES = 200_000
+"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_shape(raw: bytes) -> None:
+    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
+    be JSON: a string that does not end is for the parser to tell.
+    """
+    at, found = 0, 0
+    while at < len(raw):
+        quote = raw.find(b'"', at)
+        stop = len(raw) if quote < 0 else quote
+        if stop - at > 1:  # between most strings there is a single sign
+            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
+        if found > MOST_VALUES:
+            raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
+        string = STRING.match(raw, stop) if quote >= 0 else None
+        if string is None:
+            return
+        at, found = string.end(), found + 1
 
 
 def text_of(given: Any, where: str) -> str:
@@ -76,6 +101,32 @@ def text_of(given: Any, where: str) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"{where} has a lone surrogate at character {error.start}; send UTF-8 text", where) from None
     return given
+
+
+def not_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without its fields that are null, which many clients send for what they leave out.
+
+    >>> not_null({"type": "text", "json_schema": None})
+    {'type': 'text'}
+    """
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def prompt_of(given: Any) -> tuple[str, tuple[int, ...]]:
+    """The prompt of a completion: a text, or tokens. RequestError for what is neither, and for several prompts.
+
+    >>> prompt_of("Hi"), prompt_of(["Hi"]), prompt_of([5, 7]), prompt_of([[5, 7]])
+    (('Hi', ()), ('Hi', ()), ('', (5, 7)), ('', (5, 7)))
+    """
+    if not isinstance(given, list):
+        return text_of(given, "prompt"), ()
+    if len(given) == 1 and isinstance(given[0], str | list):
+        given = given[0]
+    if isinstance(given, str):
+        return text_of(given, "prompt"), ()
+    if not given or not all(type(each) is int and 0 <= each < 1 << 31 for each in given):
+        raise RequestError("prompt must be one text, or one list of token ids; send a request for each", "prompt")
+    return "", tuple(given)
 
 
 def typed(body: Mapping[str, Any], name: str, kinds: tuple[type, ...], expected: str) -> Any:
@@ -137,7 +188,7 @@ class Choosing:
     top_k : int, optional
         Likeliest tokens to draw from; 0 or -1 for all.
     seed : int, optional
-        Repeats an answer.
+        Repeats an answer; one below 0 is counted from 2^53 down.
     n : int, optional
         Answers.
     """
@@ -146,7 +197,7 @@ class Choosing:
     top_p: Annotated[float | None, Option(least=0, most=1)] = None
     top_k: Annotated[int | None, Option(least=-1, most=(1 << 31) - 1)] = None
     min_p: Annotated[float | None, Option(least=0, most=1)] = None
-    seed: Annotated[int | None, Option(least=0, most=BIGGEST)] = None
+    seed: Annotated[int | None, Option(least=-BIGGEST, most=BIGGEST)] = None
     n: Annotated[int | None, Option(least=1, most=MOST_CHOICES)] = None
 
     @classmethod
@@ -188,7 +239,7 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
         top_k=base.top_k if top_k is None else max(top_k, 0),  # -1 is vLLM's word for all
         top_p=base.top_p if top_p is None else max(float(top_p), LEAST_SHARE),
         min_p=base.min_p if min_p is None else float(min_p),
-        seed=kept if seed is None else seed,
+        seed=kept if seed is None else seed % BIGGEST,
     )
 
 
@@ -239,7 +290,7 @@ def format_of(body: Mapping[str, Any]) -> Format | None:
     if not isinstance(given, dict) or kind not in KINDS:
         seen = shown(kind if isinstance(given, dict) else given)
         raise RequestError(f"{PARAM}.type is {seen}; send one of {', '.join(KINDS)}", PARAM)
-    for name in given:
+    for name in not_null(given):
         if name not in ("type", kind if kind == "json_schema" else "type"):
             raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
     if kind == "text":
@@ -254,7 +305,7 @@ def _schema(given: Any) -> str:
     schema = given.get("schema") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(schema, dict):
         raise RequestError(f"{where}.schema is no object; send {{'name': 'x', 'schema': {{...}}}}", where)
-    for name in given:
+    for name in not_null(given):
         if name not in ("name", "schema", "strict", "description"):
             raise RequestError(f"{where}.{name[:MAX_NAME]} is unknown; leave it out", where)
     if not shallow(schema, MOST_DEPTH):

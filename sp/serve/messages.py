@@ -125,15 +125,16 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
 
 def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
     """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short. Otherwise
-    it is found as in a chat: a short text is kept whole.
+    it is found as in a chat: a short text is kept whole. Tokens are read back as text, which the drafter needs.
     """
-    prompt = Prompt.from_text(job.prompt)
+    text = tokenizer.decode(job.ids) if job.ids else job.prompt
+    prompt = Prompt.from_text(text)
     if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
-        asked = question_of([job.prompt], "auto", tokenizer, job.options.keep_ratio)
+        asked = question_of([text], "auto", tokenizer, job.options.keep_ratio)
         kinds: tuple[SpanKind, ...] = ("protected", "question")
-        spans = [Span(kind, asked.start, len(job.prompt)) for kind in kinds]
+        spans = [Span(kind, asked.start, len(text)) for kind in kinds]
         spans += [Span("protected", 0, asked.opening)] if asked.opening else []
-        return replace(prompt, spans=tuple(in_bytes(job.prompt, spans))), asked
+        return replace(prompt, spans=tuple(in_bytes(text, spans))), asked
     return prompt, None
 
 

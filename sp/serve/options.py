@@ -31,6 +31,7 @@ class Defaults:
     max_new_tokens: int = 1024
     draft: bool = False
     thinking: Thinking = field(default_factory=Thinking)
+    strict_fields: bool = False  # whether unknown fields of a request are refused
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class ServerOptions:
         Requests that may wait.
     max_body : int
         Largest request body, in MiB.
+    strict_fields : bool
+        Refuse unknown fields of a request; else they are ignored, and told.
     """
 
     group: ClassVar[str] = "Server"
@@ -61,6 +64,7 @@ class ServerOptions:
     session_vram: Size | None = None
     queue: Annotated[int, Option(least=1)] = 32
     max_body: Annotated[int, Option(least=1)] = 16
+    strict_fields: bool = False
 
 
 OUTSIDE = ("max_new_tokens", "seed")  # options of a run that have a field of their own beside `sp`
@@ -135,8 +139,10 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
     """The server's options with what the request changes."""
     asked = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     changes: dict[str, Any] = {}
-    if (most := number(body, asked, 1, defaults.max_new_tokens, whole=True)) is not None:
-        changes["max_new_tokens"] = most
+    if (most := number(body, asked, -1, BIGGEST, whole=True)) is not None:
+        if most == 0:
+            raise RequestError(f"{asked} is 0; send a whole number from 1, or -1 for all that the server gives", asked)
+        changes["max_new_tokens"] = min(most, defaults.max_new_tokens) if most > 0 else defaults.max_new_tokens
     if given.off and given.run.get("compress", "off") != "off":
         raise RequestError(f"sp.off is true but sp.compress is {given.run['compress']!r}; send one of them", "sp")
     try:
@@ -149,8 +155,8 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
         decode = _decoder(named["decode"], defaults) if "decode" in named else defaults.options.decode
         changes["decode"] = decoder_of(body, decode, named.get("decode"))
         if not isinstance(changes["decode"], Sample):  # whose seed is its own: a conversation is the same with any
-            seed = number(body, "seed", 0, BIGGEST, whole=True)
-            changes |= {} if seed is None else {"seed": seed}
+            seed = number(body, "seed", -BIGGEST, BIGGEST, whole=True)
+            changes |= {} if seed is None else {"seed": seed % BIGGEST}
         options = replace(defaults.options, **changes)
         return options if given.alpha is None else _with_alpha(options, given.alpha)
     except ConfigError as error:

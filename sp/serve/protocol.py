@@ -23,9 +23,12 @@ from sp.serve.fields import (
     Choosing,
     Format,
     RequestError,
+    check_shape,
     format_of,
     like,
     logprobs_of,
+    not_null,
+    prompt_of,
     shown,
     text_of,
     typed,
@@ -113,6 +116,13 @@ class ToolUse:
         return Calling(style, self.tools, self.single, opening)
 
 
+def lax(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line if tools are to be called strictly: arguments of calls are not held to a schema."""
+    strict = [index for index, tool in enumerate(tools) if tool["function"].get("strict")]
+    more = f", and of {len(strict) - 1} more" if strict[1:] else ""
+    return [f"tools[{strict[0]}].function.strict{more}: arguments are not held to a schema"] if strict else []
+
+
 def tool_use(body: Mapping[str, Any]) -> ToolUse:
     """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a body, checked."""
     tools = _tools(body.get("tools"))
@@ -160,9 +170,6 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
             value = function.get(key)
             if value is not None and not isinstance(value, kind):
                 raise RequestError(f"{where}.function.{key} is {shown(value)}; send {what}", f"{where}.function.{key}")
-        if function.get("strict") not in (None, False):
-            place = f"{where}.function.strict"
-            raise RequestError(f"{place} is set, but the server does not hold answers to a schema; leave it out", place)
     if not shallow(given, MOST_DEPTH):
         raise RequestError(f"tools are nested deeper than {MOST_DEPTH}; send plain schemas", "tools")
     text_of(json.dumps(given, ensure_ascii=False), "tools")
@@ -225,62 +232,44 @@ def paired(messages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return found
 
 
-MOST_VALUES = 200_000
-"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-
-
-def check_shape(raw: bytes) -> None:
-    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
-    be JSON: a string that does not end is for the parser to tell.
-    """
-    at, found = 0, 0
-    while at < len(raw):
-        quote = raw.find(b'"', at)
-        stop = len(raw) if quote < 0 else quote
-        if stop - at > 1:  # between most strings there is a single sign
-            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
-        if found > MOST_VALUES:
-            raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
-        string = STRING.match(raw, stop) if quote >= 0 else None
-        if string is None:
-            return
-        at, found = string.end(), found + 1
-
-
 MAX_MESSAGES = 1024
 
 
-def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
+def messages_of(given: Any, ignored: list[str] | None = None) -> tuple[dict[str, Any], ...]:
     """Messages as role, list of text parts, an assistant's reasoning and calls, the call that a tool answers.
-    RequestError names the first that is none, or that lacks the other half of a call.
+    RequestError names the first that is none, or that lacks the other half of a call. `ignored`: hears of unknown
+    fields; without it they are refused.
     """
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    messages = [_message(item, f"messages[{index}]") for index, item in enumerate(given)]
+    messages = [_message(item, f"messages[{index}]", ignored) for index, item in enumerate(given)]
     for index, name in paired(messages).items():
         messages[index]["name"] = name
     return tuple(messages)
 
 
-def _message(given: Any, where: str) -> dict[str, Any]:
+def _message(given: Any, where: str, ignored: list[str] | None) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise RequestError(f"{where} is a {shown(given)}; send an object with role and content", where)
     roles = ("system", "developer", "user", "assistant", "tool")
     role = given.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role is {shown(role)}; use one of {', '.join(roles)}", f"{where}.role")
-    own = {"assistant": ("reasoning_content", "tool_calls"), "tool": ("tool_call_id",)}.get(role, ())
+    own = {"assistant": ("reasoning_content", "reasoning", "tool_calls"), "tool": ("tool_call_id",)}.get(role, ())
     for name, value in given.items():
         if name in ("role", "content", "name", *own) or value in (None, []):
             continue
         place = f"{where}.{name[:MAX_NAME]}"
-        what = "not supported" if name in ("function_call", "audio", "refusal", "annotations") else "unknown"
+        what = "not supported" if name in ("function_call", "audio", "tool_calls") else "unknown"
+        if what == "unknown" and ignored is not None:
+            ignored.append(f"{place}: unknown field")
+            continue
         raise RequestError(f"{place} is {what}; send the turn's text as content", place)
     said: dict[str, Any] = {"role": "system" if role == "developer" else role}
     if role == "assistant":
-        thought = given.get("reasoning_content")
-        said["reasoning"] = "" if thought is None else text_of(thought, f"{where}.reasoning_content")
+        name = "reasoning" if given.get("reasoning_content") is None else "reasoning_content"
+        thought = given.get(name)
+        said["reasoning"] = "" if thought is None else text_of(thought, f"{where}.{name}")
         said["calls"] = calls_of(given.get("tool_calls"), f"{where}.tool_calls")
     elif role == "tool":
         said["call_id"] = id_of(given.get("tool_call_id"), f"{where}.tool_call_id")
@@ -299,6 +288,7 @@ def _message(given: Any, where: str) -> dict[str, Any]:
 
 
 MAX_STOPS = 16
+MOST_IGNORED = 32  # lines; a client that sends more of what is unknown knows by then
 
 COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *NUMBERS, "logprobs", PARAM, "sp")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -333,6 +323,7 @@ class Job:
     kept: tuple[Range, ...] = ()
     tools: ToolUse = field(default_factory=ToolUse)
     prompt: str = ""
+    ids: tuple[int, ...] = ()  # tokens of the target in place of it
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
@@ -341,6 +332,7 @@ class Job:
     choices: int = 1
     logprobs: int | None = None
     format: Format | None = None
+    ignored: tuple[str, ...] = ()  # what of the request is not heeded, a line each
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -374,17 +366,22 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 
 def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Job:
-    """Check a body against what the server can do; RequestError names the first field at fault."""
+    """Check a body against what the server can do; RequestError names the first field at fault. A field that is null is
+    left out; one that is unknown is ignored, and told, unless the server was started to refuse it.
+    """
+    body, ignored = not_null(body), list[str]()
     for name, value in body.items():
         if name in NEUTRAL:
             if not any(value == neutral and type(value) in like(neutral) for neutral in NEUTRAL[name]):
                 said = "but the server does not support this"
                 raise RequestError(f"{name} is {shown(value)}, {said}; leave {name} out", name)
         elif name not in FIELDS[kind] and name not in WITHOUT_EFFECT:
-            raise RequestError(str(unknown_name("field", name[:MAX_NAME], FIELDS[kind])), name[:MAX_NAME])
+            if defaults.strict_fields:
+                raise RequestError(str(unknown_name("field", name[:MAX_NAME], FIELDS[kind])), name[:MAX_NAME])
+            ignored.append(f"{name[:MAX_NAME]}: unknown field")
     overrides = overrides_of(body.get("sp"))
     options = options_of(body, overrides, defaults)
-    stream, include_usage = _stream_options(body)
+    stream, include_usage = _stream_options(body, None if defaults.strict_fields else ignored)
     stop = _stop(body.get("stop"))
     job = Job(kind, options, stop=stop, asked=overrides, stream=stream, include_usage=include_usage,
               choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
@@ -398,18 +395,32 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
         )
     typed(body, "model", (str, type(None)), "a string")
     if kind == "completion":
-        return replace(job, prompt=text_of(body.get("prompt"), "prompt"))
+        prompt, ids = prompt_of(body.get("prompt"))
+        return replace(job, prompt=prompt, ids=ids, ignored=told(ignored))
     template = template_request(body, defaults.thinking)
-    return replace(job, messages=messages_of(body.get("messages")), tools=tool_use(body), template=template)
+    messages = messages_of(body.get("messages"), None if defaults.strict_fields else ignored)
+    use = tool_use(body)
+    return replace(job, messages=messages, tools=use, template=template, ignored=told(ignored + lax(use.tools)))
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
+def told(ignored: Sequence[str]) -> tuple[str, ...]:
+    """What a reply says of what is not heeded: one line each, and not all of many."""
+    most = MOST_IGNORED if len(ignored) <= MOST_IGNORED else MOST_IGNORED - 1
+    rest = [f"and {len(ignored) - most} more"] if ignored[most:] else []
+    return tuple(text.encode(errors="replace").decode() for text in [*ignored[:most], *rest])
+
+
+def _stream_options(body: Mapping[str, Any], ignored: list[str] | None) -> tuple[bool, bool]:
     stream = typed(body, "stream", (bool, type(None)), "true or false")
     given = typed(body, "stream_options", (dict, type(None)), "an object") or {}
+    given = not_null(given)
     for name, value in given.items():
-        if name not in ("include_usage", "include_obfuscation") or not isinstance(value, bool):
-            known = "{'include_usage': true}"
-            raise RequestError(f"stream_options.{name[:MAX_NAME]} is not understood; send {known}", "stream_options")
+        where, ours = f"stream_options.{name[:MAX_NAME]}", name in ("include_usage", "include_obfuscation")
+        if ours and isinstance(value, bool):
+            continue
+        if ours or ignored is None:
+            raise RequestError(f"{where} is not understood; send {{'include_usage': true}}", "stream_options")
+        ignored.append(f"{where}: unknown field")
     return bool(stream), given.get("include_usage", False)
 
 

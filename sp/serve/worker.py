@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from sp.errors import SpError
+from sp.errors import SpError, TooLongError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
 from sp.serve.fields import Grammars, RequestError, as_request_error, nth
@@ -244,6 +244,13 @@ class Ticket:
         if self.cancelled.is_set():
             raise CancelledError
 
+    def shorten(self, room: int | None) -> bool:
+        """Have the answer be no longer than there is room for; whether that makes it shorter."""
+        if room is None or not 0 < room < self.job.options.max_new_tokens:
+            return False
+        self.job = replace(self.job, options=replace(self.job.options, max_new_tokens=room))
+        return True
+
     @contextmanager
     def reporter(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """Progress of a stage, as a place to stop at."""
@@ -372,12 +379,14 @@ class Worker:
         result, told = None, Told(asked=asked, apart=apart, queued=start - ticket.submitted, render=rendered - start)
         for speaker in speakers:
             answer, result = self._answer(ticket, prompt, apart, speaker, result)
-            speaker.end(len(answer.tokens), job.options.max_new_tokens)
+            speaker.end(len(answer.tokens), ticket.job.options.max_new_tokens)
             told.generated += len(answer.tokens)
             told.reasoning += speaker.text.reasoning_tokens
         assert result is not None, "a request wants one answer at least"
         self._count(result, told)
         used = usage(result, told, job.options)
+        if job.ignored:
+            used["sp"]["ignored"] = list(job.ignored)
         if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))
@@ -404,7 +413,12 @@ class Worker:
         if isinstance(first, RunResult):
             return self._sessions.again(first, options, ticket.reporter, on_token), first
         job = replace(ticket.job, options=options)
-        result = self._sessions.answer(prompt, job, apart, ticket.reporter, on_token)
+        try:
+            result = self._sessions.answer(prompt, job, apart, ticket.reporter, on_token)
+        except TooLongError as error:  # nothing was read yet
+            if not ticket.shorten(error.room):
+                raise
+            return self._answer(ticket, prompt, apart, speaker, first)
         return result.answer, result
 
     def _count(self, result: Result, told: Told) -> None:

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Literal
 
 from sp.arrays import Bools
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError, TooLongError
 from sp.models import Cards, Draft, ModelConfig
 from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
@@ -189,7 +189,8 @@ class Fit:
 def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
     """PromptError if the prompt and the answer do not fit the target's context."""
     if tokens + new_tokens > loaded.model.config.context:
-        raise PromptError(f"{_over(loaded, tokens, new_tokens)}; shorten the prompt or lower --max-new-tokens")
+        room = loaded.model.config.context - tokens
+        raise TooLongError(f"{_over(loaded, tokens, new_tokens)}; shorten the prompt or lower --max-new-tokens", room)
 
 
 def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protected: int = 0) -> Fit:
@@ -201,17 +202,18 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protect
         return Fit(True, options.positions)
     over, kept = _over(target, tokens, new), token_budget(options.keep_ratio, tokens, protected)
     if not drafter or options.compress == "off":
-        raise PromptError(f"{over}; let a drafter compress the prompt, shorten it or lower --max-new-tokens")
+        help_ = "let a drafter compress the prompt, shorten it or lower --max-new-tokens"
+        raise TooLongError(f"{over}; {help_}", context - tokens)
     if kept + new > context:
         share = f"--keep-ratio {options.keep_ratio:g} leaves {kept} of them, which do not fit either"
         help_ = (
             "lower it, shorten the prompt" if protected + new <= context else f"shorten the {protected} protected ones"
         )
-        raise PromptError(f"{over}; {share}: {help_} or lower --max-new-tokens")
+        raise TooLongError(f"{over}; {share}: {help_} or lower --max-new-tokens", context - kept)
     if options.scorer.reads_target:
-        raise PromptError(f"{over}, and the scorer has it read all of them; take a scorer that reads with the drafter")
+        raise TooLongError(f"{over}, and the scorer has it read all of them; take a scorer that reads with the drafter")
     if options.state_gaps != "compact":
-        raise PromptError(f"{over}, and state_gaps {options.state_gaps} needs them where they stand; leave it out")
+        raise TooLongError(f"{over}, and state_gaps {options.state_gaps} needs them where they stand; leave it out")
     where = ", at contiguous positions" if options.positions == "original" else ""
     return Fit(False, "contiguous", f"{over}: it reads what is kept alone{where}, and no full prefill is possible")
 
@@ -247,7 +249,7 @@ def check_memory(
         return
     what = f"{tokens} tokens read by {target.path.name} and an answer of up to {new} take {least / 2**30:.2f} GiB"
     help_ = "leave the full prefill out (--no-full)" if full else "lower --keep-ratio"
-    raise PromptError(
+    raise TooLongError(
         f"{what} at least, and the budget is {budget / 2**30:.2f} GiB; {help_}, take --kv q4_0, a shorter prompt or "
         "a larger --vram"
     )
@@ -261,7 +263,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int) -> N
     rounded = product_bytes(config, min(tokens, chunk_on_device(config)), math)
     least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
-        raise PromptError(
+        raise TooLongError(
             f"{tokens} tokens scored by {reader.path.name} take {least / 2**30:.2f} GiB at least, and the budget is "
             f"{budget / 2**30:.2f} GiB; take a shorter prompt, a smaller drafter or a larger --vram"
         )
@@ -394,10 +396,11 @@ def settle(
     return Settled(options, decision, window, protected, most)
 
 
-def over(target: Loaded, end: int, options: RunOptions) -> PromptError:
+def over(target: Loaded, end: int, options: RunOptions) -> TooLongError:
     """The error of a transcript that the window is too short for."""
     other = "use positions contiguous" if options.positions == "original" else "lower --keep-ratio"
-    return PromptError(
+    return TooLongError(
         f"the transcript ends at position {end} and the answer has up to {options.max_new_tokens} tokens, but "
-        f"{target.path.name} has a context of {target.model.config.context}; shorten the transcript, or {other}"
+        f"{target.path.name} has a context of {target.model.config.context}; shorten the transcript, or {other}",
+        target.model.config.context - end,
     )

@@ -307,7 +307,7 @@ class Pipeline(Pair):
         >>> pair = Pipeline.open(device="cpu")
         >>> pair.check("The sky is blue.", RunOptions(max_new_tokens=200_000))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        sp.errors.PromptError: the prompt has 6 tokens and the answer up to 200000, but target.gguf has a context of ...
+        sp.errors.TooLongError: the prompt has 6 tokens and the answer up to 200000, but target.gguf has a context ...
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         check_draft(options, self.draft)

@@ -59,11 +59,25 @@ if (process.env.SP_GRAMMAR !== "no") {
   found.json = JSON.parse(parsed.choices[0].message.content);
 }
 
-await assert.rejects(ask([user("x")], { max_tokens: -1 }), (error) => {
+await assert.rejects(ask([user("x")], { max_tokens: 0 }), (error) => {
   assert.ok(error instanceof OpenAI.BadRequestError);
   assert.equal(error.param, "max_tokens");
   return true;
 });
+
+const asked = { model: "any", input: "Who is there?", max_output_tokens: 8 };
+const response = await client.responses.create(asked);
+const kinds = [];
+let written = "";
+for await (const event of await client.responses.create({ ...asked, stream: true })) {
+  assert.equal(event.sequence_number, kinds.length);
+  kinds.push(event.type);
+  if (event.type === "response.output_text.delta") written += event.delta;
+}
+assert.equal(written, response.output_text);
+assert.ok(["response.completed", "response.incomplete"].includes(kinds.at(-1)));
+found.response = response.output_text;
+await assert.rejects(client.responses.create({ ...asked, previous_response_id: "resp_1" }), OpenAI.BadRequestError);
 
 const left = new AbortController();
 const cut = await ask([user("Who is there?")], { stream: true, max_tokens: 64 });
@@ -81,5 +95,16 @@ if (agent) {
   found.calls = message.tool_calls.map((call) => [call.function.name, JSON.parse(call.function.arguments)]);
   const results = message.tool_calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: "seen" }));
   await calls([user("What is in a.py?"), message, ...results]);
+
+  const flat = [{ type: "function", ...tools[0].function, strict: false }];
+  const input = [user("What is in a.py?")];
+  for (let turn = 0; turn < 2; turn++) {
+    const given = { model: "any", input, tools: flat, max_output_tokens: 200 };
+    const answer = await open(agent).responses.stream(given).finalResponse();
+    const made = answer.output.filter((item) => item.type === "function_call");
+    const outputs = made.map((call) => ({ type: "function_call_output", call_id: call.call_id, output: "seen" }));
+    input.push(...answer.output, ...outputs);
+  }
+  found.items = input.map((item) => item.type ?? item.role);
 }
 console.log(JSON.stringify(found));

@@ -110,5 +110,8 @@ def test_javascript(talking: tool.Running, agent: tool.Running) -> None:
     assert found["question"] == "turn"
     assert found["turns"] == 7
     assert found["calls"] == [["read_file", {"path": "a.py"}], ["read_file", {}]]
+    assert found["response"] == found["chat"]
+    turn = ["message", "function_call", "function_call", "function_call_output", "function_call_output"]
+    assert found["items"] == ["user", *turn, *turn]
     if grammar == "yes":
         assert list(found["json"]) == ["kind", "count"]

@@ -19,9 +19,8 @@ import web
 from fuzz_bodies import fuzz
 
 from sp.errors import ConfigError
-from sp.serve.fields import RequestError
+from sp.serve.fields import MOST_VALUES, RequestError, check_shape
 from sp.serve.http import AT_ONCE, Bodies, Limits, origins_of
-from sp.serve.protocol import MOST_VALUES, check_shape
 from sp.session import Pipeline
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}

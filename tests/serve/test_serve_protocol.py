@@ -73,13 +73,11 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "no call"),
-        ({"max_tokens": -1}, "max_tokens", "from 1 to 64"),
-        ({"max_tokens": 65}, "max_tokens", "from 1 to 64"),
-        ({"max_tokens": 2**53}, "max_tokens", "from 1 to 64"),
+        ({"max_tokens": -2}, "max_tokens", "from -1 to"),
         ({"max_tokens": 1.5}, "max_tokens", "whole"),
         ({"max_tokens": True}, "max_tokens", "whole"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "from 1"),
-        ({"seed": -1}, "seed", "from 0"),
+        ({"seed": 0.5}, "seed", "whole"),
         ({"temperature": 2.5}, "temperature", "from 0 to 2"),
         ({"temperature": False}, "temperature", "a number"),
         ({"temperature": 1, "top_p": 1.5}, "top_p", "from 0 to 1"),
@@ -108,7 +106,7 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"response_format": {"type": "json_object"}, "tools": [tool()]}, "response_format", "exclude each other"),
         ({"sp": {"decode": "sample"}, "temperature": 3}, "temperature", "from 0 to 2"),
         ({"stream": "yes"}, "stream", "true or false"),
-        ({"stream_options": {"usage": True}}, "stream_options", "include_usage"),
+        ({"stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
         ({"stop": [""]}, "stop", "1 to 256"),
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"tools": {}}, "tools", "list"),
@@ -118,7 +116,6 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"tools": [LOOK, LOOK]}, "tools[1]", "twice"),
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "schema"),
         ({"tools": [tool(description=3)]}, "tools[0].function.description", "a string"),
-        ({"tools": [tool(strict=True)]}, "tools[0].function.strict", "leave it out"),
         ({"tools": [tool(description="\ud800")]}, "tools", "surrogate"),
         ({"tools": [tool(parameters=DEEP)]}, "tools", "nested"),
         ({"tools": [LOOK] * 257}, "tools", "256"),
@@ -144,10 +141,8 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"messages": [say(tool_calls=[call()]), result(), result()]}, "messages[2].tool_call_id", "no call"),
         ({"messages": [say(tool_calls=[call()]), result(tool_call_id=None)]}, "messages[1].tool_call_id", "a string"),
         ({"messages": [say(tool_calls=[call()]), result(content=None)]}, "messages[1].content", "a string"),
-        ({"messages": [HELLO[0] | {"tool_calls": [call()]}]}, "messages[0].tool_calls", "unknown"),
+        ({"messages": [HELLO[0] | {"tool_calls": [call()]}]}, "messages[0].tool_calls", "not supported"),
         ({"messages": [HELLO[0] | {"function_call": {}}]}, "messages[0].function_call", "not supported"),
-        ({"messages": HELLO, "mesages": 1}, "mesages", "did you mean 'messages'"),
-        ({"prompt": "x"}, "prompt", "unknown field"),
         ({"sp": 3}, "sp", "send an object"),
         ({"sp": {"keep_ration": 0.1}}, "sp", "did you mean 'keep_ratio'"),
         ({"sp": {"keep_ratio": 0}}, "sp", "above 0"),
@@ -171,6 +166,58 @@ def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str
         parse(**body)
     assert caught.value.param == param
     assert 400 <= caught.value.status < 500
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"mesages": 1}, "mesages", "did you mean 'messages'"),
+        ({"prompt": "x"}, "prompt", "unknown field"),
+        ({"messages": [HELLO[0] | {"depth": 3}]}, "messages[0].depth", "is unknown"),
+    ],
+)
+def test_unknown_fields_are_ignored_and_told_or_refused(body: dict[str, Any], param: str, said: str) -> None:
+    assert parse(**body).ignored == (f"{param}: unknown field",)
+    with pytest.raises(RequestError, match=said) as caught:
+        parse_request("chat", {"messages": HELLO} | body, Defaults(strict_fields=True))
+    assert caught.value.param == param
+
+
+def test_what_is_null_is_left_out() -> None:
+    names = ("max_tokens", "n", "tools", "stop", "stream", "sp", "logit_bias", "unheard_of")
+    assert parse(**dict.fromkeys(names)) == parse()
+    assert not parse(tools=[tool(strict=None, description=None)]).ignored
+    assert not parse(stream_options={"include_usage": None}, response_format={"type": "text", "x": None}).ignored
+    assert parse(stream_options={"chunks": 3}).ignored == ("stream_options.chunks: unknown field",)
+
+
+def test_tools_may_be_called_strictly_and_it_is_told() -> None:
+    tools = [tool(), {"type": "function", "function": {"name": "find", "strict": True}}]
+    assert parse(tools=tools).ignored == ("tools[1].function.strict: arguments are not held to a schema",)
+
+
+def test_many_lines_are_not_all_told() -> None:
+    told = parse(**{f"x{n}": 1 for n in range(99)}).ignored
+    assert len(told) == 32
+    assert told[-1] == "and 68 more"
+
+
+@pytest.mark.parametrize(("asked", "most"), [(-1, 64), (65, 64), (2**53, 64), (63, 63)])
+def test_the_longest_answer_is_the_server_s(asked: int, most: int) -> None:
+    assert parse(max_tokens=asked).options.max_new_tokens == most
+    assert parse(max_completion_tokens=asked).options.max_new_tokens == most
+
+
+def test_seeds_below_zero() -> None:
+    assert parse(seed=-1).options.seed == 2**53 - 1
+    assert parse(seed=-1, temperature=1).options.decode.seed == 2**53 - 1
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", "b"], [1, "a"], [-1], [True], [[1], [2]], [[]], [["a"]], 3])
+def test_what_is_no_prompt(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_request("completion", {"prompt": prompt}, DEFAULTS)
+    assert caught.value.param == "prompt"
 
 
 def test_a_request_changes_only_what_it_names() -> None:

@@ -250,6 +250,8 @@ def test_prefixes_end_after_messages_from_the_first_of_the_user_on() -> None:
     assert not set(one) & set(prefixes_of({"messages": [system, {"role": "user", "content": "Good day"}]}))
     texts = [prefixes_of({"prompt": text}) for text in ("a" * 1500, "a" * 1024 + "b", "b")]
     assert texts[0][0] == texts[1][0] != texts[2][0]
+    assert prefixes_of({"input": [system, hello]}) == one, "a Responses request"
+    assert prefixes_of({"input": "b"}) == texts[2]
     named = [prefixes_of({"messages": [each], "prompt_cache_key": "mine"}) for each in (hello, system)]
     assert named[0][0] == named[1][0]
     for odd in ({}, {"messages": [1, None]}, {"messages": {}, "prompt": 3}, {"messages": []}):
