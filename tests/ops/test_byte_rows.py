@@ -120,8 +120,6 @@ def test_linear_multiplies_prompts_in_what_the_weight_asks_for(fmt) -> None:
     x = rng.standard_normal((ROUNDED_TOKENS, 512)).astype(np.float32)
     marked = replace(w, math=Math.INT8)
     loud = loud_channels(x)
-    want = byte_product(
-        round_rows(x, ByteKind.INT8, loud, True), round_rows(w.dense(), ByteKind.INT8, loud, False)
-    )
+    want = byte_product(round_rows(x, ByteKind.INT8, loud, True), round_rows(w.dense(), ByteKind.INT8, loud, False))
     np.testing.assert_allclose(linear(x, marked), want, rtol=1e-6, atol=1e-5)
     np.testing.assert_array_equal(linear(x[:-1], marked), linear(x[:-1], w))

@@ -367,9 +367,7 @@ def _whole_rows(probs: Any) -> Any:
     return import_cupy().ascontiguousarray(rows, np.float32)
 
 
-def _fold_on_device(
-    scores: Any, norms: Any, tokens: int, reduction: Reduction, running: Any, by_head: bool
-) -> Folded:
+def _fold_on_device(scores: Any, norms: Any, tokens: int, reduction: Reduction, running: Any, by_head: bool) -> Folded:
     """Of logits and norms as `device_rows` gives them, or without norms of weights (heads, queries, tokens), in rows
     that follow one another in memory."""
     cupy, (heads, n, _), pitch = import_cupy(), scores.shape, scores.strides[1] // 4
