@@ -38,6 +38,16 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="sp-ops")
 
 
+def _begin_anew() -> None:
+    """In the child of a fork: threads stay with the parent, and their pools would wait for them forever."""
+    team.cache_clear()
+    _pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
 @cache
 def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")

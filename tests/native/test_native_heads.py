@@ -143,6 +143,17 @@ def test_what_float16_cannot_hold_is_refused(value: float, of: str) -> None:
     attention_heads(q, k, v, HeadNorms(), np.array([0]), Rope(1e4, 0), at)
 
 
+@pytest.mark.parametrize("value", [65520.0, -1e6, np.inf, np.nan])
+@pytest.mark.parametrize("d", [24, 32])
+def test_it_is_refused_in_the_same_words_where_numpy_stores(d: int, value: float) -> None:
+    """Heads of no whole vectors; and on a CPU that does not round to float16 by itself all others."""
+    k = normal(1, 2, d)
+    k[0, 1, 7] = value
+    at = PagedKV(*(np.zeros((1, PAGE, 2, 2 * d), np.uint8) for _ in range(2)), np.array([0]), 0, F16)
+    with np.errstate(all="ignore"), pytest.raises(ConfigError, match="take a cache of f32"):
+        at.append(k, normal(1, 2, d))
+
+
 def test_gates_are_exact_to_a_few_steps_at_any_size() -> None:
     x = np.concatenate([np.linspace(-120, 120, 40_000), [0.0, -0.0, 1e-30, -1e-30, 300.0, -300.0, 1e4, 3e30]])
     x = np.resize(x, (3, 13_360)).astype(np.float32)

@@ -9,8 +9,10 @@ import pytest
 from sp.arrays import Bytes, Floats
 from sp.models.synthetic.synthetic import random_blocks
 from sp.native.blocks import UNPACK, unit
+from sp.ops.attention.attention_heads import head_norm_rope
 from sp.ops.matmul.few_rows import FEW, decoded, few_products, few_rows, native_rows
 from sp.ops.matmul.project import gated_project, linear, project, project_add
+from sp.ops.rope import Rope
 from sp.quant import F16, F32, FORMATS, IQ4_NL, Q4_1, Q4_K, Q8_0, BlockFormat, Weight
 
 every = pytest.mark.parametrize("fmt", list(UNPACK), ids=lambda fmt: fmt.name)
@@ -135,6 +137,24 @@ def test_inputs_and_weights_of_any_layout() -> None:
     every_other = Weight("w", Q8_0, (3, 64), w.data[::2])
     assert_sums(linear(x, every_other), x.astype(np.float64), truth(w)[::2])
     assert linear(x[:0], w).shape == (0, 6)
+
+
+def test_norms_and_sums_of_any_layout_and_what_does_not_fit() -> None:
+    """Kernels get addresses: they would read other numbers, or past the end, without a word."""
+    w, x = packed(Q8_0, 6, 64), np.random.default_rng(8).standard_normal((3, 64)).astype(np.float32)
+    by, plus = np.arange(128, dtype=np.float32)[::2] / 9, np.ones((3, 6))
+    (want,) = project(x, (w,), (by.copy(), 1e-5))
+    np.testing.assert_array_equal(project(x, (w,), (by, 1e-5))[0], want)
+    np.testing.assert_array_equal(project(x, (w,), (by.astype(np.float64), 1e-5))[0], want)
+    np.testing.assert_array_equal(project_add(plus, x, w), project_add(plus.astype(np.float32), x, w))
+    heads, turn = x[:, None], (np.arange(3), Rope(1e4, 64))
+    np.testing.assert_array_equal(
+        head_norm_rope(heads, 64, by.astype(np.float64), 1e-5, *turn),
+        head_norm_rope(heads, 64, by.copy(), 1e-5, *turn),
+    )
+    for wrong in (lambda: project(x[:, :32], (w,)), lambda: project_add(plus[:, :5], x, w)):
+        with pytest.raises(AssertionError, match="against"):
+            wrong()
 
 
 def bytes_of(rows: int) -> Bytes:

@@ -66,3 +66,39 @@ def test_results_are_the_same_bits_on_one_core() -> None:
     assert lines[0][1:] == lines[1][1:]
     assert cores() >= 1
     assert np.isfinite(float(lines[0][2]))
+
+
+FORKS = """
+import os, signal
+import numpy as np
+from sp.ops import linear
+from sp.ops.threads import run_parallel, team
+from sp.quant import Q8_0, Weight
+w = Weight.from_floats("w", np.ones((64, 128), np.float32), Q8_0)
+xs = [np.ones((tokens, 128), np.float32) for tokens in (4, 600)]
+def go():
+    return b"".join(linear(x, w).tobytes() for x in xs)
+want, before = go(), team()
+before._mine.acquire()  # as where another thread multiplies meanwhile
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    good = go() == want and team() is not before and not team()._mine.locked()
+    os._exit(0 if good else 1)
+before._mine.release()
+assert go() == want and team() is before
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_of_a_fork_has_threads_of_its_own() -> None:
+    """It inherits pools whose threads stayed with its parent: work that is handed to them is never done."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

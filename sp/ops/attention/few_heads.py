@@ -58,7 +58,7 @@ def turned_heads(
     """`head_norm_rope` of several heads of the same tokens: float32 (tokens, heads, head_dim) each. With `at` the last
     ones are keys, which are stored there beside `v`, float32 (tokens, kv_heads, head_dim)."""
     n, positions = len(positions), np.ascontiguousarray(positions, np.int64)
-    given = [(np.ascontiguousarray(x), weight) for x, weight in each]
+    given = [(np.ascontiguousarray(x), w if w is None else np.ascontiguousarray(w, np.float32)) for x, w in each]
     outs = [np.empty((*x.shape[:2], head_dim), np.float32) for x, _ in given]
     tasks, held = list[Task](), []
     for first in range(0, n, TURNED):

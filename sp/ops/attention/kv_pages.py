@@ -88,6 +88,8 @@ def kv_append(
         if missed[0]:
             raise ConfigError(NOT_HELD)
         return
+    if fmt is F16 and not (np.abs(values) < 65520).all():  # as the loop sees it; NaN is not below either
+        raise ConfigError(NOT_HELD)
     slots = np.arange(start, start + len(values))
     pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
 

@@ -52,6 +52,8 @@ def few_rows(x: Floats, *weights: Weight) -> list[Rows] | None:
     """The weights as `few_products` takes them beside these tokens; None if it does not."""
     if not 0 < len(x) <= FEW or x.dtype != np.float32:
         return None
+    for w in weights:
+        assert w.shape[-1] == x.shape[1], f"{w.name}: x {x.shape} against weight {w.shape}"
     found = [w.found(native_rows) for w in weights]
     return None if None in found else found  # type: ignore[return-value]
 
@@ -90,12 +92,16 @@ def few_products(
     x, (n, width), tasks = np.ascontiguousarray(x), x.shape, list[Task]()
     h, at, size, few = x, address(x), 4 * width, n == 1
     if norm is not None:
-        weight, eps = norm
+        weight, eps = np.ascontiguousarray(norm[0], np.float32), norm[1]
+        assert len(weight) == width, f"norm of {len(weight)} against x {x.shape}"
         h = np.empty((n, width), np.float32)
         from_, at = at, address(h)
         tasks.append(task(normed().address, n, from_, address(weight), at, width, bits(eps), alone=few))
     outs = tuple([np.empty((n, rows.count), np.float32) for rows in weights])
     places = [address(out) for out in outs]
+    if added is not None:
+        added = np.ascontiguousarray(added, np.float32)
+        assert added.shape == outs[0].shape, f"added {added.shape} against {outs[0].shape}"
     onto, add, first = 0 if added is None else address(added), added is not None, 0
     for some in AT_ONCE:
         while n - first >= some:

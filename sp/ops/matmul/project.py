@@ -120,7 +120,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
         return x
     few = few_rows(h, w)
     if few is not None:
-        return few_products(h, few, added=np.ascontiguousarray(x))[0]
+        return few_products(h, few, added=x)[0]
     y = linear(h, w)
     y += x
     return y
