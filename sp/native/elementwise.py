@@ -15,8 +15,8 @@ POWERS = (1.0, 0.6931472, 0.2402265, 0.05550411, 0.009618129, 0.0013333558, 0.00
 
 
 def power_of_two(code: Code, x: Value) -> Value:
-    """``2 ** x`` of vectors, within two float32 steps; of x below -126 2**-126, above 127 2**127."""
-    most = code.all_lanes(127.0)
+    """``2 ** x`` of vectors, within two float32 steps; of x below -126 2**-126, above 127.5 infinity."""
+    most = code.all_lanes(128.0)  # whose exponent is that of infinity
     x = x.larger(code.all_lanes(LOWEST))
     x = code.chosen(most.below(x), most, x)
     whole = code.intrinsic(f"llvm.rint.v{LANES}f32", lanes(F32), (x,))

@@ -155,7 +155,8 @@ def test_it_is_refused_in_the_same_words_where_numpy_stores(d: int, value: float
 
 
 def test_gates_are_exact_to_a_few_steps_at_any_size() -> None:
-    x = np.concatenate([np.linspace(-120, 120, 40_000), [0.0, -0.0, 1e-30, -1e-30, 300.0, -300.0, 1e4, 3e30]])
+    ends = [0.0, -0.0, 1e-30, -1e-30, 300.0, -300.0, 1e4, 3e30, -3e30, -3e38, np.inf, -np.inf, np.nan]
+    x = np.concatenate([np.linspace(-120, 120, 40_000), ends])
     x = np.resize(x, (3, 13_360)).astype(np.float32)
     up, wide = np.ones_like(x), x.astype(np.float64)
     with np.errstate(all="ignore"):
