@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from sp.chat import Call
 from sp.errors import plain
 from sp.serve.anthropic import Asked
-from sp.serve.fields import LONGEST_MESSAGE, RequestError
+from sp.serve.fields import LONGEST_MESSAGE, TOO_LONG, RequestError
 from sp.serve.text import Ended, Piece
 from sp.serve.worker import Done
 
@@ -31,7 +31,7 @@ ERRORS = {
     529: "overloaded_error",
 }
 USED = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-TOO_LONG = "prompt is too long"  # words by which Claude Code knows that it must shorten the conversation
+SHORTEN = "prompt is too long"  # words by which Claude Code knows that it must shorten the conversation
 OVERLOADED = 529
 """What Anthropic answers instead of 503; its clients try both again."""
 
@@ -43,7 +43,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     {'type': 'not_found_error', 'message': 'there is no text'}
     """
     kind = ERRORS.get(OVERLOADED if error.status == 503 else error.status, "invalid_request_error")
-    message = f"{TOO_LONG}: {error}" if error.code == "context_length_exceeded" else str(error)
+    message = f"{SHORTEN}: {error}" if error.code == TOO_LONG else str(error)
     return {"type": "error", "error": {"type": kind, "message": plain(message, LONGEST_MESSAGE)}}
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client")
 import serving as tool
 
 from sp.serve.messages import chat_prompt
-from sp.session import Pipeline, embedded, load
+from sp.session import Conversations, Pipeline, embedded, load
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,13 @@ def pair() -> Pipeline:
 @pytest.fixture(scope="session")
 def server(pair: Pipeline) -> Iterator[tool.Running]:
     with tool.serving(pair) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def talking(pair: Pipeline) -> Iterator[tool.Running]:
+    """With sessions, as it is started by default."""
+    with tool.serving(pair, talks=Conversations(pair), answer=64) as running:
         yield running
 
 

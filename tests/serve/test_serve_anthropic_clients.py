@@ -18,7 +18,7 @@ from test_serve_clients import CALLS, CLIENTS, SCHEMA
 from test_serve_tools import scripted
 from tool_templates import TAGGED
 
-from sp.session import Conversations, Pipeline
+from sp.session import Pipeline
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 from pages import blocks
@@ -26,13 +26,6 @@ from pages import blocks
 anthropic = pytest.importorskip("anthropic")
 
 WHO: Any = [{"role": "user", "content": "Who is there?"}]
-
-
-@pytest.fixture(scope="module")
-def talking(pair: Pipeline) -> Iterator[tool.Running]:
-    """With sessions, as it is started by default."""
-    with tool.serving(pair, talks=Conversations(pair), answer=64) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import serving as tool
 from test_serve_tools import TOOLS, scripted
 from tool_templates import TAGGED
 
-from sp.session import Conversations, Pipeline
+from sp.session import Pipeline
 
 openai = pytest.importorskip("openai")
 
@@ -32,13 +32,6 @@ SCHEMA = {
     "required": ["kind", "count"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def talking(pair: Pipeline) -> Iterator[tool.Running]:
-    """With sessions, as it is started by default."""
-    with tool.serving(pair, talks=Conversations(pair), answer=64) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from sp.arrays import Floats, Ints
 from sp.kernels import debugging, import_cupy
 from sp.kernels.repeats import Recording, Repeat, watched
 from sp.kernels.scratch import Scratch
+from sp.models.cache.carry import copy_over
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.config import ModelConfig
 from sp.models.layer.steps import Attend, Qkv, Step, dense_attention
@@ -256,11 +257,9 @@ class RepeatedLayers:
 
 
 def _apart(array: Any) -> Any:
-    """A copy by the present stream; CuPy's `copy` launches a kernel for it, which takes the host longer."""
-    cupy = import_cupy()
-    copy, runtime = cupy.empty(array.shape, array.dtype), cupy.cuda.runtime
-    stream = cupy.cuda.get_current_stream().ptr
-    runtime.memcpyAsync(copy.data.ptr, array.data.ptr, array.nbytes, runtime.memcpyDeviceToDevice, stream)
+    """A copy by the present stream."""
+    copy = import_cupy().empty(array.shape, array.dtype)
+    copy_over(array, copy)
     return copy
 
 

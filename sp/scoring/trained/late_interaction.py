@@ -14,9 +14,10 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, ModelError, plain
-from sp.kernels import import_cupy, is_device, kept
+from sp.kernels import import_cupy, kept
 from sp.kernels.device import current_device
 from sp.models import Cache, Hooks, Model, ModelConfig
+from sp.models.cache.carry import copy_over
 from sp.models.file.safetensors_file import SafetensorsFile
 from sp.models.run.hooks import looked_at
 from sp.ops.array_module import array_module
@@ -234,7 +235,7 @@ class Space:
     def add(self, layer: int, q: Floats, at: PagedKV) -> None:
         """Take a layer's queries (rows, heads, d) of the last tokens, rotated, and all its keys and values."""
         if layer in self._queries:
-            _copy(q, self._queries[layer])
+            copy_over(q, self._queries[layer])
         if layer in self._weights.key:
             rotary, weights = self._config.rope_of(layer), self._weights.key[layer]
             self.document = space_rows(at, self.positions, rotary, weights, self.document)
@@ -258,16 +259,6 @@ class Space:
         units = Units.of(bounds, self.document)
         worth = space_worth(self.document, flat @ self._weights.asking, units)
         return space_scores(units, *worth, looked, POOL, (1, 1, ATTENTION))
-
-
-def _copy(source: Any, to: Any) -> None:
-    """Copy an array into one like it; CuPy's assignment launches a kernel for that, which takes the host longer."""
-    if not is_device(source):
-        to[...] = source
-        return
-    assert source.nbytes == to.nbytes, f"{source.shape} into {to.shape}"
-    runtime, stream = import_cupy().cuda.runtime, import_cupy().cuda.get_current_stream()
-    runtime.memcpyAsync(to.data.ptr, source.data.ptr, to.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
 
 LONGEST = 64  # tokens of a sentence, at most, that is compared as one
