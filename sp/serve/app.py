@@ -24,14 +24,14 @@ from starlette.types import Receive, Scope, Send
 
 from sp.chat import Call
 from sp.errors import short
-from sp.serve.anthropic_reply import VERSION, model_of, models_of, refusal
-from sp.serve.anthropic_routes import Messages
+from sp.serve.anthropic.reply import VERSION, model_of, models_of, refusal
+from sp.serve.anthropic.routes import Messages
 from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
-from sp.serve.response_reply import ResponseReply
-from sp.serve.responses import Asked
+from sp.serve.responses.reply import ResponseReply
+from sp.serve.responses.request import Asked
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.tokens import Tokens
 from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of

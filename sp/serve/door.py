@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
-from sp.serve.anthropic_reply import refusal
+from sp.serve.anthropic.reply import refusal
 from sp.serve.app import SMALL, disconnected, event
 from sp.serve.fields import RequestError
 from sp.serve.http import HEADER, Bodies, Limits, around

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sp.gguf import Tokenizer
-from sp.serve.anthropic_routes import Answering, guarded
+from sp.serve.anthropic.routes import Answering, guarded
 from sp.serve.fields import RequestError, shown, text_of
 from sp.serve.protocol import parse_json
 from sp.session.loaded import Loaded

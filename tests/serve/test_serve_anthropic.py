@@ -20,7 +20,7 @@ from thinking_templates import OPENED, SWITCHED
 from tool_templates import SCHEMA, TAGGED
 
 from sp.serve import app
-from sp.serve.anthropic_reply import error_body
+from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import RequestError
 from sp.serve.text import Speaker
 from sp.session import Conversations, Pipeline

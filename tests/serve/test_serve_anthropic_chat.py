@@ -9,7 +9,7 @@ from test_serve_anthropic import CALLED, HELLO, TOOLS
 from tool_templates import BARE, IN_CHANNEL, TAGGED
 
 from sp.gguf import ChatTemplate
-from sp.serve.anthropic import asked_of, job_of
+from sp.serve.anthropic.request import asked_of, job_of
 from sp.serve.fields import RequestError
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults

@@ -22,7 +22,7 @@ from tool_templates import READ, TAGGED
 from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json
-from sp.serve.responses import Asked
+from sp.serve.responses.request import Asked
 from sp.session import Conversations, Pipeline
 
 openai = pytest.importorskip("openai")

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sp.serve.anthropic import Asked, job_of
-from sp.serve.anthropic_reply import PATH, MessageReply, refusal
+from sp.serve.anthropic.reply import PATH, MessageReply, refusal
+from sp.serve.anthropic.request import Asked, job_of
 from sp.serve.fields import as_request_error
 from sp.serve.http import Bodies
 from sp.serve.messages import to_prompt

@@ -18,7 +18,7 @@ from sp.gguf import ChatTemplate
 from sp.serve.fields import MAX_NAME, NUMBERS, PARAM, RequestError, not_null, shown, text_of, typed
 from sp.serve.options import Defaults
 from sp.serve.protocol import KWARGS, Job, parse_request, told
-from sp.serve.turns import Turns, flat, part_of, results_of, shows_later
+from sp.serve.responses.turns import Turns, flat, part_of, results_of, shows_later
 
 SAME = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "sp", KWARGS,
         *(name for name in NUMBERS if name != "n"))  # fmt: skip

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from sp.chat import Call
 from sp.errors import plain
-from sp.serve.anthropic import Asked
+from sp.serve.anthropic.request import Asked
 from sp.serve.fields import LONGEST_MESSAGE, TOO_LONG, RequestError
 from sp.serve.text import Ended, Piece
 from sp.serve.worker import Done

@@ -10,7 +10,7 @@ from typing import Any
 
 from sp.chat import Call
 from sp.serve.fields import TOO_LONG, RequestError
-from sp.serve.responses import Asked
+from sp.serve.responses.request import Asked
 from sp.serve.text import Ended, Piece, TokenLogprob, chat_logprobs
 from sp.serve.worker import Done
 

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: requests, the turns they hold, and replies."""
