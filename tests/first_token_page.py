@@ -13,7 +13,9 @@ from sp.scoring.base import attending
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "time-to-first-token.md"
 RECORDS = ROOT / "results" / "nvidia-h200"
+TARGETS = {"qwen3.6-27b-q4_k_m.synthetic": "27B", "qwen3.6-35b-a3b-q4_k_m.synthetic": "35B-A3B"}
 DRAFTERS = {"smollm2-135m.gguf": "SmolLM2", "qwen3.5-0.8b-bf16.synthetic": "Qwen3.5-0.8B shapes, random"}
+TOKENS = (8192, 131072, 983040)
 STAGES = ("tokenise for drafter", "score", "select", "target prefill")
 
 
@@ -22,17 +24,19 @@ def stages() -> list[str]:
     rows: list[tuple[Any, ...]] = []
     for record in newest(RECORDS / "ttft.jsonl"):
         c, m = record["config"], record["metrics"]
-        if c["drafter"] not in DRAFTERS or c["prompt_tokens"] not in (8192, 131072):
+        if c["target"] not in TARGETS or c["drafter"] not in DRAFTERS or c["prompt_tokens"] not in TOKENS:
             continue
         spent = m["stages"]
         cells = [*(spent.get(name, 0.0) for name in STAGES), m["ttft_s"] - sum(spent.get(name, 0.0) for name in STAGES)]
         how = attending(c) or "dense"
         own = f"{m['ttft_s'] / m['full_ttft_s']:.3f}" if m.get("full_ttft_s") else ""
         milliseconds = [f"{1e3 * seconds:.0f}" for seconds in (*cells, m["ttft_s"])]
-        key = list(DRAFTERS).index(c["drafter"]), c["prompt_tokens"], c["keep_ratio"], how
-        named = DRAFTERS[c["drafter"]], f"{c['prompt_tokens']:,}", f"{c['keep_ratio']:g}", how
+        models = list(TARGETS).index(c["target"]), list(DRAFTERS).index(c["drafter"])
+        key = *models, c["cards"], c["prompt_tokens"], c["keep_ratio"], how
+        target = TARGETS[c["target"]] + (f", {c['cards']} cards" if c["cards"] > 1 else "")
+        named = target, DRAFTERS[c["drafter"]], f"{c['prompt_tokens']:,}", f"{c['keep_ratio']:g}", how
         rows.append((key, [*named, *milliseconds, own]))
-    heads = ["drafter", "tokens", "keep", "reads", *STAGES, "between", "first token", "of the full prefill"]
+    heads = ["target", "drafter", "tokens", "keep", "reads", *STAGES, "between", "first token", "of the full prefill"]
     return table(heads, [cells for _, cells in sorted(rows)])
 
 

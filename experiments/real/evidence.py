@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of this machine, where rows were made")
     args = parser.parse_args()
     for name, rows in read_sets(args.rows).items():
         for (scorer, keep, kind), of in groups(rows).items():
@@ -54,7 +55,7 @@ def main() -> None:
                 "keep_ratio": keep, "set": name, "kind": kind, "rope": "auto",
                 "tokens": round(median(row["prompt_tokens"] for row in of)),
             }  # fmt: skip
-            append(make_record("evidence", config, metrics(of), [], [], device="cpu"), args.record)
+            append(make_record("evidence", config, metrics(of), [], [], device=args.device), args.record)
 
 
 if __name__ == "__main__":
