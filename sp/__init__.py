@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sp.evals import Example as Example
     from sp.evals import Task as Task
     from sp.evals import register_task as register_task
+    from sp.front.shorten import Compressor as Compressor
+    from sp.front.shorten import compress as compress
     from sp.plugins import load_plugin as load_plugin
     from sp.prompt import Prompt as Prompt
     from sp.scoring import Importance as Importance
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
+    "Compressor": "sp.front.shorten",
     "Conversation": "sp.session",
     "ConversationOptions": "sp.session",
     "Conversations": "sp.session",
@@ -63,6 +66,7 @@ HOMES = {
     "SelectionRequest": "sp.selection",
     "Selector": "sp.selection",
     "Task": "sp.evals",
+    "compress": "sp.front.shorten",
     "load_plugin": "sp.plugins",
     "register_scorer": "sp.scoring",
     "register_selector": "sp.selection",

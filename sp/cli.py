@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "report": "report:report",
     "run": "run:run",
     "chat": "chat:chat",
+    "front": "front:front",
+    "compress": "front:compress",
     "get": "get:get",
     "list": "list:list_",
     "inspect": "inspect:inspect",

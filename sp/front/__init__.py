@@ -1,0 +1,1 @@
+"""A front for any engine: long texts of requests are shortened before another server reads them."""

@@ -1,0 +1,200 @@
+"""What is decided of a transcript stays as it was written, fits where it must, and comes back where it matters."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp.errors import PromptError
+from sp.front.history import CLOSING, OPENING, History, Rules, Store
+from sp.front.shorten import Compressor, Text, compress
+
+RULES = Rules(keep_ratio=0.2, threshold=256)
+ASK = "What is the special number for ladder?"
+NOUNS = ["kettle", "ladder", "harbour", "engine", "violin", "garden", "bridge", "candle", "orchard", "tunnel"]
+
+
+def story(seed: int, lines: int = 60, fact: str = "", at: float = 0.5) -> str:
+    """Plain sentences, with a fact in their midst."""
+    rng = random.Random(seed)
+    made = [
+        f"The {rng.choice(NOUNS)} of room {rng.randrange(900)} stood by the {rng.choice(NOUNS)}." for _ in range(lines)
+    ]
+    if fact:
+        made.insert(int(lines * at), fact)
+    return "\n".join(made)
+
+
+def rows(seed: int, count: int = 40) -> str:
+    """What a tool answers: JSON."""
+    rng = random.Random(seed)
+    return json.dumps([{"id": n, "name": rng.choice(NOUNS), "size": rng.randrange(9999)} for n in range(count)])
+
+
+def agent(turns: int) -> list[dict]:
+    """A task, then calls and what they gave."""
+    found = [
+        {"role": "system", "content": "You fix things."},
+        {"role": "user", "content": "Find the size of the red violin."},
+    ]
+    for turn in range(turns):
+        call = {
+            "id": f"c{turn}",
+            "type": "function",
+            "function": {"name": "look", "arguments": json.dumps({"n": turn})},
+        }
+        found.append({"role": "assistant", "content": f"I look at part {turn}.", "tool_calls": [call]})
+        text = rows(turn) if turn % 2 else story(turn, fact=f"The red violin {turn} has size {7000 + turn}.")
+        found.append({"role": "tool", "tool_call_id": f"c{turn}", "content": text})
+    return found
+
+
+def test_a_document_before_its_question(words: Compressor) -> None:
+    history = History(words)
+    text = story(1, 120, "The password of the archive is vermilion.")
+    body = {"messages": [{"role": "user", "content": f"{text}\n\nWhat is the password of the archive?"}], "n": 1}
+    done = history.shorten("chat", body, RULES)
+    sent = done.body["messages"][0]["content"]
+    assert sent.endswith("\n\nWhat is the password of the archive?")
+    assert "vermilion" in sent
+    assert re.search(r"\[\.\.\. [\d,]+ lines \.\.\.\]", sent)
+    assert done.shortened == done.decided == 1
+    assert done.tokens * 0.15 < done.sent < done.tokens * 0.35
+    assert done.body["n"] == 1
+    assert body["messages"][0]["content"].startswith(text)
+
+
+def test_every_turn_of_an_agent_writes_what_came_before_the_same(words: Compressor) -> None:
+    history, before, messages = History(words), [], agent(20)
+    for turn in range(1, 21):
+        done = history.shorten("chat", {"messages": messages[: 2 + 2 * turn]}, RULES)
+        sent = done.body["messages"]
+        # all but the newest, which was sent whole until an assistant spoke behind it
+        assert json.dumps(sent[: max(len(before) - 1, 0)]) == json.dumps(before[:-1])
+        assert sent[-1] == messages[1 + 2 * turn]
+        assert [one.get("tool_calls") for one in sent] == [one.get("tool_calls") for one in messages[: 2 + 2 * turn]]
+        assert [one.get("tool_call_id") for one in sent] == [
+            one.get("tool_call_id") for one in messages[: 2 + 2 * turn]
+        ]
+        before = sent
+    assert done.sent < done.tokens / 2
+    for one in before[3:-1:4]:
+        json.loads(one["content"]) if one["content"].startswith("[{") else None
+
+
+def test_the_next_question_brings_back_what_was_left_out(words: Compressor) -> None:
+    history = History(words)
+    facts = ["The password of the archive is vermilion.", "Berta keeps the spare key below the sundial."]
+    text = "\n".join([story(2, 60, facts[0]), story(3, 60, facts[1])])
+    first = f"{text}\n\nWhat is the password of the archive?"
+    done = history.shorten("chat", {"messages": [{"role": "user", "content": first}]}, RULES)
+    shown = done.body["messages"][0]["content"]
+    assert facts[1] not in shown
+    messages = [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": "Vermilion."},
+        {"role": "user", "content": "Where does Berta keep the spare key?"},
+    ]
+    again = history.shorten("chat", {"messages": messages}, RULES)
+    sent = again.body["messages"]
+    assert sent[0]["content"] == shown
+    assert sent[2]["content"].startswith(OPENING)
+    assert sent[2]["content"].endswith(f"{CLOSING}Where does Berta keep the spare key?")
+    assert facts[1] in sent[2]["content"]
+    assert again.recalled
+    messages += [{"role": "assistant", "content": "Below the sundial."}, {"role": "user", "content": "Thanks."}]
+    third = history.shorten("chat", {"messages": messages}, RULES).body["messages"]
+    assert third[:3] == sent
+    off = History(words).shorten("chat", {"messages": messages[:3]}, Rules(0.2, 256, recall=False))
+    assert off.body["messages"][2] == messages[2]
+
+
+def test_short_requests_pass(words: Compressor) -> None:
+    body = {"messages": [{"role": "user", "content": "Who is there?"}]}
+    done = History(words).shorten("chat", body, RULES)
+    assert done.body == body
+    assert "below 256" in done.reason
+    assert History(words).shorten("chat", {"messages": []}, RULES).reason == "no text"
+
+
+def test_what_was_marked_for_a_cache_stays(words: Compressor) -> None:
+    part = {"type": "text", "text": story(4, 100), "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "Which room?"}]}]}
+    assert History(words).shorten("messages", body, RULES).body == body
+
+
+def test_a_window_is_kept_to(words: Compressor) -> None:
+    history = History(words)
+    text = story(5, 600, "The password of the archive is vermilion.")
+    messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "Where?"},
+                {"role": "tool", "tool_call_id": "c", "content": text},
+                {"role": "user", "content": "What is the password of the archive?"}]  # fmt: skip
+    whole = history.shorten("chat", {"messages": messages}, RULES)
+    assert whole.body["messages"] == messages  # newest: not yet
+    done = history.shorten("chat", {"messages": messages}, Rules(0.2, 256, most=1000))
+    assert done.sent * history.per_token <= 1000
+    assert "vermilion" in done.body["messages"][2]["content"]
+    with pytest.raises(PromptError, match="must stay as they are"):
+        History(words).shorten(
+            "chat", {"messages": [{"role": "system", "content": text}, *messages]}, Rules(0.2, 0, 900)
+        )
+    history.count(done, int(done.sent * 1.5))
+    assert history.per_token == pytest.approx(1.5, rel=0.01)
+
+
+def test_the_store_is_bounded(words: Compressor) -> None:
+    history = History(words, Store(3000))
+    for seed in range(12):
+        body = {
+            "messages": [{"role": "user", "content": f"{story(seed, 60)}\n\nWhich room has the {NOUNS[seed % 10]}?"}]
+        }
+        history.shorten("chat", body, RULES)
+        assert history.store.nbytes <= 3000 or len(history.store) == 1
+    assert history.store.dropped
+
+
+def test_the_drafter_reads_only_what_is_new() -> None:
+    """By the embedded drafter: the same scores whether the transcript was read at once or turn by turn."""
+    parts = [story(seed, 50, f"The special number for {NOUNS[seed]} is {70000 + seed}.") for seed in range(3)]
+    messages: list[dict] = []
+    slow, quick = (Compressor.open("sp/assets/drafter.gguf", scorer="tail", device="cpu") for _ in range(2))
+    history = History(quick)
+    for part in parts:
+        messages = [*messages, {"role": "user", "content": f"{part}\n\n{ASK}"}]
+        got = history.shorten("chat", {"messages": messages}, Rules(0.3, 64, recall=False)).body
+        messages = [*messages, {"role": "assistant", "content": "I see."}]
+    texts = [Text("user", each["content"], open=index == 4) for index, each in enumerate(messages[:-1])]
+    texts[4] = Text("user", parts[2], open=True)
+    assert got["messages"][4]["content"].startswith(slow.read(texts, ASK, keep_ratio=0.3).texts[4].text)
+    (memory,) = quick._memories
+    assert memory.memory.trail.tokens == len(memory.ids)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1 << 30), ratio=st.sampled_from([0.05, 0.2, 0.5]))
+def test_structure_survives(words: Compressor, seed: int, ratio: float) -> None:
+    """JSON still parses and tags still pair, whatever is left out; `tests/fuzz_front.py` asks of many more."""
+    import fuzz_front
+
+    fuzz_front.check(words, random.Random(seed), ratio)
+
+
+def test_compress() -> None:
+    text = story(6, 200, "The password of the archive is vermilion.")
+    made = compress(text, "What is the password of the archive?", keep_ratio=0.1, scorer="bm25")
+    assert "vermilion" in made.text
+    assert str(made) == made.text
+    raw = text.encode()
+    kept = b"".join(raw[start:end] for start, end in made.kept).decode()
+    assert re.sub(r"\[\.\.\. [\d,]+ \w+ \.\.\.\]", "", made.text).split() == kept.split()
+    assert made.kept_tokens <= made.tokens * 0.1 + 1
+    plain = compress(text, "What is the password of the archive?", keep_ratio=0.1, scorer="bm25", mark=False)
+    assert "[..." not in plain.text
+    assert compress(text, "x", keep_ratio=1, scorer="bm25").text == text
+    with pytest.raises(PromptError, match="the text is empty"):
+        compress(" \n", "x", scorer="bm25")
