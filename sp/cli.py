@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "run:run",
     "chat": "chat:chat",
     "front": "front:front",
-    "compress": "front:compress",
+    "compress": "compress:compress",
     "get": "get:get",
     "list": "list:list_",
     "inspect": "inspect:inspect",

@@ -37,6 +37,7 @@ ORDER = [
     {"session"},
     {"page"},
     {"evals", "bench", "serve"},
+    {"front"},
     {"studies"},
     {"commands"},
     {"cli"},

@@ -12,15 +12,16 @@ from pages import ROOT, pages
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-BEGINNINGS = {
+BEGINNINGS: dict[str, str | tuple[str, ...]] = {
     "cupy": "sp/kernels",
+    "httpx": "sp/front",
     "llguidance": "sp/serve",
-    "prometheus_client": "sp/serve",
+    "prometheus_client": ("sp/serve", "sp/front"),
     "ray": "sp/serve",
-    "starlette": "sp/serve",
+    "starlette": ("sp/serve", "sp/front"),
     "uvicorn": "sp/serve",
 }
-"""Modules of extras, and the folder alone that imports each: commands ask for these before they begin their work."""
+"""Modules of extras, and the folders alone that import each: commands ask for these before they begin their work."""
 
 
 def names(text: str) -> set[str]:
