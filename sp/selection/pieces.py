@@ -79,7 +79,8 @@ class View:
         text = raw if said is None else said.text
         places = segment.start + (np.arange(len(raw) + 1) if said is None else said.places)
         low, high = np.searchsorted(starts, [segment.start, segment.end])
-        first = np.unique(starts[low:high])
+        first = starts[low:high]  # ascending; tokens of no byte share theirs
+        first = first[np.diff(first, prepend=-1) > 0]
         grid = np.searchsorted(places, first)
         grid = grid[places[grid] == first]
         return cls(text, places, grid.tolist())
