@@ -12,9 +12,13 @@ from sp.commands.serve import LOOPBACK, tell
 from sp.errors import ConfigError
 from sp.session.device_memory import Size
 
-MISSING = next(
-    (name for name in ("starlette", "uvicorn", "httpx", "prometheus_client") if find_spec(name) is None), None
-)
+NEEDED = ("starlette", "uvicorn", "httpx", "prometheus_client")
+
+
+def missing_module() -> str | None:
+    """The first module that a front needs and that is not installed; None if all are."""
+    return next((name for name in NEEDED if find_spec(name) is None), None)
+
 
 Drafter = Annotated[
     Path | None,
@@ -61,8 +65,8 @@ def front(
       sp front --upstream http://127.0.0.1:8080 --keep-ratio 0.1 --max-prompt-tokens 7500
       sp front --upstream http://127.0.0.1:8080 --scorer bm25
     """
-    if MISSING:
-        raise ConfigError(f"sp front needs the package {MISSING}; pip install 'sp-prefill[serve]'")
+    if missing := missing_module():
+        raise ConfigError(f"sp front needs the package {missing}; pip install 'sp-prefill[serve]'")
     from sp.front.history import History, Rules, Store
     from sp.front.proxy import Front, upstream_of
     from sp.front.shorten import Compressor

@@ -154,3 +154,25 @@ def test_addresses() -> None:
     for wrong in ("", "localhost:8080", "ftp://x", "http://", "http://a b:x", "http://u:p@h", "http://h?x=1"):
         with pytest.raises(ConfigError, match="--upstream"):
             upstream_of(wrong)
+
+
+def test_questions_are_answered_by_the_server_behind(behind: Behind, tmp_path, monkeypatch, capsys) -> None:
+    """`sp eval file --upstream`: the full text and what a scorer keeps of it are asked, as a user's message."""
+    from sp.cli import main
+
+    document = story(3, 80, "The password of the archive is vermilion.")
+    asked = {"context": document, "question": "What is the password of the archive?", "answers": ["vermilion"]}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(asked) + "\n")
+    behind.media = "text/event-stream"
+    behind.reply = b'data: {"choices": [{"delta": {"content": "It is vermilion."}}]}\n\ndata: [DONE]'
+    words = ["--scorer", "bm25", "--no-controls", "--keep-ratio", "0.3", "--json"]
+    line = ["sp", "eval", "file", str(tmp_path / "asked.jsonl"), "--upstream", behind.url, *words]
+    monkeypatch.setattr("sys.argv", line)
+    main()
+    told = json.loads(capsys.readouterr().out)
+    assert {each["accuracy"] for each in told["results"]} == {1}
+    texts = [json.loads(each[3])["messages"][0]["content"] for each in behind.got if each[1] == CHAT]
+    assert len(texts) == 2
+    assert texts[0].startswith(document)
+    assert len(texts[1]) < len(texts[0]) / 2
+    assert "vermilion" in texts[1]

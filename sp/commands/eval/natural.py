@@ -60,7 +60,7 @@ def natural(
     wilson(0, 1)  # says what it needs before anything runs
     if asked.controls and BESIDE not in asked.scorer:
         asked = replace(asked, scorer=f"{asked.scorer},{BESIDE}")
-    if asked.models.target is None and not answers:
+    if asked.models.target is None and asked.upstream is None and not answers:
         asked = replace(asked, models=replace(asked.models, target=asked.models.drafter))
     cells = asked.cells("natural")
     check_writable(asked.out)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from sp.chat import Thinking
 from sp.commands.asked import open_pair, read_shares, tell_thinking
+from sp.commands.front import missing_module
 from sp.commands.line import Part, opt
 from sp.commands.terminal import Column, cells_of, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens
@@ -32,6 +33,7 @@ CONTROLS = ("random", "lexical", "head_tail", "oracle")
 
 Lengths = Annotated[tuple[Tokens, ...], opt("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
 Amount = Annotated[int, opt("-n", "--n", least=1, help="Examples a length (and depth).")]
+UNKNOWN = {"sha256": None, "template_sha256": None}  # of a model that another server runs
 OF_CELLS = "scorer selector keep_ratio sparse compress threshold decode max_new_tokens"
 """Options of a run that are a cell's, or a task's."""
 
@@ -50,6 +52,8 @@ class Asked:
         Shares of the prompt the target reads, comma-separated.
     controls : bool
         Also run the controls: random, lexical, head_tail, oracle.
+    upstream : str, optional
+        Address of another server, such as http://127.0.0.1:8080, whose model answers in place of a target.
     out : Path, optional
         Append one JSON line an example and cell to this file; a page to look at comes beside it.
     wide : bool
@@ -68,6 +72,7 @@ class Asked:
     place: Annotated[PlaceOptions, Part("cards target_cards vram break_even")] = PlaceOptions()  # noqa: RUF009
     run: Annotated[RunOptions, Part(OF_CELLS)] = RunOptions()  # noqa: RUF009
     thinking: Annotated[Thinking, Part(mode="off")] = Thinking("off")  # noqa: RUF009
+    upstream: str | None = None
     out: Path | None = None
     wide: bool = False
     as_json: Annotated[bool, Option(flags=("--json",))] = False
@@ -106,17 +111,41 @@ class Asked:
         """Both models as a sweep names them."""
         from sp.studies.sweep.sweep import Pair, with_drafter
 
-        return with_drafter(Pair(**vars(self.models)), self.scorers())
+        return with_drafter(Pair(**vars(self._models())), self.scorers())
+
+    def _models(self) -> ModelOptions:
+        """Both models; where another server answers, the drafter's vocabulary is counted in."""
+        if self.upstream is None:
+            return self.models
+        if self.models.target is not None:
+            raise ConfigError("--upstream answers in place of a target; leave --target out")
+        from sp.session.loaded import default_drafter
+
+        drafter = self.models.drafter or default_drafter("", self.scorers())
+        return replace(self.models, target=drafter, drafter=drafter)
 
     def facts(self) -> dict[str, Any]:
         """What rows say of the models they are of, by role: file, SHA-256 and what was asked of RoPE and arithmetic."""
         from sp.studies.sweep.provenance import pair_facts
 
-        return pair_facts(self.pair()).models
+        found = pair_facts(self.pair()).models
+        if self.upstream is None:
+            return found
+        from sp.front.behind import model_of
+        from sp.front.proxy import upstream_of
+
+        return {**found, "target": UNKNOWN | {"file": model_of(upstream_of(self.upstream))}}
 
     def open(self, cells: Iterable[RunOptions]) -> Pipeline:
         """Load both models for the scorers of cells; say where the target cannot be asked of thinking."""
-        pipeline = open_pair(self.models, self.place, [cell.scorer for cell in cells])
+        if self.upstream is not None and (missing := missing_module()):
+            raise ConfigError(f"--upstream needs the package {missing}; pip install 'sp-prefill[serve]'")
+        pipeline = open_pair(self._models(), self.place, [cell.scorer for cell in cells])
+        if self.upstream is not None:
+            from sp.front.behind import BehindPipeline
+            from sp.front.proxy import upstream_of
+
+            return BehindPipeline.before(pipeline, upstream_of(self.upstream))
         tell_thinking(self.thinking, pipeline.target)
         return pipeline
 

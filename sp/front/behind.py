@@ -1,0 +1,126 @@
+"""A target that another server runs: a pipeline that selects as ever and has the kept text answered there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import httpx
+
+from sp.arrays import Bools
+from sp.errors import ConfigError, PromptError, plain
+from sp.front.proxy import CONNECT
+from sp.prompt import TokenisedPrompt
+from sp.selection import Selection
+from sp.session.compress import Cut, rejoin
+from sp.session.options import RunOptions
+from sp.session.pipeline import Pipeline
+from sp.session.result import Answer, OnToken
+from sp.trace import Reporter, Trace, silent
+
+SECONDS = 3600.0  # between two pieces of an answer
+
+
+@dataclass(frozen=True, repr=False)
+class BehindPipeline(Pipeline):
+    """A pipeline whose target is a server's model.
+
+    Lengths and shares are counted in the drafter's vocabulary, and prompts have no chat markup: the server writes its
+    own around the one message of the user.
+
+    Parameters
+    ----------
+    upstream : str
+        Of `sp.front.proxy.upstream_of`.
+    """
+
+    upstream: str = ""
+
+    @classmethod
+    def before(cls, pipeline: Pipeline, upstream: str) -> Self:
+        """A pipeline with a server's model in place of its target."""
+        assert pipeline.drafter is not None
+        own = {one.name: getattr(pipeline, one.name) for one in fields(Pipeline) if one.init}
+        return cls(**own | {"target": replace(pipeline.drafter, template=None)}, upstream=upstream)
+
+    def read(
+        self,
+        tokenised: TokenisedPrompt,
+        kept: Bools | Selection,
+        options: RunOptions,
+        trace: Trace | None = None,
+        reporter: Reporter = silent,
+        what: str = "upstream",
+        on_token: OnToken | None = None,
+    ) -> Answer:
+        """Have the server answer the kept text. PromptError: it refused; ConfigError: it cannot be reached."""
+        mask, parts = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
+        cut = Cut(parts, options.mark_omitted, options.selector.whole)
+        trace = Trace() if trace is None else trace
+        with trace.stage("compress", int(mask.sum())):
+            text = tokenised.prompt.text if mask.all() else rejoin(tokenised, mask, cut).text
+        start, first, said = time.perf_counter(), 0.0, ""
+        with trace.stage("upstream", int(mask.sum())):
+            for piece in pieces(self.upstream, text, options.max_new_tokens):
+                first = first or time.perf_counter() - start
+                said += piece
+        return Answer(said, (), trace.seconds - (time.perf_counter() - start) + first, trace)
+
+
+def pieces(upstream: str, text: str, most: int) -> Iterator[str]:
+    """The pieces of a server's greedy answer to a message of the user, as they come."""
+    body = {
+        "model": model_of(upstream), "messages": [{"role": "user", "content": text}],
+        "max_tokens": most, "temperature": 0, "stream": True,
+    }  # fmt: skip
+    url = f"{upstream}/v1/chat/completions"
+    try:
+        with httpx.stream(
+            "POST", url, json=body, timeout=httpx.Timeout(SECONDS, connect=CONNECT), trust_env=False
+        ) as reply:
+            if reply.status_code != 200:
+                raise PromptError(f"{upstream} refused with status {reply.status_code}: {_reason(reply.read())}")
+            for line in reply.iter_lines():
+                if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                    yield _said(line[5:])
+    except httpx.HTTPError as error:
+        raise ConfigError(_unreachable(upstream, error)) from None
+
+
+def model_of(upstream: str) -> str:
+    """The name of the first model that a server lists; ConfigError where it cannot be reached."""
+    try:
+        listed = httpx.get(
+            f"{upstream}/v1/models", timeout=httpx.Timeout(30.0, connect=CONNECT), trust_env=False
+        ).json()
+        return str(listed["data"][0]["id"])
+    except httpx.HTTPError as error:
+        raise ConfigError(
+            f"{upstream} cannot be reached ({type(error).__name__}); start it, or see --upstream"
+        ) from None
+    except (ValueError, LookupError, TypeError):
+        return "default"
+
+
+def _unreachable(upstream: str, error: httpx.HTTPError) -> str:
+    return f"{upstream} cannot be asked ({type(error).__name__}); start it, or see --upstream"
+
+
+def _said(line: str) -> str:
+    try:
+        choices = json.loads(line).get("choices") or [{}]
+        return choices[0].get("delta", {}).get("content") or ""
+    except (ValueError, AttributeError, LookupError):
+        return ""
+
+
+def _reason(raw: bytes) -> str:
+    try:
+        told: Any = json.loads(raw)
+    except ValueError:
+        return plain(raw.decode(errors="replace"), 200)
+    error = told.get("error") if isinstance(told, Mapping) else None
+    return plain(str(error.get("message") if isinstance(error, Mapping) else error or told), 200)
