@@ -168,7 +168,8 @@ def test_questions_are_answered_by_the_server_behind(behind: Behind, tmp_path, m
     words = ["--scorer", "bm25", "--no-controls", "--keep-ratio", "0.3", "--json"]
     line = ["sp", "eval", "file", str(tmp_path / "asked.jsonl"), "--upstream", behind.url, *words]
     monkeypatch.setattr("sys.argv", line)
-    main()
+    with pytest.raises(SystemExit, match="0"):
+        main()
     told = json.loads(capsys.readouterr().out)
     assert {each["accuracy"] for each in told["results"]} == {1}
     texts = [json.loads(each[3])["messages"][0]["content"] for each in behind.got if each[1] == CHAT]
