@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.kernels import is_device
 from sp.models.cache.cache import Cache
@@ -14,6 +16,7 @@ from sp.models.cache.carry import (
     HostRoom,
     Parked,
     States,
+    Taken,
     carry,
     clear_states,
     put_states,
@@ -23,6 +26,7 @@ from sp.models.cache.carry import (
 )
 from sp.models.config import ModelConfig
 from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.quant import Math
 
 
@@ -118,6 +122,11 @@ class Snapshots:
             tokens, states = self._states[at]
             self._states[at] = tokens, states_on_host(states)
 
+    def on_host(self, tokens: int) -> States:
+        """Those at a place, in host memory."""
+        states = dict(self._states)[tokens]
+        return states_on_host(states) if any(map(_is_there, states.values())) else states
+
     def crop(self, tokens: int) -> None:
         """Forget those behind so many tokens."""
         self._states = [each for each in self._states if each[0] <= tokens]
@@ -204,6 +213,7 @@ class Trail:
         self._away: Parked | None = None
         self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
         self._whole = True
+        self._same, self._taken = 0, frozenset[int]()  # since it was taken last: tokens, and places of snapshots
 
     @property
     def recurrent(self) -> bool:
@@ -238,6 +248,7 @@ class Trail:
             cache.crop(left)
         self._snapshots.crop(left)
         self.tokens, self._whole = left, True
+        self._same, self._taken = min(self._same, left), frozenset(at for at in self._taken if at <= left)
         return left
 
     @contextmanager
@@ -292,12 +303,42 @@ class Trail:
         self._snapshots.settle(0)
         return True
 
+    def take(self, *, anew: bool = False) -> Taken | None:
+        """Copies of what it has come to hold since it was taken last, or `anew` of everything; waits for the device.
+        None while it is half read, as a failure leaves it.
+        """
+        if not self._whole:
+            return None
+        first, taken = (0, frozenset[int]()) if anew else (self._same // PAGE_TOKENS, self._taken)
+        if self._cache is not None and self.tokens:
+            held = Parked.of(self._cache, HostRoom("cpu"), first)
+        elif self._away is not None:  # its room is written to when it is parked again
+            held = self._away.copied(first)
+        else:
+            held = Parked(0, {}, {}, np.zeros(0, np.int64))
+        fresh = {at: self._snapshots.on_host(at) for at in self.places if at not in taken}
+        older = tuple(at for at in self.places if at in taken)
+        self._same, self._taken = self.tokens, frozenset(self.places)
+        return Taken(held, first, fresh, older)
+
+    def put(self, held: Parked, snapshots: Mapping[int, States]) -> None:
+        """Hold what another one of the same model and format was seen to hold, as if it had been taken just now. It
+        must hold nothing; arrays are not copied before they are needed.
+        """
+        assert not self.tokens, f"{self.tokens} tokens would be lost"
+        self._away = held if held.tokens else None
+        for at in sorted(snapshots):
+            self._snapshots.take(at, snapshots[at])
+        self.tokens, self._whole = held.tokens, True
+        self._same, self._taken = held.tokens, frozenset(self.places)
+
     def clear(self) -> None:
         """Let go of everything."""
         self._cache = self._away = None
         self._snapshots.crop(-1)
         self._room.clear()
         self.tokens, self._whole = 0, True
+        self._same, self._taken = 0, frozenset()
 
     @property
     def cache(self) -> Cache | None:
