@@ -261,6 +261,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "kept_tokens": prompt.kept,
             "session": found or "none",
             "session_reason": told.apart,
+            "restored": isinstance(result, TurnResult) and result.restored,
             "question": question,
             "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],

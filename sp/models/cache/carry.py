@@ -12,6 +12,8 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
+from sp.models.cache.kv_type import KVType
+from sp.models.config import ModelConfig
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 ALIGN = 256
@@ -132,6 +134,15 @@ def states_nbytes(states: States) -> int:
     return sum(conv.nbytes + recurrent.nbytes for conv, recurrent in states.values())
 
 
+def states_fit(states: States, config: ModelConfig) -> bool:
+    """Whether states are those of a model's recurrent layers, by their sizes."""
+    sizes = config.delta
+    if sizes is None or tuple(states) != tuple(config.delta_layers):
+        return sizes is None and not states
+    shapes = (sizes.conv_kernel - 1, sizes.conv_dim), (sizes.value_heads, sizes.head_dim, sizes.head_dim)
+    return all((conv.shape, recurrent.shape) == shapes for conv, recurrent in states.values())
+
+
 def carry(source: Cache, target: Cache, tokens: int) -> None:
     """Put the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
 
@@ -184,6 +195,21 @@ class Parked:
         blocks = -(-tokens // PAGE_TOKENS)
         pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
         return Parked(tokens, pages, states, self.places[:tokens])
+
+    def fits(self, config: ModelConfig, kv: KVType) -> bool:
+        """Whether it can be of a cache of a model and format: for what comes from outside."""
+        if not self.tokens:
+            return not (self.pages or self.states)
+        if tuple(self.pages) != tuple(config.attention_layers) or not states_fit(self.states, config):
+            return False
+        blocks = -(-self.tokens // PAGE_TOKENS)
+        for layer, both in self.pages.items():
+            sizes = config.heads_of(layer)
+            for pages, fmt in zip(both, (kv.k, kv.v), strict=True):
+                shape = blocks, PAGE_TOKENS, sizes.kv_heads, fmt.row_bytes(sizes.head_dim)
+                if pages.shape != shape or pages.dtype != np.uint8:
+                    return False
+        return self.places.shape == (self.tokens if any(config.windows) else 0,)
 
     def copied(self, first: int = 0) -> Parked:
         """The same in memory of its own, pages from the `first` on."""

@@ -20,10 +20,12 @@ from sp.models.cache.carry import (
     carry,
     clear_states,
     put_states,
+    states_fit,
     states_nbytes,
     states_on_host,
     take_states,
 )
+from sp.models.cache.kv_type import known_kv
 from sp.models.config import ModelConfig
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import PAGE_TOKENS
@@ -303,12 +305,16 @@ class Trail:
         self._snapshots.settle(0)
         return True
 
-    def take(self, *, anew: bool = False) -> Taken | None:
-        """Copies of what it has come to hold since it was taken last, or `anew` of everything; waits for the device.
-        None while it is half read, as a failure leaves it.
+    @property
+    def whole(self) -> bool:
+        """Whether all layers have read the same tokens; not after a failure, until it goes back."""
+        return self._whole
+
+    def take(self, *, anew: bool = False) -> Taken:
+        """Copies of what it has come to hold since it was taken last, or `anew` of everything; waits for the device. It
+        must be `whole`.
         """
-        if not self._whole:
-            return None
+        assert self._whole, "layers have read different tokens"
         first, taken = (0, frozenset[int]()) if anew else (self._same // PAGE_TOKENS, self._taken)
         if self._cache is not None and self.tokens:
             held = Parked.of(self._cache, HostRoom("cpu"), first)
@@ -323,9 +329,12 @@ class Trail:
 
     def put(self, held: Parked, snapshots: Mapping[int, States]) -> None:
         """Hold what another one of the same model and format was seen to hold, as if it had been taken just now. It
-        must hold nothing; arrays are not copied before they are needed.
+        must hold nothing; arrays are not copied before they are needed. ValueError: they are of other sizes.
         """
         assert not self.tokens, f"{self.tokens} tokens would be lost"
+        states = snapshots.values()
+        if not held.fits(self.config, known_kv(self._form[0])) or not all(states_fit(s, self.config) for s in states):
+            raise ValueError("keys, values or states of another model")
         self._away = held if held.tokens else None
         for at in sorted(snapshots):
             self._snapshots.take(at, snapshots[at])
@@ -339,6 +348,14 @@ class Trail:
         self._room.clear()
         self.tokens, self._whole = 0, True
         self._same, self._taken = 0, frozenset()
+
+    @property
+    def bases(self) -> Mapping[int, KeyBasis]:
+        """How keys are turned before they are packed, by layer; asked for where they are not known yet."""
+        if self._bases is None:
+            assert self._bases_for is not None, "no bases and nothing that gives them"
+            self._bases = self._bases_for(self._form[0])
+        return self._bases
 
     @property
     def cache(self) -> Cache | None:
@@ -363,10 +380,7 @@ class Trail:
             return self._cache
         kv, rotate = self._form
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
-        if self._bases is None:
-            assert self._bases_for is not None, "no bases and nothing that gives them"
-            self._bases = self._bases_for(kv)
-        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self._bases}
+        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self.bases}
         made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, **how)
         if self._away is not None:
             self._away.put(made)
