@@ -219,6 +219,9 @@ class Conversations:
         if found == "fork" and self.most > 1:
             self._make_room(best)
             return _Entry(best.talk.fork(prompt.prompt), key), found
+        if found == "fork":  # the other branch stays on the shelf
+            self._save(best)
+            best.book = None
         self._entries.remove(best)
         return best, found
 

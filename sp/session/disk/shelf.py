@@ -142,7 +142,9 @@ class Shelf:
                     self._remove(book, "is damaged")
                     return None
                 if lost:
-                    self._tell(f"{plain(book.path.name)} is damaged; it goes on {lost} turns before its last")
+                    self._tell(
+                        f"{plain(book.path.name)} is damaged; it goes on before the last {lost} that were written"
+                    )
                 file.truncate(found[-1].end)
                 os.utime(file.fileno())
                 self._note(book, found, file)
@@ -179,6 +181,8 @@ class Shelf:
             try:
                 with _opened(path, os.O_RDONLY) as file:
                     self._note(book, list(records(file)), file)
+                    if book.size < os.fstat(file.fileno()).st_size:
+                        self._tell(f"{plain(path.name)} ends within a turn, as if killed; it goes on before that")
             except DamagedError:
                 self._remove(book, "is damaged, or of another version")
             except OSError as error:
