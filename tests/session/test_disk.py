@@ -131,11 +131,11 @@ def test_a_changed_byte_is_never_read(tmp_path: Path) -> None:
     path, rng = written(tmp_path), np.random.default_rng(2)
     raw, ends = path.read_bytes(), ends_of(path)
     with path.open("rb") as file:
-        parts = sorted(
-            {each for each in Pieces(list(records(file)))._parts if each.nbytes}, key=lambda each: each.start
-        )
-    in_parts = [part.start + int(rng.integers(part.nbytes)) for part in rng.choice(np.array(parts, object), 6)]
-    for at in [start + 50 for start in (0, *ends[:-1])] + in_parts:
+        parts = sorted((each.start, each.nbytes) for each in Pieces(list(records(file)))._parts if each.nbytes)
+    in_parts = [start + int(rng.integers(size)) for start, size in rng.permutation(parts)[:6].tolist()]
+    in_heads = [each.end() - 1 for each in re.finditer(rb'"whole":\d+', raw)]  # of another number all else would do
+    assert len(in_heads) == len(ends)
+    for at in in_heads + in_parts:
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         with process(tmp_path) as next_one:
             results = next_one.turns(3)
