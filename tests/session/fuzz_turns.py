@@ -74,9 +74,9 @@ def bytes_allowed(talks: Conversations, longest: int) -> int:
     return talks.most * (caches + states)
 
 
-def opened(where: Pipeline, memory: ConversationOptions, folder: Path | None) -> Conversations:
+def opened(where: Pipeline, memory: ConversationOptions, folder: Path | None, room: int = SHELF) -> Conversations:
     """A process that starts, with what the one before left in a folder."""
-    shelf = None if folder is None else Shelf(folder, SHELF, lasting(where), lines.append)
+    shelf = None if folder is None else Shelf(folder, room, lasting(where), lines.append)
     return Conversations(where, memory, most=MOST, memory=24 << 20, shelf=shelf)
 
 

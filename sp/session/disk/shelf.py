@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sp.arrays import Ints
-from sp.errors import ConfigError, plain
+from sp.errors import ConfigError, SpError, plain
 from sp.prompt.spans import same_start
 from sp.session.device_memory import format_bytes
 from sp.session.disk.records import Array, DamagedError, Record, append, records
@@ -25,6 +25,10 @@ ENDING, PART = ".sp-session", ".part"
 NAME = 16  # bytes of the name of a file, at random
 SLACK = 64 << 20  # bytes of a file that may count no more, whatever it holds; of more a file has half at most
 MOST_RECORDS = 64  # of a file before it is written anew
+
+
+class TooLargeError(SpError):
+    """A conversation takes more than all files may."""
 
 
 @dataclass(eq=False)
@@ -40,6 +44,7 @@ class Book:
     transcript: Ints | None = None
     last: Record | None = None
     size: int = 0
+    counts: int = 0  # bytes of the file that are not written over by later ones
     stamp: float = 0.0
     gone: bool = False
 
@@ -193,8 +198,8 @@ class Shelf:
             said = f"sessions of these models: {len(own)}, of others: {len(self._books) - len(own)}, {size:.2f} GB"
             self._tell(f"{plain(str(self.folder))}: {said}")
 
-    def _note(self, book: Book, found: list[Record], file: BinaryIO) -> int:
-        """What a file now has; how many bytes of it count. DamagedError: nothing sound."""
+    def _note(self, book: Book, found: list[Record], file: BinaryIO) -> None:
+        """What a file now has. DamagedError: nothing sound."""
         if not found:
             raise DamagedError("no record")
         pieces, facts, status = Pieces(found), found[-1].facts, os.fstat(file.fileno())
@@ -207,27 +212,27 @@ class Shelf:
             raise DamagedError("transcript")
         with self._changed:
             book.key, book.pair, book.whole, book.transcript, book.last = key, pair, whole, transcript, found[-1]
-            book.size, book.stamp = found[-1].end, status.st_mtime
+            book.size, book.counts, book.stamp = found[-1].end, pieces.nbytes, status.st_mtime
             if book not in self._books:
                 self._books.append(book)
-        return pieces.nbytes
 
     def _write(self, book: Book, written: Written, anew: bool) -> None:
         try:
             if not anew and (book.gone or book.last is None):
                 return  # of its file that is no more: the conversation is written anew
-            if not self._make_room(book, written.nbytes):
-                return
+            tidy = self._make_room(book, written.nbytes)
             if anew:
                 self._write_anew(book, written)
                 return
             with _opened(book.path, os.O_RDWR) as file:
                 append(file, book.last, written.facts, written.arrays)
                 found = list(records(file))
-                counts = self._note(book, found, file)
-                if book.size > 2 * counts + SLACK or len(found) > MOST_RECORDS:
+                self._note(book, found, file)
+                if tidy or book.size > 2 * book.counts + SLACK or len(found) > MOST_RECORDS:
                     pieces = Pieces(found)
                     self._write_anew(book, Written(pieces.facts, pieces.read(file, threads=1)))
+        except TooLargeError as error:
+            self._remove(book, str(error))
         except (OSError, DamagedError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error)
             self._remove(book, f"cannot be written ({said})")
@@ -249,18 +254,22 @@ class Shelf:
             os.close(folder)
 
     def _make_room(self, book: Book, more: int) -> bool:
-        """Whether so many bytes more are within the bound, once those written longest ago have gone."""
+        """Let those written longest ago go, until there is room for so many bytes more; whether the file has to be
+        written anew for that, without what counts no more. TooLargeError: there is none.
+        """
         with self._changed:
             others = sorted((each for each in self._books if each is not book), key=lambda each: each.stamp)
-        over = self.nbytes + more - self.most
+            spare = book.size - book.counts
+        tidy = self.nbytes + more > self.most and spare > 0
+        over = self.nbytes + more - self.most - (spare if tidy else 0)
         for each in others:
             if over <= 0:
                 break
             over -= each.size
             self._remove(each, "")
         if over > 0:
-            self._remove(book, f"would take more than all files may ({format_bytes(self.most)})")
-        return over <= 0
+            raise TooLargeError(f"would take more than all files may ({format_bytes(self.most)})")
+        return tidy
 
     def _remove(self, book: Book, why: str) -> None:
         """Throw a file away; the same line is told once."""
