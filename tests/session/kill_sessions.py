@@ -97,8 +97,6 @@ def process(where: Pipeline, folder: Path, story: Story, seed: int, out: int, ki
     told = check_left(talks, story)
     if kill_after is not None:
         kill_at(kill_after)
-    last = [""]
-    talks.shelf.on_idle = lambda: say(written=last[0]) if last[0] else None
     with first_logits() as seen:
         for turn in range(TURNS):
             story.client.next()
@@ -110,11 +108,10 @@ def process(where: Pipeline, folder: Path, story: Story, seed: int, out: int, ki
             state = hash_of(talks._entries[-1].talk)
             say(state=state, history=story.client.history)
             if talks.behind:
-                talks.shelf.drain()  # so that what is told as written is this one
-                last[0] = state
                 talks.save()
-            if rng.random() < 0.3:
-                talks.shelf.drain()
+                if rng.random() < 0.5:
+                    talks.shelf.drain()
+                    say(written=state)
 
 
 def kill_at(operation: int) -> None:
