@@ -107,11 +107,13 @@ def process(where: Pipeline, folder: Path, story: Story, seed: int, out: int, ki
             story.client.history.append(said("assistant", result.answer.text))
             state = hash_of(talks._entries[-1].talk)
             say(state=state, history=story.client.history)
-            if talks.behind:
-                talks.save()
-                if rng.random() < 0.5:
+            talks.save()
+            if rng.random() < 0.5:
+                talks.shelf.drain()
+                while talks.behind:  # with another conversation, too
+                    talks.save()
                     talks.shelf.drain()
-                    say(written=state)
+                say(written=state)
 
 
 def kill_at(operation: int) -> None:
