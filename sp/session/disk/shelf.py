@@ -77,7 +77,7 @@ class Shelf:
         self.on_idle: Callable[[], None] | None = None
         """Called by the thread that writes, whenever it has nothing left to do."""
         self._books: list[Book] = []
-        self._changed, self._waiting = threading.Lock(), list[Future[None]]()
+        self._changed, self._waiting = threading.Lock(), list[tuple[Book, Future[None]]]()
         self._told = ""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Shelf:
     @property
     def busy(self) -> bool:
         """Whether something is still to be written."""
-        return any(not each.done() for each in self._waiting)
+        return any(not work.done() for _, work in self._waiting)
 
     def best(self, key: str, ids: Ints, used: Container[Book]) -> tuple[Book | None, int]:
         """The conversation of a key, but none of those in use, that shares most first tokens with a prompt, and how
@@ -124,7 +124,7 @@ class Shelf:
         known, anew = book or Book(self.folder / f"{secrets.token_hex(NAME)}{ENDING}"), book is None
         facts = {**written.facts, "pair": self.pair, "key": key, "whole": whole}
         work = self._writer.submit(self._write, known, Written(facts, written.arrays), anew)
-        self._waiting = [*(each for each in self._waiting if not each.done()), work]
+        self._waiting = [*(each for each in self._waiting if not each[1].done()), (known, work)]
         work.add_done_callback(self._rest)
         return known
 
@@ -132,7 +132,7 @@ class Shelf:
         """Facts and arrays of all that a conversation held. Where its last turns are damaged, of that before; None if
         nothing can be read, or was since thrown away.
         """
-        self.drain()
+        self.drain(book)
         lost = 0
         try:
             with _opened(book.path, os.O_RDWR) as file:
@@ -160,13 +160,14 @@ class Shelf:
 
     def remove(self, book: Book, why: str) -> None:
         """Throw a file away, and tell why."""
-        self.drain()
+        self.drain(book)
         self._remove(book, why)
 
-    def drain(self) -> None:
-        """Wait until everything is written."""
-        for each in self._waiting:
-            each.result()
+    def drain(self, book: Book | None = None) -> None:
+        """Wait until everything is written, or all of a conversation."""
+        for each, work in self._waiting:
+            if book is None or each is book:
+                work.result()
 
     def close(self) -> None:
         """Wait until everything is written, and let others have the folder."""
