@@ -32,7 +32,7 @@ def test_random_turns_with_restarts(target: str, drafter: str, tmp_path: Path) -
     fuzz_turns.lines.clear()
     told = fuzz_turns.walk(25, 3, target, drafter, folder=tmp_path)
     assert told["restored"] > 1
-    assert told["restarts"] > 4
+    assert told["restarts"] > 2
     assert told["forks"]
     assert all("sessions of these models" in line for line in fuzz_turns.lines), "a file was damaged"
 
