@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
+import random
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
 import fuzz_turns
 import numpy as np
 import pytest
+from fuzz_texts import changed_json
 from talks import ARCHS, check, options, pair, said, text
 
 from sp.errors import ConfigError
@@ -276,3 +281,27 @@ def test_a_busy_shelf_is_asked_again(tmp_path: Path) -> None:
     assert len(ends_of(path)) == 1
     with process(tmp_path) as second:
         assert second.ask(chat[:-2]).usage.new < 20
+
+
+def test_a_head_that_says_anything_at_all_is_no_worse_than_a_damaged_one(tmp_path: Path) -> None:
+    """Its checksum is right, as if somebody had written it so."""
+    path, rng, found = written(tmp_path, 1), random.Random(3), Counter[str]()
+    raw = path.read_bytes()
+    lead = len(disk.MAGIC) + disk.FRAME.size
+    length, _ = disk.FRAME.unpack(raw[len(disk.MAGIC) : lead])
+    head, rest = json.loads(raw[lead : lead + length]), raw[lead + length :].lstrip(b"\0")
+    for _ in range(80):
+        facts = changed_json(head["facts"], rng) if rng.random() < 0.7 else json.dumps(head["facts"])
+        parts = changed_json(head["parts"], rng) if rng.random() < 0.3 else json.dumps(head["parts"])
+        text = f'{{"before":"","facts":{facts},"parts":{parts}}}'.encode("utf-8", "surrogatepass")
+        made = disk.MAGIC + disk.FRAME.pack(len(text), sha256(text).digest()) + text
+        path.write_bytes(made + bytes(-len(made) % disk.ALIGN) + rest)
+        with process(tmp_path) as next_one:
+            result = next_one.ask(CHAT)
+            check(next_one.talks._entries[-1].talk, result)
+            assert result.restored or told(next_one) or next_one.talks.counts.misses
+            assert all(len(line) < 300 and line.isprintable() for line in next_one.lines)
+            found["restored" if result.restored else "told" if told(next_one) else "not found"] += 1
+        for each in tmp_path.glob("*.sp-session"):
+            each.unlink()
+    assert found["told"] > 20

@@ -97,9 +97,19 @@ def _state(name: str, at: int | str, layer: int) -> tuple[str, str]:
     return f"{name}.{at}.{layer}.conv", f"{name}.{at}.{layer}.recurrent"
 
 
+def _check(told: Mapping[str, Any]) -> None:
+    """ValueError: facts of a trail are no numbers of tokens, or none that there can be."""
+    numbers = [told["tokens"], told["first"], *told["layers"], *told["recurrent"], *told["fresh"], *told["older"]]
+    if not all(type(each) is int and each >= 0 for each in numbers):
+        raise ValueError("facts of a trail")
+    if max([0, *told["fresh"], *told["older"]]) > told["tokens"] or not isinstance(told["bases"], str):
+        raise ValueError("facts of a trail")
+
+
 class Pieces:
     """Where in the records of a file the arrays of its last one lie. `nbytes`: what they take, which is less than the
-    file where something was written twice. DamagedError: records do not follow each other.
+    file where something was written twice; `transcript`: where its tokens lie; `facts`: those of a record that has all
+    of it. DamagedError: records do not follow each other.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -110,12 +120,14 @@ class Pieces:
         try:
             for record in records:
                 for name, told in record.facts["trails"].items():
+                    _check(told)
                     self._follow(name, told, record)
             self._whole = {name: part for name, part in self.last.parts.items() if name not in self._pages}
             self._whole |= self._states
             for name, told in self.last.facts["trails"].items():
-                self._check(name, told)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                self._follow_each_other(name, told)
+            self.transcript, self.facts = self.last.parts["transcript"], self._merged(self.last.facts)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise DamagedError(f"its records do not fit each other ({error!r})") from None
         self.nbytes = sum(part.nbytes for part in self._parts)
 
@@ -140,8 +152,8 @@ class Pieces:
         others = {key: part for key, part in self._states.items() if not key.startswith(f"{name}.")}
         self._states = others | kept
 
-    def _check(self, name: str, told: Mapping[str, Any]) -> None:
-        """Pages follow each other from the first on."""
+    def _follow_each_other(self, name: str, told: Mapping[str, Any]) -> None:
+        """ValueError: pages do not, from the first on."""
         for key in (side for layer in told["layers"] for side in _sides(name, layer)):
             ends = [0, *(high for _, high, _ in self._pages[key])]
             if [low for low, _, _ in self._pages[key]] != ends[:-1]:
@@ -159,19 +171,14 @@ class Pieces:
                 found[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return found
 
-    @property
-    def transcript(self) -> Part:
-        """Where the tokens of the transcript lie."""
-        return self.last.parts["transcript"]
-
-    @property
-    def facts(self) -> dict[str, Any]:
+    @staticmethod
+    def _merged(facts: Mapping[str, Any]) -> dict[str, Any]:
         """Facts of a record that has all of it."""
         trails = {
             name: {**told, "first": 0, "fresh": sorted([*told["older"], *told["fresh"]]), "older": []}
-            for name, told in self.last.facts["trails"].items()
+            for name, told in facts["trails"].items()
         }
-        return {**self.last.facts, "trails": trails}
+        return {**facts, "trails": trails}
 
 
 def put(memory: Memory, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -189,7 +196,7 @@ def put(memory: Memory, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -
         for name, trail in _trails(memory).items():
             if facts["trails"][name]["bases"] != _bases(trail):
                 raise ValueError("keys that were packed otherwise")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedError(f"it does not fit the models ({error})") from None
 
 
