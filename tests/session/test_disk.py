@@ -290,7 +290,7 @@ def test_a_head_that_says_anything_at_all_is_no_worse_than_a_damaged_one(tmp_pat
     lead = len(disk.MAGIC) + disk.FRAME.size
     length, _ = disk.FRAME.unpack(raw[len(disk.MAGIC) : lead])
     head, rest = json.loads(raw[lead : lead + length]), raw[lead + length :].lstrip(b"\0")
-    for _ in range(80):
+    for _ in range(40):
         facts = changed_json(head["facts"], rng) if rng.random() < 0.7 else json.dumps(head["facts"])
         parts = changed_json(head["parts"], rng) if rng.random() < 0.3 else json.dumps(head["parts"])
         text = f'{{"before":"","facts":{facts},"parts":{parts}}}'.encode("utf-8", "surrogatepass")
@@ -304,4 +304,4 @@ def test_a_head_that_says_anything_at_all_is_no_worse_than_a_damaged_one(tmp_pat
             found["restored" if result.restored else "told" if told(next_one) else "not found"] += 1
         for each in tmp_path.glob("*.sp-session"):
             each.unlink()
-    assert found["told"] > 20
+    assert found["told"] > 10

@@ -92,11 +92,8 @@ def _record(file: BinaryIO, at: int, before: str, size: int) -> Record | None:
         start = _aligned(at + len(lead) + length)
         parts, end = {}, start
         for name, kind, shape, sha in head["parts"]:
-            if (
-                kind not in KINDS
-                or len(shape) > MOST_AXES
-                or not all(type(each) is int and 0 <= each <= size for each in shape)
-            ):
+            sound = isinstance(name, str) and isinstance(sha, str) and kind in KINDS and len(shape) <= MOST_AXES
+            if not sound or not all(type(each) is int and 0 <= each <= size for each in shape):
                 return None
             parts[name] = Part(kind, tuple(shape), end, sha)
             end = _aligned(end + parts[name].nbytes)
