@@ -235,6 +235,8 @@ class Conversations:
         if self.shelf is None or not entry.unsaved:
             return
         entry.unsaved = False  # or after a failure, which its next turn mends, it would be asked for ever
+        if not len(entry.talk.transcript):  # of a request that was refused
+            return
         if entry.book is not None and entry.book.gone:
             entry.book = None
         book, entry.book = entry.book, None  # should this fail, all of it is written anew

@@ -21,7 +21,7 @@ import pytest
 from fuzz_texts import changed_json
 from talks import ARCHS, check, options, pair, said, text
 
-from sp.errors import ConfigError
+from sp.errors import ConfigError, PromptError
 from sp.prompt.prompt import prompt_of
 from sp.session import Conversations, RunOptions, TurnResult
 from sp.session.disk import records as disk
@@ -218,6 +218,15 @@ def test_those_written_longest_ago_go_first(tmp_path: Path) -> None:
         third.ask(CHAT)
         assert len(third.shelf) == 0
         assert [line for line in third.lines if "would take more than all files may" in line]
+
+
+def test_a_request_that_is_refused_leaves_no_file(tmp_path: Path) -> None:
+    with process(tmp_path) as first:
+        with pytest.raises(PromptError):
+            first.ask(CHAT, replace(RUN, max_new_tokens=10**7))
+        first.talks.save()
+        first.shelf.drain()
+        assert len(first.shelf) == 0
 
 
 def test_what_had_to_leave_memory_comes_back_from_its_file(tmp_path: Path) -> None:
