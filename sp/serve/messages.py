@@ -99,14 +99,14 @@ def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, ke
     """
     last, whole = parts[-1], DOCUMENT_MARK.join(parts)
     before = len(whole) - len(last)
-    if protect == "turn" or (protect == "auto" and not _long(last, tokenizer)):
+    if protect == "turn":
         return Question(before, "part" if before else "turn")
     if protect == "paragraph":
         return Question(before + _paragraph(last.rstrip()), "paragraph")
-    at, found = _asking(last.rstrip())
+    at, found = _asking(last.rstrip()) if _long(last, tokenizer) else (0, "part" if before else "turn")
     opening = _opening(whole)
     fits = 2 * (opening + len(last) - at) <= keep_ratio * len(whole)
-    return Question(before + at, found, opening if fits and opening < before + at else 0)
+    return Question(before + at, found, opening if fits and opening <= before + at else 0)
 
 
 def _long(text: str, tokenizer: Tokenizer) -> bool:

@@ -63,6 +63,10 @@ def test_a_short_opening_is_kept_where_there_is_room(pair: Pipeline) -> None:
     assert taken(pair, asked) == ("paragraph", "Answer briefly.", "Is the grass green?\n\n")
     assert taken(pair, asked, keep_ratio=0.01)[2] == ""
     assert taken(pair, f"{FILL * 20}\n\n{DOC}\n\nWhat?")[2] == ""
+    parts = "Is the grass green?", DOC, "Answer briefly."
+    assert taken(pair, *parts) == ("part", "Answer briefly.", "Is the grass green?\n\n")
+    assert taken(pair, *parts, keep_ratio=0.01)[2] == ""
+    assert taken(pair, "The grass is green.", "Is it?", keep_ratio=0.5)[2] == ""
 
 
 def test_question_and_opening_are_protected_and_the_document_is_not(pair: Pipeline) -> None:
