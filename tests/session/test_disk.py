@@ -215,6 +215,7 @@ def test_those_written_longest_ago_go_first(tmp_path: Path) -> None:
     with process(tmp_path, 3 * size + size // 2) as second:
         assert [second.ask(chat).restored for chat in (chats[0], chats[1])] == [True, False]
     with process(tmp_path, size // 2) as third:
+        assert len(third.shelf) == 0
         third.ask(CHAT)
         assert len(third.shelf) == 0
         assert [line for line in third.lines if "would take more than all files may" in line]

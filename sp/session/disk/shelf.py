@@ -193,6 +193,7 @@ class Shelf:
                 self._remove(book, "is damaged, or of another version")
             except OSError as error:
                 self._tell(f"{plain(path.name)}: {error.strerror}; it is left alone")
+        self._make_room(Book(self.folder), 0)  # the bound may be another one than before
         own = [each for each in self._books if each.pair == self.pair]
         if self._books:
             size = sum(each.size for each in self._books) / 1e9
