@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 import sp.session.answer
 from sp.models import prefill
 from sp.prompt import TokenisedPrompt, transfer_scores
+from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.session import (
     Conversation,
     ConversationOptions,
+    Conversations,
     Loaded,
     Pipeline,
     RunOptions,
@@ -25,6 +28,7 @@ from sp.session import (
 )
 from sp.session.compress import selection_request
 from sp.session.decision import fixed
+from sp.session.disk.shelf import Shelf
 from sp.studies.sample import sample
 
 PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
@@ -178,3 +182,20 @@ def parked_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> None:
         assert not leave.leave()
     leave.clear()
     assert leave.host_nbytes == leave.nbytes == 0
+
+
+def restarted_turns(where: Pipeline, folder: Path, turns: int = 4, size: int = SIZE) -> None:
+    """Each turn by other conversations, from files that those before left, changes nothing."""
+    run = options(0.4)
+    stay = Conversation(where, run)
+    for number, chat in enumerate(chats(turns, size)):
+        one, talks = stay.ask(chat), Conversations(where, shelf=Shelf(folder, 1 << 30, "the same pair", print))
+        other = talks.answer(prompt_of(chat, where.target), run)
+        assert other.restored == (number > 0)
+        assert one.answer.tokens == other.answer.tokens
+        assert one.usage == other.usage
+        np.testing.assert_array_equal(one.present, other.present)
+        if number % 2:  # what is written lies in host memory then
+            talks._entries[0].talk.leave()
+        talks.close()
+        chat.append(said("assistant", one.answer.text or "."))

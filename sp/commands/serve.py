@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sp.chat import Thinking
 from sp.cluster import join
@@ -21,7 +21,9 @@ from sp.kernels.device import pick_device
 from sp.plugins import Plugin, loaded_plugins
 from sp.serve.options import Defaults, ServerOptions
 from sp.session import ConversationOptions, Conversations, Pipeline, RunOptions
+from sp.session.disk.shelf import Shelf
 from sp.session.options import ModelOptions, PlaceOptions, check_run
+from sp.session.store import lasting
 
 MISSING: str | None = None
 try:
@@ -86,6 +88,7 @@ def serve(
       sp serve --keep-ratio 0.1 --threshold 4096
       sp serve --math auto --drafter-math auto
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
+      sp serve --sessions 8 --session-dir ~/.cache/sp/sessions --session-disk 100g
       sp serve --replicas 4
       sp serve --cards 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
       sp serve --cors http://localhost:3000
@@ -102,6 +105,8 @@ def serve(
     together = max(place.cards, place.target_cards or 1)
     if replicas > 1 and together > 1:
         raise ConfigError("--cards is for one server; leave it and --target-cards away, or --replicas")
+    if server.session_dir is not None and (replicas > 1 or together > 1 or not server.sessions):
+        raise ConfigError("--session-dir is for one server with sessions, on one card; leave it away")
     options = replace(asked.options, max_new_tokens=min(asked.max_new_tokens, server.max_tokens))
     draft = draft_of(models.target, draft) if isinstance(options.decode, Speculative) else draft
     wanted = Asked(models, draft, place, options, thinking, memory, server)
@@ -174,8 +179,11 @@ def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> C
     except ConfigError as error:
         tell(f"no sessions, but for requests that say otherwise: {error}")
     pipeline.ready(asked.options, keys=asked.memory.keys)  # or the first request would wait for it
-    room = {"memory": asked.server.session_memory, "device": asked.server.session_vram}
-    return Conversations(pipeline, asked.memory, most=asked.server.sessions, **room)
+    server, shelf = asked.server, None
+    if server.session_dir is not None:
+        shelf = Shelf(server.session_dir, server.session_disk, lasting(pipeline), tell)
+    room: dict[str, Any] = {"memory": server.session_memory, "device": server.session_vram, "shelf": shelf}
+    return Conversations(pipeline, asked.memory, most=server.sessions, **room)
 
 
 @contextmanager

@@ -158,6 +158,7 @@ class Prompt:
         kept_from: int = 0,
         kept_to: int = 0,
         marked: Sequence[tuple[int, int, int]] = (),
+        asked: Sequence[tuple[int, int, int]] = (),
         needle: Sequence[str] = (),
     ) -> Prompt:
         """A conversation; protected are the markup, system messages and the last turn of the user, or its end.
@@ -179,6 +180,8 @@ class Prompt:
             Characters of that turn's beginning that are protected as well.
         marked : sequence of (int, int, int)
             Turns, and of each the characters between which it is protected as well.
+        asked : sequence of (int, int, int)
+            The same of what belongs to the question.
         needle : sequence of str
             The pieces of the text that hold the answer, for reports only.
 
@@ -200,6 +203,7 @@ class Prompt:
         closing, thinks = thinking.reply(template, found.text[last:])
         text, spans, at = found.text + closing, list[Span](), 0
         question = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=None)
+        also: dict[SpanKind, list[tuple[int, int, int]]] = {"protected": [*marked, *asked], "question": [*asked]}
         for index, start, end in found.regions(turns):
             whole = start if turns[index].role == "system" else end
             kept = found.place(index, kept_from, end) if index == question else whole
@@ -207,8 +211,11 @@ class Prompt:
             if index == question:
                 opening = min(found.place(index, kept_to, end), kept)
                 spans += [Span("protected", start, opening), Span("question", kept, end)]
-            parts = ((found.place(index, a, end), found.place(index, b, end)) for turn, a, b in marked if turn == index)
-            spans += [Span("protected", first, min(stop, end)) for first, stop in parts]
+            for kind, wanted in also.items():
+                mine = (
+                    (found.place(index, a, end), found.place(index, b, end)) for turn, a, b in wanted if turn == index
+                )
+                spans += [Span(kind, first, min(stop, end)) for first, stop in mine]
             at = end
         spans.append(Span("protected", at, len(text)))
         spans += [Span("plain", copy.at, copy.stop) for copy in found.arguments]

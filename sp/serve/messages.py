@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -25,8 +25,9 @@ from sp.serve.options import Protect
 from sp.serve.protocol import KWARGS, Job, Range, TemplateRequest
 from sp.session import RunOptions, RunResult, TurnResult
 
-Found = Literal["turn", "part", "paragraph", "sentence", "line", "end"]
-"""Whether the question is all of the turn, its last part, or of that the last paragraph, sentence, line or words."""
+Found = Literal["turn", "part", "task", "paragraph", "sentence", "line", "end"]
+"""Whether the question is all of the turn, its last part, parts before a last one that is set off, or of the last part
+the last paragraph, sentence, line or words."""
 FOUND: tuple[Found, ...] = get_args(Found)
 
 LONG = 512  # tokens of a text that is no question as a whole: a longer one holds a document
@@ -36,6 +37,8 @@ LONGEST_OPENING = 256
 CUE = 32  # characters of a paragraph that, with a colon at its end, only says where the answer goes
 LONGEST_TOKEN = 16
 """Characters of a token, on average, of texts that may be short; none of that many characters a token is counted."""
+SET_OFF = re.compile(r"\s*<([A-Za-z][\w.-]{0,63})(?:\s[^<>]{0,255})?>")
+"""How a part begins that a program has set off in a tag, as coding agents do with a task and with the environment."""
 BREAK = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；：])\s*|\n+")  # between sentences, and between lines
 ASKS = ("?", "？", "؟")
 
@@ -47,6 +50,42 @@ class Question:
     start: int  # its first character
     found: Found  # as `Found` says
     opening: int = 0  # characters of the turn's beginning that are kept as well
+    tasks: tuple[Range, ...] = ()  # turns, and of each characters, that belong to it as well
+
+
+def question_in(
+    messages: Sequence[Mapping[str, Any]], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0
+) -> Question:
+    """The question of a chat: that of the user's last turn, see `question_of`. With "auto", where the last of its parts
+    is set off in a tag, that is no question, or not all of it. The first part of that turn belongs to it then, and that
+    of the user's first turn, in which agents send the task; then the other parts from the last on, up to `LONG` tokens.
+    Of one of the two that is longer its own question and its beginning do.
+    """
+    turns = [index for index, each in enumerate(messages) if each["role"] == "user"]
+    parts = last_turn(messages)
+    found = question_of(parts, protect, tokenizer, keep_ratio)
+    if protect != "auto" or len(parts) < 2 or not _set_off(parts[-1]):
+        return found
+    last, first = turns[-1], next(turn for turn in turns if messages[turn]["parts"])
+    places = [(last, 0), *([(first, 0)] if first != last else []), *((last, at) for at in range(len(parts) - 2, 0, -1))]
+    room, tasks = LONG, list[Range]()
+    for turn, number in places:
+        before, text = messages[turn]["parts"][:number], messages[turn]["parts"][number]
+        start = sum(len(each) + len(DOCUMENT_MARK) for each in before)
+        count = LONG + 1 if _long(text, tokenizer) else len(tokenizer.encode(text))
+        if count <= room:
+            room -= count
+            tasks.append((turn, start, start + len(text)))
+        elif number == 0:
+            at, _ = _asking(text.rstrip())
+            tasks += [(turn, 0, min(_opening(text) or LONGEST_OPENING, at)), (turn, at, len(text))]
+    return replace(found, found="task", tasks=tuple(sorted(each for each in tasks if each[1] < each[2])))
+
+
+def _set_off(text: str) -> bool:
+    """Whether a text is one element of markup."""
+    begin = SET_OFF.match(text)
+    return begin is not None and text.rstrip().endswith(f"</{begin[1]}>")
 
 
 def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> Question:
@@ -60,14 +99,14 @@ def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, ke
     """
     last, whole = parts[-1], DOCUMENT_MARK.join(parts)
     before = len(whole) - len(last)
-    if protect == "turn" or (protect == "auto" and not _long(last, tokenizer)):
+    if protect == "turn":
         return Question(before, "part" if before else "turn")
     if protect == "paragraph":
         return Question(before + _paragraph(last.rstrip()), "paragraph")
-    at, found = _asking(last.rstrip())
+    at, found = _asking(last.rstrip()) if _long(last, tokenizer) else (0, "part" if before else "turn")
     opening = _opening(whole)
     fits = 2 * (opening + len(last) - at) <= keep_ratio * len(whole)
-    return Question(before + at, found, opening if fits and opening < before + at else 0)
+    return Question(before + at, found, opening if fits and opening <= before + at else 0)
 
 
 def _long(text: str, tokenizer: Tokenizer) -> bool:
@@ -117,7 +156,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
-    asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
+    asked = question_in(job.messages, job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
     calling = job.tools.calling(template)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
@@ -179,10 +218,11 @@ def chat_prompt(
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
     question = question or question_of(last_turn(messages), "turn", tokenizer)
     at, to = question.start, question.opening
-    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=at, kept_to=to, marked=kept)
+    more: dict[str, Any] = {"marked": kept, "asked": question.tasks}
+    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=at, kept_to=to, **more)
 
 
-def last_turn(messages: tuple[dict[str, Any], ...]) -> list[str]:
+def last_turn(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Parts of the user's last message; an empty one if there is none."""
     return next((each["parts"] for each in reversed(messages) if each["role"] == "user"), [""])
 
@@ -261,6 +301,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "kept_tokens": prompt.kept,
             "session": found or "none",
             "session_reason": told.apart,
+            "restored": isinstance(result, TurnResult) and result.restored,
             "question": question,
             "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],

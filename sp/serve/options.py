@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat import Thinking
@@ -48,6 +49,10 @@ class ServerOptions:
         Host memory for all of them, e.g. 40g.
     session_vram : Size, optional
         GPU memory for them between requests, e.g. 8g; else until others need it.
+    session_dir : Path, optional
+        Folder that keeps them from one start of the server to the next; in memory alone without it.
+    session_disk : Size
+        Disk for all of them, e.g. 100g; those used longest ago go first.
     queue : int
         Requests that may wait.
     max_body : int
@@ -62,6 +67,8 @@ class ServerOptions:
     sessions: Annotated[int, Option(least=0)] = 8
     session_memory: Size = Size(8 << 30)  # noqa: RUF009  a number
     session_vram: Size | None = None
+    session_dir: Path | None = None
+    session_disk: Size = Size(20 << 30)  # noqa: RUF009
     queue: Annotated[int, Option(least=1)] = 32
     max_body: Annotated[int, Option(least=1)] = 16
     strict_fields: bool = False

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from sp.errors import SpError, TooLongError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
@@ -22,10 +20,9 @@ from sp.serve.fields import Grammars, RequestError, as_request_error, nth
 from sp.serve.http import Metrics, busy
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
+from sp.serve.sessions import Sessions
 from sp.serve.text import Ended, Piece, ReplyText, Speaker
-from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
-from sp.session.result import OnToken
-from sp.trace import Reporter
+from sp.session import Answer, Conversations, Pipeline, RunResult, TurnResult
 
 Item = TypeVar("Item")
 Lane = tuple[str, str]  # a client and a session of it
@@ -110,72 +107,6 @@ def lane_of(body: Mapping[str, Any], address: str, key: str) -> Lane:
 def _digest(value: Any) -> str:
     """A short name for plain data of any size."""
     return blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
-
-OFF = "the server keeps no sessions (--sessions 0, or several cards)"
-SEVERAL = "the request wants several answers (n)"
-NOT_ASKED = "the request wants none (sp.session false)"
-
-
-class Sessions:
-    """Answers prompts; the worker's thread alone does so, and what `/metrics` shows is what it left behind. `pipeline`:
-    for what no conversation can answer.
-    """
-
-    def __init__(self, pipeline: Pipeline, talks: Conversations | None, metrics: Metrics) -> None:
-        self.pipeline, self.talks, self._metrics = pipeline, talks, metrics
-        self._held = (0, 0, 0)
-        if talks is not None:
-            where = "memory that they hold between requests."
-            metrics.watch("sp_sessions", "Conversations that are remembered.", lambda: self._held[0])
-            metrics.watch("sp_session_device_bytes", f"Device {where}", lambda: self._held[1])
-            metrics.watch("sp_session_host_bytes", f"Host {where}", lambda: self._held[2])
-
-    def answer(
-        self, prompt: Prompt, job: Job, apart: str | None, reporter: Reporter, on_token: OnToken
-    ) -> RunResult | TurnResult:
-        """The answer to a prompt; `apart` is what `refusal` says of it."""
-        if self.talks is None or apart is not None:
-            self._metrics.sessions.labels("none").inc()
-            return self.pipeline.run(prompt, job.options, full=False, reporter=reporter, on_token=on_token)
-        memory, recall = self.talks.options, job.asked.recall
-        memory = memory if recall is None else replace(memory, recall=recall)
-        with self._counted(self.talks):
-            return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter)
-
-    def again(self, found: RunResult, options: RunOptions, reporter: Reporter, on_token: OnToken) -> Answer:
-        """Another answer to a prompt that a run by itself has read, from the same kept tokens."""
-        kept = np.ones(len(found.prompt), bool) if found.selection is None else found.selection
-        options = replace(found.options or options, decode=options.decode)
-        return self.pipeline.read(found.prompt, kept, options, reporter=reporter, on_token=on_token)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        if self.talks is not None:
-            with self._counted(self.talks):
-                self.talks.clear()
-
-    def refusal(self, prompt: Prompt, job: Job) -> str | None:
-        """Why a request is no turn of a conversation; None if it is one."""
-        if job.choices > 1:
-            return SEVERAL
-        if self.talks is None:
-            return OFF
-        return self.talks.refusal(prompt, job.options) if job.asked.session else NOT_ASKED
-
-    @contextmanager
-    def _counted(self, talks: Conversations) -> Iterator[None]:
-        """Afterwards the metrics tell what was found and what is held, whatever became of the request."""
-        before = replace(talks.counts)
-        try:
-            yield
-        finally:
-            now, found = talks.counts, self._metrics.sessions
-            found.labels("hit").inc(now.hits - before.hits)
-            found.labels("fork").inc(now.forks - before.forks)
-            found.labels("miss").inc(now.misses - before.misses)
-            self._metrics.evictions.inc(now.evictions - before.evictions)
-            self._held = len(talks), talks.device_nbytes, talks.host_nbytes
 
 
 log = logging.getLogger("sp.serve")
@@ -275,6 +206,7 @@ class Worker:
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="sp-pipeline", daemon=True)
+        self._sessions.when_idle(self._wake)
         metrics.watch("sp_queue_length", "Requests that wait.", lambda: len(self._waiting))
         metrics.watch("sp_running", "Requests at work, 0 or 1.", lambda: int(self._current is not None))
 
@@ -345,12 +277,19 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
     def _loop(self) -> None:
         while True:
+            self._sessions.save()  # of a turn, once its answer is sent
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._closed or self._sessions.behind)
+                if not self._waiting and self._closed:
                     break
+                if not self._waiting:
+                    continue
                 ticket = self._current = self._waiting.next()
             try:
                 with device_errors():
@@ -363,7 +302,7 @@ class Worker:
                 self._fail(ticket, as_request_error(error))
             finally:
                 self._current = None
-        self._sessions.clear()
+        self._sessions.close()
 
     def _fail(self, ticket: Ticket, error: RequestError) -> None:
         ticket.emit(Failed(error))

@@ -15,6 +15,8 @@ from sp.decode import Decoder
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import request
+from sp.session.disk.records import Array
+from sp.session.disk.written import Written, put, written
 from sp.session.memory import Slots
 from sp.session.options import ConversationOptions, RunOptions
 from sp.session.pipeline import Pipeline
@@ -157,6 +159,14 @@ class Conversation:
             with ExitStack() as stack:
                 other._memory.drafter = attempt(stack, "drafter", len(ids), partial(mine.drafter.fork, ids))
         return other
+
+    def written(self, *, anew: bool = False) -> Written | None:
+        """What it has come to know since this was last asked, or `anew` all of it, for a file; None after a failure."""
+        return written(self._memory, anew=anew)
+
+    def put(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Know what another one of the same models and options knew. DamagedError: it is not of these."""
+        put(self._memory, facts, arrays)
 
     def leave(self) -> bool:
         """Move both caches to host memory until they are next needed; False if they were there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.models import Cache, ModelConfig, Trail
+from sp.models.cache.carry import Parked, States
 from sp.models.run.chunked import cross_gap
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
@@ -205,6 +206,11 @@ class TargetMemory:
         self.slots += Slots(fed, position + np.arange(len(fed)), index, index)
         self.transcript = np.concatenate([self.transcript, fed])
 
+    def put(self, slots: Slots, transcript: Ints, held: Parked, snapshots: Mapping[int, States]) -> None:
+        """Know what another one of the same model and options was seen to know; see `Trail.put`."""
+        self.trail.put(held, snapshots)
+        self.slots, self.transcript = slots, transcript
+
     def fork(self, ids: Ints) -> TargetMemory:
         """Another memory with what this one holds of a transcript's beginning; this one stays as it is."""
         other = TargetMemory(self._loaded, self._options, 1)
@@ -295,6 +301,17 @@ class DrafterMemory:
     def forgotten(self) -> tuple[str, ...]:
         """What the report says of keys that the last prompt could not go on from; nothing where it could."""
         return (self._forgotten,) if self._forgotten else ()
+
+    @property
+    def ids(self) -> Ints:
+        """The last prompt, of which the trail may hold a beginning."""
+        return self._ids
+
+    def put(self, ids: Ints, held: Parked, snapshots: Mapping[int, States]) -> None:
+        """Know what another one of the same model and options was seen to know; see `Trail.put`."""
+        self.trail = self._empty(self._rope(len(ids)))
+        self.trail.put(held, snapshots)
+        self._ids = ids
 
     def fork(self, ids: Ints) -> DrafterMemory:
         """Another memory with what this one holds of a prompt's beginning, as far as the prompt can go on from it."""

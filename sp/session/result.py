@@ -197,6 +197,8 @@ class TurnResult:
         Shares of the blocks that each layer of the drafter read for new tokens; empty where that was all of them.
     found : {"hit", "fork", "miss"} or None
         Of a conversation that `Conversations` found.
+    restored : bool
+        Whether that was read from a file, of a process before this one or of one that had no room for it.
     """
 
     answer: Answer
@@ -209,6 +211,7 @@ class TurnResult:
     decision: Decision
     drafted: tuple[float, ...] = ()
     found: Found | None = None
+    restored: bool = False
 
     def __repr__(self) -> str:
         used = self.usage

@@ -17,6 +17,7 @@ from conversation_walks import (
     options,
     pair,
     parked_turns,
+    restarted_turns,
     said,
     walk,
     warm_and_cold,
@@ -67,6 +68,11 @@ def test_scores_are_those_of_the_cpu() -> None:
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_caches_may_leave_between_turns(names) -> None:
     parked_turns(pair(*names, "cuda"))
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_each_turn_may_be_another_process(names, tmp_path) -> None:
+    restarted_turns(pair(*names, "cuda"), tmp_path)
 
 
 def test_few_snapshots_are_on_the_device_between_turns() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from retriever_files import ARCHS
@@ -163,3 +165,47 @@ def test_few_snapshots_lie_far_from_each_other(retrievers: dict[str, Model]) -> 
     assert trail.places == (40, 200, 210)
     per = trail.host_nbytes / 3
     assert per == sum(model.new_cache(1).state(i).nbytes for i in model.config.delta_layers)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_what_is_taken_piece_by_piece_makes_the_same_trail_elsewhere(model: Model, parked: bool) -> None:
+    """Pages of later pieces stand in for those of earlier ones from their first block on."""
+    trail, made, other = Trail(model.config), Trail(model.config), (IDS + 1) % 256
+    other[:300] = IDS[:300]
+    pages: dict[int, list[np.ndarray]] = {}
+    snapshots, firsts = {}, []
+    for stop, back, ids in ((150, None, IDS), (400, None, IDS), (400, 300, other), (450, None, other)):
+        if back is not None:
+            trail.back_to(back)
+        read(trail, model, stop, ids)
+        trail.mark()  # at 400 twice, behind other tokens
+        if parked:
+            trail.park()
+        piece = trail.take()
+        firsts.append(piece.first)
+        assert set(piece.older) <= set(snapshots)
+        snapshots = {at: snapshots[at] for at in piece.older} | dict(piece.fresh)
+        for layer, both in piece.held.pages.items():
+            known = pages.get(layer, [each[:0] for each in both])
+            pages[layer] = [np.concatenate([old[: piece.first], new]) for old, new in zip(known, both, strict=True)]
+    assert firsts == [0, 150 // 128, (150 if trail.recurrent else 300) // 128, 400 // 128]
+    both = {layer: (keys, values) for layer, (keys, values) in pages.items()}
+    made.put(replace(piece.held, pages=both), snapshots)
+    assert made.places == trail.places
+    again = made.take()
+    assert (again.first, len(again.fresh)) == (450 // 128, 0)
+    np.testing.assert_array_equal(read(made, model, 500, other), read(trail, model, 500, other))
+    for each in (made, trail):
+        each.back_to(401)
+    np.testing.assert_array_equal(read(made, model, 420), read(trail, model, 420))
+
+
+def test_what_is_half_read_is_not_whole(model: Model) -> None:
+    trail = Trail(model.config)
+    read(trail, model, 60)
+    assert trail.whole
+    with pytest.raises(KeyboardInterrupt), trail.reading(60):
+        raise KeyboardInterrupt
+    assert not trail.whole
+    trail.back_to(60)
+    assert trail.whole

@@ -63,6 +63,10 @@ def test_a_short_opening_is_kept_where_there_is_room(pair: Pipeline) -> None:
     assert taken(pair, asked) == ("paragraph", "Answer briefly.", "Is the grass green?\n\n")
     assert taken(pair, asked, keep_ratio=0.01)[2] == ""
     assert taken(pair, f"{FILL * 20}\n\n{DOC}\n\nWhat?")[2] == ""
+    parts = "Is the grass green?", DOC, "Answer briefly."
+    assert taken(pair, *parts) == ("part", "Answer briefly.", "Is the grass green?\n\n")
+    assert taken(pair, *parts, keep_ratio=0.01)[2] == ""
+    assert taken(pair, "The grass is green.", "Is it?", keep_ratio=0.5)[2] == ""
 
 
 def test_question_and_opening_are_protected_and_the_document_is_not(pair: Pipeline) -> None:
@@ -139,3 +143,92 @@ def test_completions_have_a_question_too(pair: Pipeline, text: str, found: str |
 def test_a_short_completion_is_read_whole(server: tool.Running) -> None:
     reply = web.post(f"{server.url}/v1/completions", json={"prompt": "The grass is", "max_tokens": 2}, timeout=30)
     assert not reply.json()["usage"]["sp"]["compressed"]
+
+
+ENVIRONMENT = "<environment_details>\n# Open files\na.py\n</environment_details>"
+TASK = "<task>\nFind out where the tap drips, and mend it.\n</task>"
+
+
+def protected(pair: Pipeline, messages: list[dict[str, Any]], **asked: Any) -> tuple[str, str, list[str]]:
+    """How the question was found, what of the prompt is kept, and what belongs to the question."""
+    job = Job("chat", RunOptions(keep_ratio=0.05), tuple(messages), **asked)
+    prompt, question = to_prompt(job, pair.target.template, pair.target.tokenizer)
+    assert question is not None
+    raw = prompt.text.encode()
+    spans = [(each.kind, raw[each.start : each.end].decode()) for each in prompt.spans]
+    kept = " ".join(text for kind, text in spans if kind == "protected")
+    return question.found, kept, [text for kind, text in spans if kind == "question"]
+
+
+def user(*parts: str) -> dict[str, Any]:
+    return {"role": "user", "parts": list(parts)}
+
+
+def test_a_task_before_its_environment_is_the_question_too(pair: Pipeline) -> None:
+    found, kept, asked = protected(pair, [user(TASK, DOC, ENVIRONMENT)])
+    assert found == "task"
+    assert asked == [TASK, ENVIRONMENT]
+    assert TASK in kept
+    assert "The grass" not in kept
+
+
+def test_the_task_of_an_earlier_turn_stays_while_its_results_may_go(pair: Pipeline) -> None:
+    """An agent that sends results as words of the user, and its environment behind them each time."""
+    said = {"role": "assistant", "parts": ["<read_file>a.py</read_file>"]}
+    result = "[read_file for 'a.py'] Result:"
+    found, kept, asked = protected(pair, [user(TASK, ENVIRONMENT), said, user(result, DOC, ENVIRONMENT)])
+    assert found == "task"
+    assert asked == [TASK, result, ENVIRONMENT]
+    assert "The grass" not in kept
+
+
+def test_of_several_short_parts_as_many_are_kept_as_there_is_room_for(pair: Pipeline) -> None:
+    """The first before the last ones; of one that is too long its question and its beginning."""
+    short = [f"<note>{number} {FILL * 6}</note>" for number in range(12)]
+    found, kept, _ = protected(pair, [user(TASK, *short, ENVIRONMENT)])
+    assert found == "task"
+    assert TASK in kept
+    there = [number for number, each in enumerate(short) if each in kept]
+    assert 0 < len(there) < 12
+    assert there == list(range(12 - len(there), 12))
+    long = f"Mend the tap.\n\n{DOC}\n\nWhere does it drip?"
+    found, kept, asked = protected(pair, [user(long, ENVIRONMENT)])
+    assert found == "task"
+    assert "Mend the tap." in kept
+    assert asked == ["Mend the tap.\n\n", "Where does it drip?", ENVIRONMENT]
+    assert "The grass" not in kept
+
+
+def test_an_environment_that_is_long_is_compressed_and_the_task_is_not(pair: Pipeline) -> None:
+    found, kept, asked = protected(pair, [user(TASK, f"<environment_details>\n{DOC}\n</environment_details>")])
+    assert found == "task"
+    assert asked[0] == TASK
+    assert len(kept) < 1500 < len(DOC)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(DOC, "What is green?"), ("<doc>a</doc>", "What?"), (ENVIRONMENT,), (TASK, DOC, "</a> b <a>"), (TASK, "<a>b</c>")],
+)
+def test_a_last_part_that_is_not_set_off_is_the_question_as_ever(pair: Pipeline, parts: tuple[str, ...]) -> None:
+    found, _, asked = protected(pair, [user("<task>old</task>"), {"role": "assistant", "parts": ["ok"]}, user(*parts)])
+    assert found == ("part" if len(parts) > 1 else "turn")
+    assert asked == [parts[-1]]
+
+
+def test_results_of_tools_at_the_end_leave_the_question_of_the_user(pair: Pipeline) -> None:
+    call = {"role": "assistant", "parts": [""], "calls": ()}
+    messages = [user(TASK, ENVIRONMENT), call, {"role": "tool", "parts": [DOC], "call_id": "c1"}]
+    found, kept, asked = protected(pair, messages)
+    assert found == "task"
+    assert asked == [TASK, ENVIRONMENT]
+    assert "The grass" not in kept
+
+
+def test_what_was_taken_for_the_task_is_told(server: tool.Running) -> None:
+    content = [{"type": "text", "text": text} for text in (TASK, DOC, ENVIRONMENT)]
+    told = post(server, content, max_tokens=1, **ALWAYS)["usage"]["sp"]  # type: ignore[arg-type]
+    assert told["question"]["found"] == "task"
+    assert told["question"]["tokens"] > 20
+    assert told["compressed"]
+    assert 'sp_questions_total{found="task"}' in web.get(f"{server.url}/metrics").text

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from serving import client, document, question
 
 from sp.selection import SELECTORS
 from sp.session import Conversations, Pipeline
+from sp.session.disk.shelf import Shelf
+from sp.session.store import lasting
 
 openai: Any = pytest.importorskip("openai")
 
@@ -271,3 +274,35 @@ def test_wrong_options_end_with_one_line(option: str, value: str, said: str) -> 
 
 def test_the_help_has_an_example() -> None:
     assert "sp serve --sessions 8 --session-memory 40g" in invoke(["serve", "--help"]).output
+
+
+def test_sessions_go_on_after_a_restart_and_are_told(pair: Pipeline, tmp_path: Path) -> None:
+    keys, said = list(FACTS)[:3], []
+
+    def shelf() -> Shelf:
+        return Shelf(tmp_path, 1 << 30, lasting(pair), said.append)
+
+    with remembering(pair, most=4, shelf=shelf()) as server:
+        for turn in range(2):
+            text, usage = ask(server, asked(FACTS, keys[: turn + 1]))
+        assert usage.sp["restored"] is False
+        tool.until(lambda: metric(server, "sp_session_files") == 1)
+        assert metric(server, "sp_session_disk_bytes") > 1e5
+    (path,) = tmp_path.glob("*.sp-session")
+    with remembering(pair, most=4, shelf=shelf()) as server:
+        text, usage = ask(server, asked(FACTS, keys))
+        told = usage.sp
+        assert FACTS[keys[2]] in text
+        assert (told["session"], told["restored"]) == ("hit", True)
+        assert told["new"] < 60 < 300 < told["cached"]
+        assert told["stages"][1]["name"] == "find conversation"
+        assert metric(server, 'sp_session_requests_total{found="hit"}') == 1
+    assert list(tmp_path.glob("*.sp-session")) == [path]
+    assert "sessions of these models: 1, of others: 0" in said[-1]
+
+
+@pytest.mark.parametrize("more", [["--replicas", "2"], ["--sessions", "0"], ["--cards", "2"]])
+def test_a_folder_of_sessions_is_for_one_server_with_sessions(more: list[str], tmp_path: Path) -> None:
+    result = invoke(["serve", "--session-dir", str(tmp_path / "x"), *more])
+    assert str(result.exception) == "--session-dir is for one server with sessions, on one card; leave it away"
+    assert not (tmp_path / "x").exists()

@@ -1,6 +1,6 @@
 """Random turns of two clients: messages, edits, forks, clients that leave, evictions; what must hold after each.
 
-``python tests/session/fuzz_turns.py 10000`` walks further than the tests do.
+``python tests/session/fuzz_turns.py 10000`` walks further than the tests do, half of the way with files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -21,10 +22,14 @@ from talks import check, first_logits, nmse, options, pair, replayed, said, text
 from sp.prompt import transfer_scores
 from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
-from sp.session import ConversationOptions, Conversations, RunOptions, TurnResult
+from sp.session import ConversationOptions, Conversations, Pipeline, RunOptions, TurnResult
+from sp.session.disk.shelf import Shelf
+from sp.session.store import lasting
 
 LONGEST = 900  # tokens of a transcript, about
 MOST = 3
+SHELF = 4 << 20  # bytes of files; a conversation takes up to 1 MB
+lines = list[str]()  # what shelves told
 EXACT = 1e-8  # recurrent states in float32 over many turns; 1e-11 is seen
 
 
@@ -69,18 +74,41 @@ def bytes_allowed(talks: Conversations, longest: int) -> int:
     return talks.most * (caches + states)
 
 
-def walk(turns: int, seed: int, target: str, drafter: str, *, every: int = 1) -> Counter[str]:
-    """Let two clients ask, check every turn, and the logits of each `every`-th; what happened."""
+def opened(where: Pipeline, memory: ConversationOptions, folder: Path | None, room: int = SHELF) -> Conversations:
+    """A process that starts, with what the one before left in a folder."""
+    shelf = None if folder is None else Shelf(folder, room, lasting(where), lines.append)
+    return Conversations(where, memory, most=MOST, memory=24 << 20, shelf=shelf)
+
+
+def ended(talks: Conversations, told: Counter[str], rng: np.random.Generator) -> None:
+    """A process that ends, or is killed once everything is written."""
+    told.update({name: getattr(talks.counts, name) for name in ("hits", "forks", "misses", "evictions")})
+    if talks.shelf is None or rng.random() < 0.5:
+        talks.close()
+    else:
+        talks.shelf.close()
+
+
+def walk(
+    turns: int, seed: int, target: str, drafter: str, *, every: int = 1, folder: Path | None = None
+) -> Counter[str]:
+    """Let two clients ask, check every turn, and the logits of each `every`-th; what happened. With a folder the
+    process ends now and then, and the next one goes on from that.
+    """
     rng = np.random.default_rng(seed)
     scorer = SCORERS.build(str(rng.choice(["tail", "random"])))
     memory = ConversationOptions(
         recall=str(rng.choice(["auto", "append", "rewind", "off"])), recall_tokens=40, recall_ratio=0.3, snapshots=3
     )
     run = options(float(rng.choice([0.2, 0.5, 1.0])), scorer=scorer, max_new_tokens=3)
-    talks = Conversations(pair(target, drafter), memory, most=MOST, memory=24 << 20)
+    talks = opened(pair(target, drafter), memory, folder)
     clients, told, longest = [Client(rng), Client(rng)], Counter[str](), 0
     with first_logits() as seen:
         for turn in range(turns):
+            if folder is not None and rng.random() < 0.2:
+                ended(talks, told, rng)
+                talks = opened(talks.pipeline, memory, folder)
+                told["restarts"] += 1
             client = clients[int(rng.integers(2))]
             told[client.next()] += 1
             prompt, leaves = prompt_of(client.history, talks.pipeline.target), rng.random() < 0.1
@@ -89,6 +117,8 @@ def walk(turns: int, seed: int, target: str, drafter: str, *, every: int = 1) ->
             except LeftError:
                 told["left"] += 1
                 continue
+            finally:
+                talks.save()
             longest = max(longest, len(result.prompt))
             verify(talks, result, told, seen if turn % every == 0 else [])
             client.history.append(said("assistant", result.answer.text))
@@ -97,7 +127,7 @@ def walk(turns: int, seed: int, target: str, drafter: str, *, every: int = 1) ->
             if rng.random() < 0.1 and len(talks):
                 talks._entries[int(rng.integers(len(talks)))].talk.leave()
                 told["parked"] += 1
-    told |= Counter({name: getattr(talks.counts, name) for name in ("hits", "forks", "misses", "evictions")})
+    ended(talks, told, rng)
     told["longest"] = longest
     return told
 
@@ -112,6 +142,7 @@ def verify(talks: Conversations, result: TurnResult, told: Counter[str], seen: l
             assert worst < EXACT, f"logits of another text: {worst}"
             told["worst_1e-15"] = max(told["worst_1e-15"], int(worst * 1e15))
             warm_is_cold(talks, result, talk.options)
+    told["restored"] += result.restored
     told["recalled"] += result.usage.recalled
     told["cached"] += result.usage.cached
     told["tokens"] += result.usage.prompt
@@ -162,7 +193,9 @@ if __name__ == "__main__":
     pairs = [(t, d) for t in ("qwen3", "qwen35") for d in ("qwen3", "qwen35")]
     story, walks = Counter[str](), max(1, total // 250)
     for number in range(walks):
-        found = walk(total // walks, 1000 + number, *pairs[number % 4], every=4)
+        with TemporaryDirectory() as folder:
+            kept = Path(folder) if number // 4 % 2 else None
+            found = walk(total // walks, 1000 + number, *pairs[number % 4], every=4, folder=kept)
         highest = {name: max(story[name], found[name]) for name in ("longest", "worst_1e-15")}
         story = story + found
         story.update({name: value - story[name] for name, value in highest.items()})

@@ -71,7 +71,31 @@ def scramble():
 
 scramble()
 before = [[part.copy() for part in pages(trail)] for trail in trails]
+
+
+def same(found):
+    pairs = [(a, b) for x, y in zip(before, found) for a, b in zip(x, y, strict=True)]
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def taken():
+    for trail in trails:
+        held = trail.take(anew=True).held
+        yield [part for both in [*held.pages.values(), *held.states.values()] for part in both]
+
+
+out["taken"] = same(taken())
+other = Conversation(pair, options)
+for trail, mine in zip(trails, other._memory.trails):
+    again = trail.take(anew=True)
+    mine.put(again.held, again.fresh)
+    mine._here(mine.tokens)
+out["put"] = same(map(pages, other._memory.trails))
+other.clear()
+del other, mine, again
+gc.collect()
 talk.leave()
+out["taken"] = out["taken"] and same(taken())
 out["left"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights, talk.host_nbytes]
 for trail in trails:
     trail._here(trail.tokens)
@@ -143,6 +167,11 @@ def test_pages_and_states_come_back_as_they_were(found: dict) -> None:
     assert found["back"]
     assert found["grown"]
     assert found["pinned anew"] == 0, "to pin memory takes longer than to copy into it"
+
+
+def test_what_is_taken_for_a_file_is_what_lies_on_the_device_and_comes_back(found: dict) -> None:
+    assert found["taken"]
+    assert found["put"]
 
 
 def test_a_store_keeps_to_its_budget_of_the_device(found: dict) -> None:

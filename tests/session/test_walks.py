@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from conversation_walks import PAIRS, compressed_turns, pair, parked_turns, warm_and_cold, whole_turns
+from conversation_walks import (
+    PAIRS,
+    compressed_turns,
+    pair,
+    parked_turns,
+    restarted_turns,
+    warm_and_cold,
+    whole_turns,
+)
 
 BOUND = 1e-6
 SIZE = 300
@@ -33,3 +43,7 @@ def test_warm_is_cold(names: tuple[str, str], keys: str, bound: float, least: fl
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_caches_may_leave_between_turns(names: tuple[str, str]) -> None:
     parked_turns(pair(*names, "cpu"), 3, SIZE)
+
+
+def test_each_turn_may_be_another_process(tmp_path: Path) -> None:
+    restarted_turns(pair(*PAIRS[0], "cpu"), tmp_path, 2, SIZE)

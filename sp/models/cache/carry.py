@@ -12,6 +12,8 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
+from sp.models.cache.kv_type import KVType
+from sp.models.config import ModelConfig
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 ALIGN = 256
@@ -132,6 +134,15 @@ def states_nbytes(states: States) -> int:
     return sum(conv.nbytes + recurrent.nbytes for conv, recurrent in states.values())
 
 
+def states_fit(states: States, config: ModelConfig) -> bool:
+    """Whether states are those of a model's recurrent layers, by their sizes."""
+    sizes = config.delta
+    if sizes is None or tuple(states) != tuple(config.delta_layers):
+        return sizes is None and not states
+    shapes = (sizes.conv_kernel - 1, sizes.conv_dim), (sizes.value_heads, sizes.head_dim, sizes.head_dim)
+    return all((conv.shape, recurrent.shape) == shapes for conv, recurrent in states.values())
+
+
 def carry(source: Cache, target: Cache, tokens: int) -> None:
     """Put the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
 
@@ -159,17 +170,18 @@ class Parked:
     places: Ints  # of all tokens, see `Cache.places`
 
     @classmethod
-    def of(cls, cache: Cache, room: HostRoom) -> Parked:
-        """Copies of all that a cache holds, in a room that holds nothing else; waits for the device."""
+    def of(cls, cache: Cache, room: HostRoom, first: int = 0) -> Parked:
+        """Copies of all that a cache holds, in a room that holds nothing else, or of its pages only those from the
+        `first` on; waits for the device."""
         blocks, config = -(-cache.tokens // PAGE_TOKENS), cache.config
         pools = [(at.k, at.v) for at in map(cache.stored, config.attention_layers)]
         states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
-        sizes = [blocks * pool[0].nbytes for pair in pools for pool in pair]
+        sizes = [(blocks - first) * pool[0].nbytes for pair in pools for pool in pair]
         sizes += [array.nbytes for pair in states for array in pair]
         places = iter(room.places(sizes))
         pages, kept = {}, {}
         for layer, pair in zip(config.attention_layers, pools, strict=True):
-            runs = _runs(cache.block_table(layer)[:blocks])
+            runs = _runs(cache.block_table(layer)[first:blocks])
             pages[layer] = _taken(pair[0], runs, next(places)), _taken(pair[1], runs, next(places))
         for layer, (conv, recurrent) in zip(config.delta_layers, states, strict=True):
             kept[layer] = _taken_whole(conv, next(places)), _taken_whole(recurrent, next(places))
@@ -183,6 +195,26 @@ class Parked:
         blocks = -(-tokens // PAGE_TOKENS)
         pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
         return Parked(tokens, pages, states, self.places[:tokens])
+
+    def fits(self, config: ModelConfig, kv: KVType) -> bool:
+        """Whether it can be of a cache of a model and format: for what comes from outside."""
+        if not self.tokens:
+            return not (self.pages or self.states)
+        if tuple(self.pages) != tuple(config.attention_layers) or not states_fit(self.states, config):
+            return False
+        blocks = -(-self.tokens // PAGE_TOKENS)
+        for layer, both in self.pages.items():
+            sizes = config.heads_of(layer)
+            for pages, fmt in zip(both, (kv.k, kv.v), strict=True):
+                shape = blocks, PAGE_TOKENS, sizes.kv_heads, fmt.row_bytes(sizes.head_dim)
+                if pages.shape != shape or pages.dtype != np.uint8:
+                    return False
+        return self.places.shape == (self.tokens if any(config.windows) else 0,)
+
+    def copied(self, first: int = 0) -> Parked:
+        """The same in memory of its own, pages from the `first` on."""
+        pages = {layer: (keys[first:].copy(), values[first:].copy()) for layer, (keys, values) in self.pages.items()}
+        return Parked(self.tokens, pages, states_on_host(self.states), self.places.copy())
 
     def put(self, cache: Cache) -> None:
         """Put it into an empty cache of the same model and format; waits for the device."""
@@ -208,6 +240,19 @@ class Parked:
     def nbytes(self) -> int:
         """Bytes of host memory."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.pages.values()) + states_nbytes(self.states)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a trail holds beyond what it held when it was taken before, in arrays that nobody writes to. The pages of
+    `held` are those from the block `first` on. Of its snapshots, by the tokens that each has read, `fresh` are new and
+    `older` were taken before.
+    """
+
+    held: Parked
+    first: int
+    fresh: Mapping[int, States]
+    older: tuple[int, ...]
 
 
 def _states_of(cache: Cache, copied: Callable[[Any], Any]) -> States:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.kernels import is_device
 from sp.models.cache.cache import Cache
@@ -14,15 +16,19 @@ from sp.models.cache.carry import (
     HostRoom,
     Parked,
     States,
+    Taken,
     carry,
     clear_states,
     put_states,
+    states_fit,
     states_nbytes,
     states_on_host,
     take_states,
 )
+from sp.models.cache.kv_type import known_kv
 from sp.models.config import ModelConfig
 from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.quant import Math
 
 
@@ -118,6 +124,11 @@ class Snapshots:
             tokens, states = self._states[at]
             self._states[at] = tokens, states_on_host(states)
 
+    def on_host(self, tokens: int) -> States:
+        """Those at a place, in host memory."""
+        states = dict(self._states)[tokens]
+        return states_on_host(states) if any(map(_is_there, states.values())) else states
+
     def crop(self, tokens: int) -> None:
         """Forget those behind so many tokens."""
         self._states = [each for each in self._states if each[0] <= tokens]
@@ -204,6 +215,7 @@ class Trail:
         self._away: Parked | None = None
         self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
         self._whole = True
+        self._same, self._taken = 0, frozenset[int]()  # since it was taken last: tokens, and places of snapshots
 
     @property
     def recurrent(self) -> bool:
@@ -238,6 +250,7 @@ class Trail:
             cache.crop(left)
         self._snapshots.crop(left)
         self.tokens, self._whole = left, True
+        self._same, self._taken = min(self._same, left), frozenset(at for at in self._taken if at <= left)
         return left
 
     @contextmanager
@@ -292,12 +305,57 @@ class Trail:
         self._snapshots.settle(0)
         return True
 
+    @property
+    def whole(self) -> bool:
+        """Whether all layers have read the same tokens; not after a failure, until it goes back."""
+        return self._whole
+
+    def take(self, *, anew: bool = False) -> Taken:
+        """Copies of what it has come to hold since it was taken last, or `anew` of everything; waits for the device. It
+        must be `whole`.
+        """
+        assert self._whole, "layers have read different tokens"
+        first, taken = (0, frozenset[int]()) if anew else (self._same // PAGE_TOKENS, self._taken)
+        if self._cache is not None and self.tokens:
+            held = Parked.of(self._cache, HostRoom("cpu"), first)
+        elif self._away is not None:  # its room is written to when it is parked again
+            held = self._away.copied(first)
+        else:
+            held = Parked(0, {}, {}, np.zeros(0, np.int64))
+        fresh = {at: self._snapshots.on_host(at) for at in self.places if at not in taken}
+        older = tuple(at for at in self.places if at in taken)
+        self._same, self._taken = self.tokens, frozenset(self.places)
+        return Taken(held, first, fresh, older)
+
+    def put(self, held: Parked, snapshots: Mapping[int, States]) -> None:
+        """Hold what another one of the same model and format was seen to hold, as if it had been taken just now. It
+        must hold nothing; arrays are not copied before they are needed. ValueError: they are of other sizes.
+        """
+        assert not self.tokens, f"{self.tokens} tokens would be lost"
+        states = snapshots.values()
+        if not held.fits(self.config, known_kv(self._form[0])) or not all(states_fit(s, self.config) for s in states):
+            raise ValueError("keys, values or states of another model")
+        self._away = held if held.tokens else None
+        for at in sorted(snapshots):
+            self._snapshots.take(at, snapshots[at])
+        self.tokens, self._whole = held.tokens, True
+        self._same, self._taken = held.tokens, frozenset(self.places)
+
     def clear(self) -> None:
         """Let go of everything."""
         self._cache = self._away = None
         self._snapshots.crop(-1)
         self._room.clear()
         self.tokens, self._whole = 0, True
+        self._same, self._taken = 0, frozenset()
+
+    @property
+    def bases(self) -> Mapping[int, KeyBasis]:
+        """How keys are turned before they are packed, by layer; asked for where they are not known yet."""
+        if self._bases is None:
+            assert self._bases_for is not None, "no bases and nothing that gives them"
+            self._bases = self._bases_for(self._form[0])
+        return self._bases
 
     @property
     def cache(self) -> Cache | None:
@@ -322,10 +380,7 @@ class Trail:
             return self._cache
         kv, rotate = self._form
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
-        if self._bases is None:
-            assert self._bases_for is not None, "no bases and nothing that gives them"
-            self._bases = self._bases_for(kv)
-        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self._bases}
+        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self.bases}
         made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, **how)
         if self._away is not None:
             self._away.put(made)
