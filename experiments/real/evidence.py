@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--record", type=Path, required=True)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of this machine, where rows were made")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the rows were made")
     args = parser.parse_args()
     for name, rows in read_sets(args.rows).items():
         for (scorer, keep, kind), of in groups(rows).items():
