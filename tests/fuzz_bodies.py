@@ -16,7 +16,8 @@ from outcomes import Outcomes, SlowError
 import sp
 from sp.errors import SpError
 from sp.serve.app import Spoken
-from sp.serve.fields import Grammars, as_request_error
+from sp.serve.fields import as_request_error
+from sp.serve.grammars import Grammars
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
@@ -46,7 +47,7 @@ CHATS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 TEXTS: tuple[dict[str, Any], ...] = (
     {"prompt": f"{FILL}\n\nWhat?", "max_tokens": 3, "temperature": 1, "logprobs": 2, "stop": "x", "sp": {"alpha": 0.1}},
-    {"prompt": "é", "echo": False, "best_of": 1, "logit_bias": {}, "suffix": "", "n": 1},
+    {"prompt": "é", "echo": False, "best_of": 1, "logit_bias": {"7": -9}, "repeat_penalty": 2, "suffix": "", "n": 1},
 )
 ITEM = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 RESPONSES: tuple[dict[str, Any], ...] = (
@@ -78,11 +79,9 @@ def read(kind: Spoken, raw: bytes, pair: Pipeline, grammars: Grammars, statuses:
         defaults = Defaults(max_new_tokens=64)
         if kind == "response":
             asked = Asked.of(body, defaults, pair.target.template)
-            job, body = asked.job(defaults, lambda _: None), asked.body
+            job, body = asked.job(defaults, grammars.checked), asked.body
         else:
-            job = parse_request(kind, body, defaults)
-        if job.format is not None:
-            grammars.check(job.format)
+            job = grammars.checked(parse_request(kind, body, defaults))
         lane_of(body, "::1", "")
         to_prompt(job, pair.target.template, pair.target.tokenizer)
     except SlowError:

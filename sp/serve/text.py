@@ -6,6 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
@@ -13,6 +14,8 @@ from sp.chat.calls import Calling, CallSplitter
 from sp.chat.reasoning import overlap
 from sp.decode import Choice, Chooser, Constraint, Decoder
 from sp.gguf import Tokenizer
+from sp.ops.sampling.biased import Penalties
+from sp.prompt import Prompt
 
 
 class Part(NamedTuple):
@@ -194,6 +197,13 @@ class Watched(Decoder):
         return self.base.chooser(seed, **self.more, **watched)
 
 
+def knowing(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
+    """Penalties that know the whole prompt, whatever of it the target reads; its tokens are found once, if at all."""
+    if penalties is None:
+        return None
+    return replace(penalties, prompt=cache(lambda: prompt.tokenise(tokenizer).ids.tolist()))
+
+
 class Speaker:
     """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
     to tell beside each one; None tells of none.
@@ -212,9 +222,10 @@ class Speaker:
         self._chosen: deque[Choice] = deque()
         self._told: list[TokenLogprob] = []
 
-    def decoder(self, base: Decoder, constraint: Constraint | None) -> Decoder:
+    def decoder(self, base: Decoder, constraint: Constraint | None, penalties: Penalties | None) -> Decoder:
         """The way to decode by which this hears what it has to tell."""
-        more: dict[str, Any] = {} if constraint is None else {"constraint": constraint}
+        given = {"constraint": constraint, "penalties": penalties}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self._wanted is not None:
             more |= {"on_choice": self._chosen.append, "top": self._wanted}
         return Watched(base, more) if more else base

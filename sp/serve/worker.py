@@ -18,11 +18,12 @@ import numpy as np
 from sp.errors import SpError, TooLongError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.fields import Grammars, RequestError, as_request_error, nth
+from sp.serve.fields import RequestError, as_request_error, nth
+from sp.serve.grammars import Grammars
 from sp.serve.http import Metrics, busy
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
-from sp.serve.text import Ended, Piece, ReplyText, Speaker
+from sp.serve.text import Ended, Piece, ReplyText, Speaker, knowing
 from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
 from sp.session.result import OnToken
 from sp.trace import Reporter
@@ -373,6 +374,7 @@ class Worker:
         job, target = ticket.job, self.pipeline.target
         ticket.check()
         prompt, asked = to_prompt(job, target.template, target.tokenizer)
+        ticket.job = replace(job, penalties=knowing(job.penalties, prompt, target.tokenizer))
         apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
         speakers = [self._speaker(ticket, prompt, index) for index in range(job.choices)]
@@ -401,10 +403,10 @@ class Worker:
         self, ticket: Ticket, prompt: Prompt, apart: str | None, speaker: Speaker, first: Result | None
     ) -> tuple[Answer, Result]:
         """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
-        wanted, text = ticket.job.format, speaker.text
+        wanted, penalties, text = ticket.job.format, ticket.job.penalties, speaker.text
         constraint = self.grammars.constraint(wanted, lambda: not text.answering) if wanted else None
         options = ticket.job.options
-        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint))
+        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint, penalties))
 
         def on_token(token: int) -> bool:
             ticket.check()

@@ -14,7 +14,8 @@ import web
 from sampling_reference import LEAST, agree, shares
 
 from sp.decode import Chooser
-from sp.serve.fields import Format, GrammarConstraint, Grammars, RequestError
+from sp.serve.fields import Format, RequestError
+from sp.serve.grammars import GrammarConstraint, Grammars
 from sp.session import Conversations, Pipeline
 
 PROMPT = "The grass is"

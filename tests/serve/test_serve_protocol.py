@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sp.chat import Call
 from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
-from sp.serve.protocol import ToolUse, parse_json, parse_request
+from sp.serve.protocol import parse_json, parse_request
+from sp.serve.tools import ToolUse
 
 HELLO = [{"role": "user", "content": "hi"}]
 DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)

@@ -283,7 +283,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
 )  # fmt: skip
 def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(RequestError, match=said.replace("[", r"\[")) as caught:
-        Asked.of({"input": "x"} | body).job(DEFAULTS, lambda _: None)
+        Asked.of({"input": "x"} | body).job(DEFAULTS, lambda job: job)
     assert caught.value.param == param
     assert len(str(caught.value)) <= 300
 
@@ -344,7 +344,7 @@ def test_a_later_system_message_that_no_template_shows_is_the_user_s(agent: tool
 
 
 def test_unknown_fields_are_told_or_refused() -> None:
-    job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda _: None)
+    job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda job: job)
     assert job.ignored == ("depth: unknown field",)
     with pytest.raises(RequestError, match="unknown field 'depth'"):
         Asked.of({"input": "x", "depth": 3}, replace(DEFAULTS, strict_fields=True))
@@ -382,7 +382,7 @@ def test_any_json_is_a_request_or_an_error_that_can_be_sent(body: dict[str, Any]
     told = None
     try:
         given_ = parse_json(json.dumps({"input": "x"} | body).encode())
-        job = Asked.of(given_).job(DEFAULTS, lambda _: None)
+        job = Asked.of(given_).job(DEFAULTS, lambda job: job)
         json.dumps(job.ignored, ensure_ascii=False).encode()
     except RequestError as error:
         told = error

@@ -17,7 +17,8 @@ from sp.prompt import DOCUMENT_MARK
 from sp.serve.fields import BIGGEST, MAX_NAME, PARAM, RequestError, number, shown, text_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
-from sp.serve.protocol import MAX_STOPS, MOST_CALLS, MOST_TOOLS, NAME, Job, Range, id_of, parse_request
+from sp.serve.protocol import MAX_STOPS, Job, Range, parse_request
+from sp.serve.tools import MOST_CALLS, MOST_TOOLS, NAME, id_of
 
 CHANGING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 """Lines of system blocks that say nothing to a model and differ from request to request: no prefix would be found."""

@@ -94,8 +94,7 @@ class Messages:
         service, body = self._service, parse_json(raw)
         target = service.worker.pipeline.target
         job, asked = job_of(body, service.defaults, target.template, target.tokenizer)
-        if job.format is not None:
-            service.worker.grammars.check(job.format)
+        job = service.worker.grammars.checked(job)
         service.worker.metrics.lines.inc(asked.lines)
         return job, asked, lane_of(asked.body, *whose(request))
 
