@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp.chat import Call
-from sp.chat.calls import MOST_DEPTH, Calling, call_style_of, read_object, shallow
+from sp.chat.call_splitter import Calling
+from sp.chat.calls import MOST_DEPTH, call_style_of, read_object, shallow
 from sp.gguf import ChatTemplate
 from sp.serve.fields import MAX_NAME, RequestError, shown, text_of
 

@@ -23,7 +23,7 @@ from sp.serve.grammars import Grammars
 from sp.serve.http import Metrics, busy
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
-from sp.serve.text import Ended, Piece, ReplyText, Speaker, knowing
+from sp.serve.text import Ended, Piece, ReplyText, Speaker, knowing, uncalled
 from sp.session import Answer, Conversations, Pipeline, RunOptions, RunResult, TurnResult
 from sp.session.result import OnToken
 from sp.trace import Reporter
@@ -387,8 +387,8 @@ class Worker:
         assert result is not None, "a request wants one answer at least"
         self._count(result, told)
         used = usage(result, told, job.options)
-        if job.ignored:
-            used["sp"]["ignored"] = list(job.ignored)
+        if ignored := [*job.ignored, *uncalled(speaker.text for speaker in speakers)]:
+            used["sp"]["ignored"] = ignored
         if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))

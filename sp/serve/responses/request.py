@@ -20,8 +20,8 @@ from sp.serve.options import Defaults
 from sp.serve.protocol import KWARGS, Job, parse_request, told
 from sp.serve.responses.turns import Turns, flat, part_of, results_of, shows_later
 
-SAME = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "sp", KWARGS, BIAS,
-        *(name for name in NUMBERS if name != "n"))  # fmt: skip
+SAME = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "sp", KWARGS,
+        BIAS, *(name for name in NUMBERS if name != "n"))  # fmt: skip
 """Fields that a chat has by the same name."""
 OTHER = ("input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "include",
          "top_logprobs")  # fmt: skip
