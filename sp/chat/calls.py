@@ -80,6 +80,16 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Written:
+    """How a call goes on behind `CallStyle.opening`. `around`: what stands round its arguments, before `CallStyle.end`;
+    `parameter`: round each of them, with a place for its name; empty where they are one object of JSON.
+    """
+
+    around: tuple[str, str] = ("", "")
+    parameter: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class CallStyle:
     """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
     `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on
@@ -87,6 +97,7 @@ class CallStyle:
     none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
     Models leave `begin` out at times: `bare`: how a call of a tool then begins; `bare_end`: how it ends, a part of it,
     if not by `end`; `bare_first`: only at the begin of an answer, or behind a call, as what text may hold as well.
+    For grammars: `written`: None where none is known; `between`: what stands between calls, None where one is all.
     """
 
     name: str
@@ -99,6 +110,8 @@ class CallStyle:
     bare: Callable[[str], tuple[str, ...]] = lambda _: ()
     bare_end: str = ""
     bare_first: bool = False
+    written: Written | None = None
+    between: str | None = None
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -178,10 +191,34 @@ def _tagged_parameters(text: str, tools: Tools) -> tuple[Call, ...] | None:
 
 
 def _types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
-    """Types that a schema lets a parameter have; none if it does not say."""
-    said: Any = function_of(tools, tool) or {}
-    for key in ("parameters", "properties", parameter):
-        said = said.get(key) if isinstance(said, Mapping) else None
+    """Types that a tool's schema lets a parameter have."""
+    root = (function_of(tools, tool) or {}).get("parameters")
+    return types_of(resolved(within(root, "properties", parameter), root))
+
+
+def within(value: Any, *keys: str) -> Any:
+    """What objects hold, one within the other; None where one does not."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema, or the part of the whole one that it refers to.
+
+    >>> resolved({"$ref": "#/$defs/a"}, {"$defs": {"a": {"type": "null"}}})
+    {'type': 'null'}
+    """
+    for _ in range(MOST_DEPTH):
+        place = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(place, str) or not place.startswith("#/"):
+            break
+        schema = within(root, *(each.replace("~1", "/").replace("~0", "~") for each in place[2:].split("/")))
+    return schema
+
+
+def types_of(said: Any) -> frozenset[str]:
+    """Types that a schema lets a value have; none if it does not say."""
     found = set[str]()
     if isinstance(said, Mapping):
         either = [option for key in ("anyOf", "oneOf") if isinstance(said.get(key), list) for option in said[key]]
@@ -265,25 +302,33 @@ CALLS = (
         lambda name: "<tool_call>\n<function=" + (f"{name}>\n" if name else ""),
         bare=lambda name: (f"<function={name}>",),
         bare_end="</function>",
+        written=Written(("", "</function>\n"), ("<parameter={}>\n", "\n</parameter>\n")),
+        between="\n",
     ),
     CallStyle(
         *("tagged_json", r"<tool_call>(\\n|\s)*\{+\s*\\?[\"']name", "<tool_call>", "</tool_call>", _objects),
         lambda name: '<tool_call>\n{"name": "' + (f'{name}", "arguments":' if name else ""),
         bare=lambda name: (f'{{"name": "{name}"', f'{{"name":"{name}"'),
         bare_first=True,
+        written=Written((" ", "}\n")),
+        between="\n",
     ),
     CallStyle(
         *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _objects),
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
+        written=Written((" ", "}")),
     ),
     CallStyle(
         *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
         lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
         ("[CALL_ID]", "[ARGS]"),
+        written=Written(),
+        between="",
     ),
     CallStyle(
         *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
         lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
+        written=Written(("", "</atem:invoke>\n"), ('<atem:parameter name="{}">', "</atem:parameter>\n")),
     ),
     CallStyle(
         *(
@@ -294,6 +339,7 @@ CALLS = (
             _in_channel,
         ),
         lambda name: " " + (TO_TOOL.format(name) if name else TO_TOOL.partition("{")[0]),
+        written=Written(),
     ),
 )  # Gemma 4; Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3;
 # Muse Glimmer; gpt-oss

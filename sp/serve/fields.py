@@ -331,7 +331,7 @@ class Format:
 def format_of(body: Mapping[str, Any]) -> Format | None:
     """The format that a request asks for, checked; None for text.
 
-    RequestError for what is no format, and beside tools that the model may call.
+    RequestError for what is no format.
 
     >>> format_of({"response_format": {"type": "json_object"}})
     Format(schema='{"type": "object"}')
@@ -348,8 +348,6 @@ def format_of(body: Mapping[str, Any]) -> Format | None:
             raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
     if kind == "text":
         return None
-    if body.get("tools") and body.get("tool_choice") != "none":
-        raise RequestError(f"{PARAM} and tools exclude each other; send tool_choice 'none', or leave one out", PARAM)
     return Format(json.dumps({"type": "object"}) if kind == "json_object" else _schema(given.get("json_schema")))
 
 

@@ -2,52 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sp.chat import Thinks
+from sp.chat.call_grammar import ONE_LINE, CallGrammar, json_rule
+from sp.chat.calls import CallStyle, call_style_of
 from sp.errors import plain
-from sp.gguf import Tokenizer
+from sp.gguf import ChatTemplate, Tokenizer
 from sp.ops.sampling.sample import Words
-from sp.serve.fields import BIAS, PARAM, Format, RequestError
-from sp.serve.protocol import Job
+from sp.serve.fields import BIAS, LONGEST_SCHEMA, PARAM, Format, RequestError
+from sp.serve.protocol import Job, told
 
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line, as Python writes it: where white space is free, a small model may write nothing else for ever."""
 LONGEST_REASON = 160  # characters of what the library says of a schema
 
 
 class Grammars:
-    """Constraints for answers in one vocabulary."""
+    """Constraints for answers in one vocabulary. `template`: how the model's calls are written."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
+        self._tokenizer, self._template = tokenizer, template
 
     def checked(self, job: Job) -> Job:
-        """A request whose answer can be held to what it asks for; RequestError where it cannot."""
-        if job.format is not None:
-            self.check(job.format)
+        """A request whose answer can be held to what it asks for, and what of that has no effect; RequestError where
+        the library is not there, or cannot do what a schema wants.
+        """
         beyond = max(job.penalties.bias, default=0) if job.penalties else 0
         if beyond >= self._tokenizer.vocab_size:
             last = self._tokenizer.vocab_size - 1
             raise RequestError(f"{BIAS} has token {beyond}, of which there are 0 to {last}; leave it out", BIAS)
-        return job
+        if (wanted := job.format) is not None:
+            library = _library()
+            if problem := _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted))):
+                raise _unsupported(problem)
+        if not job.tools.tools or self._template is None:
+            return job
+        return self._tools(job, self._template)
 
-    def check(self, wanted: Format) -> None:
-        """RequestError if the library is not there, or cannot do what a schema wants."""
-        library = _library()
-        problem = _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted)))
-        if problem:
-            raise _unsupported(problem)
+    def _tools(self, job: Job, template: ChatTemplate) -> Job:
+        """A request with tools; its calls are held to a grammar where it wants that and there is one."""
+        use, lost = job.tools, list[str]()
+        strict = {at for at, tool in enumerate(use.tools) if tool["function"].get("strict")}
+        if not (use.forced or strict or job.format):
+            return job
+        style = call_style_of(template)
+        if style is None or not (job.format or _there()):
+            return self._free(job, strict, "")
+        if style.written is None or (job.format and style.between is None and style.begin):
+            return self._free(job, strict, f" as this model writes calls ({style.name})")
+        if not (use.forced or job.format) and not lazy(style):
+            return self._free(job, strict, f" unless a call is required, as this model writes calls ({style.name})")
+        held = {}
+        for at, tool in enumerate(use.tools):
+            if at not in strict and not use.forced:
+                continue
+            function, where = tool["function"], f"tools[{at}].function.parameters"
+            schema = function.get("parameters") or {"type": "object"}
+            if problem := self._problem(schema):
+                if at in strict:
+                    raise RequestError(f"{where}: this schema is not supported: {problem}; leave strict out", where)
+                lost.append(f"{where}: not supported, so that a call may have any object: {problem}")
+            else:
+                held[function["name"]] = schema
+        return replace(job, tools=replace(use, held=held), ignored=told([*job.ignored, *lost]))
 
-    def constraint(self, wanted: Format, waiting: Callable[[], bool]) -> GrammarConstraint:
-        """What holds one answer to a format. `waiting`: whether the answer has not begun: the model thinks, in whatever
-        words.
+    def _free(self, job: Job, strict: Set[int], why: str) -> Job:
+        """A request whose calls are held to nothing."""
+        if job.format is not None:
+            said = "and tools exclude each other with this model"
+            raise RequestError(f"{PARAM} {said}; send tool_choice 'none', or leave one out", PARAM)
+        if not strict:
+            return job
+        more = f", and of {len(strict) - 1} more" if len(strict) > 1 else ""
+        line = f"tools[{min(strict)}].function.strict{more}: arguments are not held to a schema{why}"
+        return replace(job, ignored=(*job.ignored, line))
+
+    def _problem(self, schema: Mapping[str, Any]) -> str:
+        """Why the library cannot hold arguments to a schema; empty if it can."""
+        text, library = json.dumps(schema, ensure_ascii=False), _library()
+        if len(text) > LONGEST_SCHEMA:
+            return f"over {LONGEST_SCHEMA} characters"
+        found = _refusal(lambda: library.LLMatcher.validate_grammar(f"start: {json_rule(schema)}"))
+        return plain(found.split("\n")[0], LONGEST_REASON)
+
+    def constraint(self, job: Job, thinks: Thinks | None, waiting: Callable[[], bool]) -> GrammarConstraint | None:
+        """What holds one answer to the format of its request, or its calls to their schemas; None for nothing.
+        `waiting`: whether the answer has not begun: the model thinks, in whatever words.
         """
-        library = _library()
-        matcher = library.LLMatcher(self._words, _grammar(library, wanted), log_level=0)
+        calling = job.tools.calling(self._template, thinks)
+        if job.tools.held is None or calling is None:
+            return None if job.format is None else self._held(_grammar(_library(), job.format), waiting)
+        texts = {self._tokenizer.token_text(each): each for each in self._tokenizer.special_ids}
+        ends = frozenset(self._tokenizer.token_text(each) for each in self._tokenizer.eos_ids)
+        may = [each for each in calling.tools if job.tools.name in (None, each["function"]["name"])]
+        grammar = CallGrammar(replace(calling, tools=may), job.tools.held, texts, ends)
+        if job.tools.forced and thinks and thinks.opened:
+            return self._held(grammar.forced(None), waiting)
+        if job.tools.forced:
+            return self._held(grammar.forced(calling.opening), lambda: False)
+        if job.format is not None:
+            return self._held(grammar.either(job.format.schema), waiting)
+        return self._held(grammar.lazy(thinks.marks if thinks and not thinks.written else None), waiting)
+
+    def _held(self, grammar: str, waiting: Callable[[], bool]) -> GrammarConstraint:
+        matcher = _library().LLMatcher(self._words, grammar, log_level=0)
         if matcher.is_error():
             raise _unsupported(matcher.get_error())
         return GrammarConstraint(matcher, self._tokenizer, waiting)
@@ -117,9 +180,24 @@ def _library() -> Any:
     return llguidance
 
 
+def _there() -> bool:
+    """Whether the library is."""
+    try:
+        _library()
+    except RequestError:
+        return False
+    return True
+
+
 def _grammar(library: Any, wanted: Format) -> str:
-    grammar: str = library.LLMatcher.grammar_from_json_schema(wanted.schema, overrides=STYLE)
+    """JSON of the schema that a format names."""
+    grammar: str = library.LLMatcher.grammar_from_json_schema(wanted.schema, overrides=ONE_LINE)
     return grammar
+
+
+def lazy(style: CallStyle) -> bool:
+    """Whether a call is known by its mark within text."""
+    return bool(style.begin) and style.opening("x").startswith(style.begin)
 
 
 def _refusal(work: Callable[[], str]) -> str:

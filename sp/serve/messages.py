@@ -119,7 +119,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
     asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
-    calling = job.tools.calling(template)
+    calling = job.tools.calling(template, prompt.thinks)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
 
 

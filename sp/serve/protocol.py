@@ -35,7 +35,7 @@ from sp.serve.fields import (
     typed,
 )
 from sp.serve.options import Defaults, Overrides, options_of, overrides_of
-from sp.serve.tools import ToolUse, calls_of, id_of, lax, tool_use
+from sp.serve.tools import ToolUse, calls_of, id_of, tool_use
 from sp.session import RunOptions
 
 KWARGS = "chat_template_kwargs"
@@ -270,8 +270,7 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
         return replace(job, prompt=prompt, ids=ids, ignored=told(ignored))
     template = template_request(body, defaults.thinking)
     messages = messages_of(body.get("messages"), None if defaults.strict_fields else ignored)
-    use = tool_use(body)
-    return replace(job, messages=messages, tools=use, template=template, ignored=told(ignored + lax(use.tools)))
+    return replace(job, messages=messages, tools=tool_use(body), template=template, ignored=told(ignored))
 
 
 def told(ignored: Sequence[str]) -> tuple[str, ...]:

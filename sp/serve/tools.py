@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sp.chat import Call
+from sp.chat import Call, Thinks
 from sp.chat.call_splitter import Calling
 from sp.chat.calls import MOST_DEPTH, call_style_of, read_object, shallow
 from sp.gguf import ChatTemplate
@@ -29,24 +29,21 @@ class ToolUse:
     forced: bool = False  # the answer must begin with a call
     name: str | None = None  # of the tool that must be called
     single: bool = False  # one call at most
+    held: Mapping[str, Any] | None = None  # schemas of arguments, by name; None where calls are held to no grammar
 
-    def calling(self, template: ChatTemplate | None) -> Calling | None:
-        """How calls are read from the answer; None without tools, RequestError where the model's way is not known."""
+    def calling(self, template: ChatTemplate | None, thinks: Thinks | None = None) -> Calling | None:
+        """How calls are read from the answer; None without tools, RequestError where the model's way is not known.
+        `thinks`: how the answer begins; behind thinking a grammar alone can force a call, and the prompt begins none.
+        """
         if not self.tools or template is None:
             return None
         style = call_style_of(template)
         if style is None:
             said = "shows tools, if at all, in a way that is not known"
             raise RequestError(f"the chat template of this model {said}; leave tools out", "tools")
-        opening = style.opening(self.name) if self.forced else ""
+        behind = self.held is not None and thinks is not None and thinks.opened
+        opening = style.opening(self.name) if self.forced and not behind else ""
         return Calling(style, self.tools, self.single, opening)
-
-
-def lax(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line if tools are to be called strictly: arguments of calls are not held to a schema."""
-    strict = [index for index, tool in enumerate(tools) if tool["function"].get("strict")]
-    more = f", and of {len(strict) - 1} more" if strict[1:] else ""
-    return [f"tools[{strict[0]}].function.strict{more}: arguments are not held to a schema"] if strict else []
 
 
 def tool_use(body: Mapping[str, Any]) -> ToolUse:

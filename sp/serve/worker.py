@@ -270,7 +270,7 @@ class Worker:
     ) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
         self._sessions = Sessions(pipeline, talks, metrics)
-        self.grammars, self.started = Grammars(pipeline.target.tokenizer), int(time.time())
+        self.grammars, self.started = Grammars(pipeline.target.tokenizer, pipeline.target.template), int(time.time())
         self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
@@ -395,7 +395,7 @@ class Worker:
 
     def _speaker(self, ticket: Ticket, prompt: Prompt, index: int) -> Speaker:
         job, target = ticket.job, self.pipeline.target
-        calling = job.tools.calling(target.template)
+        calling = job.tools.calling(target.template, prompt.thinks)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
         return Speaker(target.tokenizer, text, ticket.emit, index, job.logprobs)
 
@@ -403,9 +403,8 @@ class Worker:
         self, ticket: Ticket, prompt: Prompt, apart: str | None, speaker: Speaker, first: Result | None
     ) -> tuple[Answer, Result]:
         """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
-        wanted, penalties, text = ticket.job.format, ticket.job.penalties, speaker.text
-        constraint = self.grammars.constraint(wanted, lambda: not text.answering) if wanted else None
-        options = ticket.job.options
+        text, options, penalties = speaker.text, ticket.job.options, ticket.job.penalties
+        constraint = self.grammars.constraint(ticket.job, prompt.thinks, lambda: not text.answering)
         options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint, penalties))
 
         def on_token(token: int) -> bool:

@@ -104,7 +104,6 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
             "response_format.json_schema",
             "over 65536",
         ),
-        ({"response_format": {"type": "json_object"}, "tools": [tool()]}, "response_format", "exclude each other"),
         ({"sp": {"decode": "sample"}, "temperature": 3}, "temperature", "from 0 to 2"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
@@ -190,11 +189,6 @@ def test_what_is_null_is_left_out() -> None:
     assert not parse(tools=[tool(strict=None, description=None)]).ignored
     assert not parse(stream_options={"include_usage": None}, response_format={"type": "text", "x": None}).ignored
     assert parse(stream_options={"chunks": 3}).ignored == ("stream_options.chunks: unknown field",)
-
-
-def test_tools_may_be_called_strictly_and_it_is_told() -> None:
-    tools = [tool(), {"type": "function", "function": {"name": "find", "strict": True}}]
-    assert parse(tools=tools).ignored == ("tools[1].function.strict: arguments are not held to a schema",)
 
 
 def test_many_lines_are_not_all_told() -> None:

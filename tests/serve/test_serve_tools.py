@@ -278,7 +278,7 @@ def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {"tools": None, "tool_choice": None, "messages": [
             *ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "x"}]},
          "messages[2]", "tool_calls once"),
-        (OPENED.replace("{%- for m", "{{ tools | tojson if tools }}<tool_call>{'name'\n{%- for m"),
+        (OPENED.replace("{%- for m", "{{ tools | tojson if tools }}<|tool_call>call:\n{%- for m"),
          {"tool_choice": "required"}, "tool_choice", "thinks first"),
     ],
 )  # fmt: skip
