@@ -161,6 +161,8 @@ def shown(value: Any) -> str:
     """A value for an error: numbers and short strings as they are, else the JSON type."""
     if value is None or isinstance(value, bool):
         return {None: "missing", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > BIGGEST:
+        return f"a number of {len(str(abs(value)))} digits"
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from sp.chat import Thinking
@@ -209,18 +210,36 @@ class Job:
     ignored: tuple[str, ...] = ()  # what of the request is not heeded, a line each
 
 
+MOST_DIGITS = 4300  # of a number, as Python itself writes them
+DATA = ("messages", "input", "tools", PARAM, "text", "output_config", "metadata")
+"""Fields in which numbers are data, such as the bounds of a schema."""
+
+
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The body as an object; RequestError for anything else, and for numbers no field could mean."""
+    """The body as an object; RequestError for anything else, and for numbers no field could mean. In `DATA` numbers may
+    have any size that can be written again: one beyond floats is the whole number that it spells, to the digit.
+    """
+    large = False
 
     def integer(text: str) -> int:
-        if len(text) > 20 or abs(int(text)) > BIGGEST:
-            raise RequestError(f"the body has a number of {len(text)} digits; no field takes more than 2^53")
-        return int(text)
+        nonlocal large
+        if len(text.removeprefix("-")) > MOST_DIGITS:
+            raise _too_large(len(text))
+        large |= abs(value := int(text)) > BIGGEST
+        return value
 
     def real(text: str) -> float:
-        if not math.isfinite(value := float(text)):
-            raise RequestError("the body has a number that is not finite; no field takes one")
-        return value
+        nonlocal large
+        if math.isfinite(value := float(text)):
+            return value
+        try:
+            exact = Decimal(text)
+        except InvalidOperation:  # its exponent has nineteen digits
+            raise _too_large(None) from None
+        if exact.adjusted() >= MOST_DIGITS:
+            raise _too_large(exact.adjusted() + 1)
+        large = True
+        return int(exact)
 
     def constant(name: str) -> float:
         raise RequestError(f"the body has {name}, which is no JSON; leave the field out")
@@ -236,7 +255,26 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is no JSON: {error.msg} at character {error.pos}; send one object") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body is a JSON {shown(body)}; send an object")
+    if large:
+        for name, value in body.items():
+            if name not in DATA:
+                _check_size(value, name[:MAX_NAME])
     return body
+
+
+def _too_large(digits: int | None) -> RequestError:
+    many = "more digits than can be written" if digits is None else f"{digits} digits"
+    return RequestError(f"the body has a number of {many}; send one of at most {MOST_DIGITS}")
+
+
+def _check_size(value: Any, name: str) -> None:
+    """RequestError if a number in it is beyond what fields take."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, int) and abs(each) > BIGGEST:
+            raise RequestError(f"{name} has {shown(each)}; only schemas and messages may have more than 2^53", name)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
 def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Job:

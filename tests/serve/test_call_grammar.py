@@ -320,3 +320,22 @@ def test_a_model_that_thinks_first_is_held_once_it_has(pair: Pipeline) -> None:
     (call,) = (call for part in parts for call in part.calls)
     assert call.name == "look"
     jsonschema.validate(call.arguments, ENDS)
+
+
+@pytest.mark.parametrize("large", ["1e400", "9" * 400, "123456789012345678901"])
+def test_numbers_of_any_size_in_schemas(pair: Pipeline, large: str) -> None:
+    """A model is shown them; what no grammar can hold is one line."""
+    tools = json.dumps([strict("find", {"type": "object", "properties": {"a": {"type": "number", "maximum": 0}}})])
+    shown, held = (tools.replace("0", large).replace("true", word) for word in ("false", "true"))
+    form = f'{{"type": "json_schema", "json_schema": {{"schema": {{"type": "number", "maximum": {large}}}}}}}'
+    with served(pair, STYLES["tagged_json"]) as running:
+        for fields, fine in (
+            (f'"tools": {shown}', True),
+            (f'"tools": {held}', False),
+            (f'"response_format": {form}', False),
+        ):
+            raw = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 2, {fields}}}'
+            headers = {"Content-Type": "application/json"}
+            reply = web.post(f"{running.url}/v1/chat/completions", content=raw.encode(), headers=headers, timeout=60)
+            assert reply.status_code == (200 if fine else 400)
+            assert fine or "this schema is not supported" in reply.json()["error"]["message"]
