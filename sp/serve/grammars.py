@@ -50,7 +50,7 @@ class Grammars:
         strict = {at for at, tool in enumerate(use.tools) if tool["function"].get("strict")}
         if not (use.forced or strict or job.format):
             return job
-        style = call_style_of(template)
+        style = call_style_of(use.template(template))
         if style is None or not (job.format or _there()):
             return self._free(job, strict, "")
         if style.written is None or (job.format and style.between is None and style.begin):

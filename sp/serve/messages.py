@@ -117,6 +117,7 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
+    template = job.tools.template(template)
     asked = question_of(last_turn(job.messages), job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
     calling = job.tools.calling(template, prompt.thinks)

@@ -31,13 +31,17 @@ class ToolUse:
     single: bool = False  # one call at most
     held: Mapping[str, Any] | None = None  # schemas of arguments, by name; None where calls are held to no grammar
 
+    def template(self, template: ChatTemplate) -> ChatTemplate:
+        """That of a model's which shows these tools."""
+        return template.for_tools if self.tools else template
+
     def calling(self, template: ChatTemplate | None, thinks: Thinks | None = None) -> Calling | None:
         """How calls are read from the answer; None without tools, RequestError where the model's way is not known.
         `thinks`: how the answer begins; behind thinking a grammar alone can force a call, and the prompt begins none.
         """
         if not self.tools or template is None:
             return None
-        style = call_style_of(template)
+        style = call_style_of(self.template(template))
         if style is None:
             said = "shows tools, if at all, in a way that is not known"
             raise RequestError(f"the chat template of this model {said}; leave tools out", "tools")

@@ -258,6 +258,22 @@ def test_calls_in_channels(pair: Pipeline) -> None:
         assert names == ["read_file", None]
 
 
+def test_a_template_of_its_own_for_tools(pair: Pipeline) -> None:
+    plain = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    pipeline = Scripted(replace(pair.target, template=ChatTemplate(plain, tool_use=TAGGED)), pair.drafter)
+    with tool.serving(pipeline, answer=LONG) as running:
+        assert [call.function.name for call in create(running).choices[0].message.tool_calls] == [
+            "read_file",
+            "list_files",
+        ]
+        assert json.dumps(READ) in SEEN[-1].text
+        create(running, tools=None)
+        assert (
+            SEEN[-1].text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is in a.py?<|im_end|>\n"
+        )
+        assert web.get(f"{running.url}/props", timeout=60).json()["chat_template_tool_use"] == TAGGED
+
+
 def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None:
     cut = create(agent, max_tokens=10).choices[0]
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
