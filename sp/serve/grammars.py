@@ -18,6 +18,7 @@ from sp.gguf import ChatTemplate, Tokenizer
 from sp.ops.sampling.sample import Words
 from sp.serve.fields import BIAS, LONGEST_SCHEMA, PARAM, Format, RequestError
 from sp.serve.protocol import Job, told
+from sp.serve.tools import ToolUse
 
 LONGEST_REASON = 160  # characters of what the library says of a schema
 
@@ -51,10 +52,9 @@ class Grammars:
         if not (use.forced or strict or job.format):
             return job
         style = call_style_of(use.template(template))
-        if style is None or not (job.format or _there()):
-            return self._free(job, strict, "")
-        if style.written is None or (job.format and style.between is None and style.begin):
-            return self._free(job, strict, f" as this model writes calls ({style.name})")
+        if style is None or not can_hold(use, template, beside=job.format is not None):
+            why = f" as this model writes calls ({style.name})" if style and there() else ""
+            return self._free(job, strict, why)
         if not (use.forced or job.format) and not lazy(style):
             return self._free(job, strict, f" unless a call is required, as this model writes calls ({style.name})")
         held = {}
@@ -180,7 +180,15 @@ def _library() -> Any:
     return llguidance
 
 
-def _there() -> bool:
+def can_hold(use: ToolUse, template: ChatTemplate, *, beside: bool = False) -> bool:
+    """Whether a grammar can hold calls, as the model writes them. `beside`: where the answer may also be JSON."""
+    style = call_style_of(use.template(template))
+    if style is None or style.written is None or not there():
+        return False
+    return not beside or style.between is not None or not style.begin  # what stands in a header is no part of a text
+
+
+def there() -> bool:
     """Whether the library is."""
     try:
         _library()

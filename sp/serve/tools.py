@@ -18,6 +18,8 @@ MOST_TOOLS = 256
 MOST_CALLS = 128  # in one turn
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 SHAPE = "send {'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}"
+KINDS = (("description", str, "a string"), ("parameters", dict, "a JSON schema"), ("strict", bool, "true or false"))
+"""Of a function: fields, their types, and what these are called."""
 CHOICES = ("none", "auto", "required")
 
 
@@ -93,7 +95,12 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
         if name in names:
             raise RequestError(f"{where}.function.name {shown(name)} stands there twice; give each its own", where)
         names.add(name)
-        for key, kind, what in (("description", str, "a string"), ("parameters", dict, "a JSON schema")):
+        kinds = (
+            ("description", str, "a string"),
+            ("parameters", dict, "a JSON schema"),
+            ("strict", bool, "true or false"),
+        )
+        for key, kind, what in kinds:
             value = function.get(key)
             if value is not None and not isinstance(value, kind):
                 raise RequestError(f"{where}.function.{key} is {shown(value)}; send {what}", f"{where}.function.{key}")

@@ -22,6 +22,7 @@ from sp.chat.calls import CALLS
 from sp.chat.turn import message_of
 from sp.decode import Chooser
 from sp.gguf import ChatTemplate, render_chat
+from sp.serve.anthropic.request import job_of
 from sp.serve.fields import RequestError
 from sp.serve.grammars import Grammars, lazy
 from sp.serve.messages import to_prompt
@@ -284,6 +285,28 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
     huge = {"enum": ["x" * 70_000]}
     with pytest.raises(RequestError, match="over 65536 characters"):
         checked(STYLES["tagged_json"], tools=[strict("f", huge)])
+
+
+def test_in_the_words_of_anthropic(pair: Pipeline) -> None:
+    opened = STYLES["tagged_json"].replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"name": "find", "input_schema": SCHEMA, "strict": True}]}  # fmt: skip
+
+    def asked(source: str, **more: Any) -> tuple[Job, tuple[str, ...]]:
+        template = ChatTemplate(source)
+        found, told = job_of(body | more, Defaults(), template, pair.target.tokenizer)
+        return Grammars(pair.target.tokenizer, template).checked(found), told.ignored
+
+    forced, ignored = asked(opened + "{# </think> #}", tool_choice={"type": "any"})
+    assert (forced.tools.forced, forced.tools.held) == (True, {"find": SCHEMA})
+    assert ignored == ("thinking beside a tool_choice that forces a call",)
+    both, ignored = asked(STYLES["tagged_json"], output_config=form)
+    assert both.format is not None
+    assert (both.tools.held, ignored) == ({"find": SCHEMA}, ())
+    neither, ignored = asked(STYLES["braced"], output_config=form)
+    assert (neither.format, ignored) == (None, ("output_config.format beside tools",))
+    assert neither.ignored[0].startswith("tools[0].function.strict")
 
 
 def test_without_the_library_calls_are_as_free_as_they_were(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
