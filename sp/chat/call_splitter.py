@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -59,6 +60,11 @@ def openers_of(calling: Calling) -> tuple[Opener, ...]:
     return Opener(style.begin, style.end or style.begin), *bare
 
 
+def signs_of(openers: Sequence[Opener]) -> frozenset[str]:
+    """The letters with which calls begin."""
+    return frozenset(each.text[0] for each in openers)
+
+
 class CallSplitter:
     """Feeds on the text of an answer, hands out text as soon as it is certain, and calls when they are whole. White
     space before and behind a call is dropped. What begins like a call and is none is text, to the letter, and so is a
@@ -70,6 +76,7 @@ class CallSplitter:
         self.done, self.unknown = False, list[str]()
         self._calling = calling
         self._openers = openers_of(calling) if calling and calling.style.begin else ()
+        self._signs = signs_of(self._openers)
         self._opener = self._openers[0] if self._openers else Opener("", "")  # of what may be a call
         self._held = ""  # outside a call: text that may begin one
         self._body: list[str] = []  # of what may be a call
@@ -142,7 +149,8 @@ class CallSplitter:
                 return Said()
             self._stray, whole = False, whole.removeprefix(end).lstrip() if whole.startswith(end) else whole
         open_here = self._fresh or self._called
-        may = [each for each in self._openers if not each.first or open_here]
+        near = () if self._signs.isdisjoint(whole) else self._openers  # most text is searched for none of many tools
+        may = [each for each in near if not each.first or open_here]
         ahead = [(at, each) for each in may if (at := whole.find(each.text)) >= 0]
         found = [(at, each) for at, each in ahead if not (each.first and whole[:at].strip())]
         if found:
@@ -153,7 +161,8 @@ class CallSplitter:
         else:
             begun = whole.lstrip()
             keep = max(
-                len(begun) * each.text.startswith(begun) if each.first else overlap(whole, each.text) for each in may
+                (len(begun) * each.text.startswith(begun) if each.first else overlap(whole, each.text) for each in may),
+                default=0,
             )
             said = whole[: len(whole) - keep].rstrip()
             self._held, self._rest = whole[len(said) :], None
@@ -222,7 +231,7 @@ class ThoughtCalls:
         known = calling if calling and calling.style.begin else None
         self._splitter = CallSplitter(replace(known, single=False, opening="") if known else None)
         self._single = bool(known and known.single)
-        self._signs = {each.text[0] for each in openers_of(known)} if known else set[str]()
+        self._signs = signs_of(openers_of(known) if known else ())
         self._raw = ""  # what is held back
         self._calls: tuple[Call, ...] = ()  # with which that ends
 
