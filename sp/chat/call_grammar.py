@@ -116,7 +116,7 @@ class CallGrammar:
         written, schema = self.calling.style.written, self.schemas.get(name)
         assert written is not None
         if not written.parameter:
-            return [f"given_{at}: {json_rule(schema or {'type': 'object'})}"]
+            return [f"given_{at}: {json_rule({'type': 'object'} if schema is None else closed(schema))}"]
         properties = None if schema is None else schema.get("properties", {})
         if schema is None or not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
             sign, _, rest = written.parameter[0].partition("{}")
@@ -166,6 +166,21 @@ class CallGrammar:
                 if each:
                     found.append(f"<[{self.special[each]}]>" if each in self.special else json.dumps(each))
         return " ".join(found) or '""'
+
+
+OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "if", "$ref")
+"""By which a schema lets in more properties than it lists, or none."""
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose object has the properties it lists alone, if it does not say otherwise: a tool expects no others,
+    and small models write them without end.
+
+    >>> closed({"properties": {"a": {}}})["additionalProperties"]
+    False
+    """
+    alone = "properties" in schema and not any(key in schema for key in OPEN)
+    return {**schema, "additionalProperties": False} if alone else dict(schema)
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sp.chat import Thinks
-from sp.chat.call_grammar import ONE_LINE, CallGrammar, json_rule
+from sp.chat.call_grammar import ONE_LINE, CallGrammar, closed, json_rule
 from sp.chat.calls import CallStyle, call_style_of
 from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
@@ -20,6 +20,7 @@ from sp.serve.fields import BIAS, LONGEST_SCHEMA, PARAM, Format, RequestError
 from sp.serve.protocol import Job, told
 from sp.serve.tools import ToolUse
 
+NONE = {"type": "object", "properties": {}}  # arguments of a tool without parameters, as OpenAI has it
 LONGEST_REASON = 160  # characters of what the library says of a schema
 
 
@@ -62,7 +63,7 @@ class Grammars:
             if at not in strict and not use.forced:
                 continue
             function, where = tool["function"], f"tools[{at}].function.parameters"
-            schema = function.get("parameters") or {"type": "object"}
+            schema = function.get("parameters") or NONE
             if problem := self._problem(schema):
                 if at in strict:
                     raise RequestError(f"{where}: this schema is not supported: {problem}; leave strict out", where)
@@ -87,7 +88,7 @@ class Grammars:
         text, library = json.dumps(schema, ensure_ascii=False), _library()
         if len(text) > LONGEST_SCHEMA:
             return f"over {LONGEST_SCHEMA} characters"
-        found = _refusal(lambda: library.LLMatcher.validate_grammar(f"start: {json_rule(schema)}"))
+        found = _refusal(lambda: library.LLMatcher.validate_grammar(f"start: {json_rule(closed(schema))}"))
         return plain(found.split("\n")[0], LONGEST_REASON)
 
     def constraint(self, job: Job, thinks: Thinks | None, waiting: Callable[[], bool]) -> GrammarConstraint | None:

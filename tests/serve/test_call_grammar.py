@@ -198,6 +198,18 @@ def test_tokens_that_end_an_answer_are_not_a_part_of_it(words: Words) -> None:
     assert words.accepts(grammar.forced(style.opening("list_files")), '{"a": 1}')
 
 
+def test_properties_that_are_not_listed_are_let_in_only_where_the_schema_says_so(words: Words) -> None:
+    listed = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for schema, right in (
+        (listed, False),
+        ({**listed, "additionalProperties": True}, True),
+        ({"type": "object"}, True),
+    ):
+        grammar = CallGrammar(Calling(STYLE["bare_json"], [FIND]), {"find": schema}, words.special).forced("")
+        assert words.accepts(grammar, '{"name": "find", "parameters": {"a": 1, "b": 2}}') == right
+        assert words.accepts(grammar, '{"name": "find", "parameters": {"a": 1}}')
+
+
 def test_parameters_that_tags_cannot_name_are_any(words: Words) -> None:
     odd = {"type": "object", "properties": {"<a>": {"type": "integer"}}}
     grammar = CallGrammar(Calling(STYLE["tagged_parameters"], [FIND]), {"find": odd}, words.special).forced(None)
