@@ -221,6 +221,8 @@ def test_a_reply_is_the_same_in_whatever_tokens(
         parts.append(text.finish())
         calls = [call.name for part in parts for call in part.calls]
         assert text.called == bool(calls)
+        begun = next((at for at, part in enumerate(parts) if part.content), len(parts))
+        assert not any(part.reasoning for part in parts[begun + 1 :]), "thinking is out before the answer"
         return "".join(part.reasoning for part in parts), "".join(part.content for part in parts), calls
 
     edges = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
