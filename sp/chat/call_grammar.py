@@ -123,7 +123,7 @@ class CallGrammar:
             value, lines = self._until(written.parameter[1], f"any_{at}")
             key = f'key_{at}: /[^<>\\n"]{{1,256}}/'
             return [f"given_{at}: ({self._spelled(sign, f'key_{at}', rest)} {value})*", key, *lines]
-        required, lines, whole = schema.get("required", []), list[str](), list[str]()
+        required, lines, whole = listed(schema, "required"), list[str](), list[str]()
         for number, (key, value) in enumerate(properties.items()):
             rule = f"given_{at}_{number}"
             lines += self._parameter(rule, key, value, schema)
@@ -137,7 +137,7 @@ class CallGrammar:
         head, end = written.parameter[0].format(key), written.parameter[1]
         found = resolved(schema, root)
         types, known = types_of(found), found if isinstance(found, dict) else {}
-        words = known.get("enum", [known["const"]] if "const" in known else [])
+        words = listed(known, "enum") or ([known["const"]] if "const" in known else [])
         if words and all(isinstance(word, str) for word in words):
             return [f"{rule}: " + " | ".join(self._spelled(head + word + end) for word in words)]
         if not words and (not types or "string" in types):
@@ -166,6 +166,12 @@ class CallGrammar:
                 if each:
                     found.append(f"<[{self.special[each]}]>" if each in self.special else json.dumps(each))
         return " ".join(found) or '""'
+
+
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of a schema; empty where it has none."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
 
 
 OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "if", "$ref")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from sp.chat import Thinks
-from sp.chat.call_grammar import ONE_LINE, CallGrammar, closed, json_rule
+from sp.chat.call_grammar import ONE_LINE, CallGrammar, json_rule
+from sp.chat.call_splitter import Calling
 from sp.chat.calls import CallStyle, call_style_of
 from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
@@ -41,7 +42,7 @@ class Grammars:
         if (wanted := job.format) is not None:
             library = _library()
             if problem := _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted))):
-                raise _unsupported(problem)
+                raise _unsupported(problem, PARAM)
         if not job.tools.tools or self._template is None:
             return job
         return self._tools(job, self._template)
@@ -64,7 +65,7 @@ class Grammars:
                 continue
             function, where = tool["function"], f"tools[{at}].function.parameters"
             schema = function.get("parameters") or NONE
-            if problem := self._problem(schema):
+            if problem := _problem(CallGrammar(Calling(style, [tool]), {function["name"]: schema}), schema):
                 if at in strict:
                     raise RequestError(f"{where}: this schema is not supported: {problem}; leave strict out", where)
                 lost.append(f"{where}: not supported, so that a call may have any object: {problem}")
@@ -83,21 +84,13 @@ class Grammars:
         line = f"tools[{min(strict)}].function.strict{more}: arguments are not held to a schema{why}"
         return replace(job, ignored=(*job.ignored, line))
 
-    def _problem(self, schema: Mapping[str, Any]) -> str:
-        """Why the library cannot hold arguments to a schema; empty if it can."""
-        text, library = json.dumps(schema, ensure_ascii=False), _library()
-        if len(text) > LONGEST_SCHEMA:
-            return f"over {LONGEST_SCHEMA} characters"
-        found = _refusal(lambda: library.LLMatcher.validate_grammar(f"start: {json_rule(closed(schema))}"))
-        return plain(found.split("\n")[0], LONGEST_REASON)
-
     def constraint(self, job: Job, thinks: Thinks | None, waiting: Callable[[], bool]) -> GrammarConstraint | None:
         """What holds one answer to the format of its request, or its calls to their schemas; None for nothing.
         `waiting`: whether the answer has not begun: the model thinks, in whatever words.
         """
         calling = job.tools.calling(self._template, thinks)
         if job.tools.held is None or calling is None:
-            return None if job.format is None else self._held(_grammar(_library(), job.format), waiting)
+            return None if job.format is None else self._held(_grammar(_library(), job.format), waiting, PARAM)
         texts = {self._tokenizer.token_text(each): each for each in self._tokenizer.special_ids}
         ends = frozenset(self._tokenizer.token_text(each) for each in self._tokenizer.eos_ids)
         may = [each for each in calling.tools if job.tools.name in (None, each["function"]["name"])]
@@ -110,10 +103,10 @@ class Grammars:
             return self._held(grammar.either(job.format.schema), waiting)
         return self._held(grammar.lazy(thinks.marks if thinks and not thinks.written else None), waiting)
 
-    def _held(self, grammar: str, waiting: Callable[[], bool]) -> GrammarConstraint:
+    def _held(self, grammar: str, waiting: Callable[[], bool], param: str = "tools") -> GrammarConstraint:
         matcher = _library().LLMatcher(self._words, grammar, log_level=0)
         if matcher.is_error():
-            raise _unsupported(matcher.get_error())
+            raise _unsupported(matcher.get_error(), param)
         return GrammarConstraint(matcher, self._tokenizer, waiting)
 
     @cached_property
@@ -181,6 +174,15 @@ def _library() -> Any:
     return llguidance
 
 
+def _problem(grammar: CallGrammar, schema: Mapping[str, Any]) -> str:
+    """Why the library cannot hold arguments to a schema, in calls of one tool; empty if it can."""
+    if len(json.dumps(schema, ensure_ascii=False)) > LONGEST_SCHEMA:
+        return f"over {LONGEST_SCHEMA} characters"
+    check = _library().LLMatcher.validate_grammar
+    found = _refusal(lambda: check(f"start: {json_rule(schema)}") or check(grammar.forced("")))
+    return plain(found.split("\n")[0], LONGEST_REASON)
+
+
 def can_hold(use: ToolUse, template: ChatTemplate, *, beside: bool = False) -> bool:
     """Whether a grammar can hold calls, as the model writes them. `beside`: where the answer may also be JSON."""
     style = call_style_of(use.template(template))
@@ -217,6 +219,6 @@ def _refusal(work: Callable[[], str]) -> str:
         return str(error) or "unknown"
 
 
-def _unsupported(problem: str) -> RequestError:
+def _unsupported(problem: str, param: str) -> RequestError:
     said = plain(problem.split("\n")[0], LONGEST_REASON)
-    return RequestError(f"{PARAM}: this schema is not supported: {said}; send a simpler one", PARAM)
+    return RequestError(f"{param}: this schema is not supported: {said}; send a simpler one", param)

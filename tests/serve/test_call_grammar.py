@@ -294,6 +294,14 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
     assert lost.ignored[0].startswith("tools[0].function.parameters: not supported, so that a call may have any object")
     with pytest.raises(RequestError, match="leave strict out"):
         checked(STYLES["tagged_json"], tools=[strict("f", odd)])
+    inner = {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#/properties/b"}}, "b": {}}}
+    assert checked(STYLES["tagged_json"], tools=[strict("f", inner)]).tools.held == {"f": inner}
+    with pytest.raises(RequestError, match="not supported"):  # between tags each parameter is a schema of its own
+        checked(STYLES["tagged_parameters"], tools=[strict("f", inner)])
+    for wrong in ({"required": True}, {"properties": {"a": {"enum": 3}}}, {"properties": {"a": {"type": 3}}}):
+        for source in (STYLES["tagged_json"], STYLES["tagged_parameters"]):
+            with pytest.raises(RequestError, match="not supported"):
+                checked(source, tools=[strict("f", {"type": "object", "properties": {}, **wrong})])
     huge = {"enum": ["x" * 70_000]}
     with pytest.raises(RequestError, match="over 65536 characters"):
         checked(STYLES["tagged_json"], tools=[strict("f", huge)])
