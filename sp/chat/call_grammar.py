@@ -80,6 +80,11 @@ class CallGrammar:
             lines += [f"thought: {self._spelled(marks.start)} {end[0]}", *end[1]]
         return self._lines(*lines, behind=begin)
 
+    def message(self, name: str) -> str:
+        """What stands behind the header of a call."""
+        end = "" if self.calling.style.end in self.ends else self.calling.style.end
+        return "\n".join([f"start: {self._spelled('', 'given_0', end)}", *self._given(name, 0)])
+
     @property
     def _more(self) -> str:
         """Further calls behind the first."""

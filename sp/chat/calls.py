@@ -114,6 +114,11 @@ class CallStyle:
     between: str | None = None
 
     @property
+    def in_header(self) -> bool:
+        """Whether a call is a message of its own, whose header names the tool."""
+        return self.begin.startswith("to=")
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         """Special tokens that belong to calls, and are no text."""
         return self.begin, self.end, *self.inside

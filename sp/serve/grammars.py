@@ -14,6 +14,7 @@ from sp.chat import Thinks
 from sp.chat.call_grammar import ONE_LINE, CallGrammar, json_rule
 from sp.chat.call_splitter import Calling
 from sp.chat.calls import CallStyle, call_style_of
+from sp.decode import Constraint
 from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.ops.sampling.sample import Words
@@ -57,7 +58,7 @@ class Grammars:
         if style is None or not can_hold(use, template, beside=job.format is not None):
             why = f" as this model writes calls ({style.name})" if style and there() else ""
             return self._free(job, strict, why)
-        if not (use.forced or job.format) and not lazy(style):
+        if not (use.forced or job.format or lazy(style) or style.in_header):
             return self._free(job, strict, f" unless a call is required, as this model writes calls ({style.name})")
         held = {}
         for at, tool in enumerate(use.tools):
@@ -84,9 +85,16 @@ class Grammars:
         line = f"tools[{min(strict)}].function.strict{more}: arguments are not held to a schema{why}"
         return replace(job, ignored=(*job.ignored, line))
 
-    def constraint(self, job: Job, thinks: Thinks | None, waiting: Callable[[], bool]) -> GrammarConstraint | None:
+    def constraint(
+        self,
+        job: Job,
+        thinks: Thinks | None,
+        waiting: Callable[[], bool],
+        tool: Callable[[], str] = lambda: "",
+    ) -> Constraint | None:
         """What holds one answer to the format of its request, or its calls to their schemas; None for nothing.
-        `waiting`: whether the answer has not begun: the model thinks, in whatever words.
+        `waiting`: whether the answer has not begun: the model thinks, in whatever words; `tool`: whom the message at
+        hand calls, where calls are messages; empty for an answer.
         """
         calling = job.tools.calling(self._template, thinks)
         if job.tools.held is None or calling is None:
@@ -99,9 +107,19 @@ class Grammars:
             return self._held(grammar.forced(None), waiting)
         if job.tools.forced:
             return self._held(grammar.forced(calling.opening), lambda: False)
+        if calling.style.in_header:
+            return MessageConstraint(
+                lambda name: self._message(job, grammar, name), lambda: None if waiting() else tool()
+            )
         if job.format is not None:
             return self._held(grammar.either(job.format.schema), waiting)
         return self._held(grammar.lazy(thinks.marks if thinks and not thinks.written else None), waiting)
+
+    def _message(self, job: Job, grammar: CallGrammar, name: str) -> GrammarConstraint | None:
+        """What holds a message for a tool, or an answer."""
+        if name:
+            return self._held(grammar.message(name), lambda: False) if name in grammar.schemas else None
+        return None if job.format is None else self._held(_grammar(_library(), job.format), lambda: False, PARAM)
 
     def _held(self, grammar: str, waiting: Callable[[], bool], param: str = "tools") -> GrammarConstraint:
         matcher = _library().LLMatcher(self._words, grammar, log_level=0)
@@ -151,6 +169,27 @@ class GrammarConstraint:
             self._matcher.consume_token(min(self._ends) if token in self._ends else token)
 
 
+class MessageConstraint:
+    """Holds each message of an answer by itself. `made`: from whom it is for, what holds it; `at`: for whom what comes
+    next is; None outside of messages.
+    """
+
+    def __init__(self, made: Callable[[str], Constraint | None], at: Callable[[], str | None]) -> None:
+        self._made, self._at = made, at
+        self._for: str | None = None
+        self._held: Constraint | None = None
+
+    def allowed(self) -> Words | None:
+        """See `Constraint`."""
+        if (now := self._at()) != self._for:
+            self._for, self._held = now, None if now is None else self._made(now)
+        return None if self._held is None else self._held.allowed()
+
+    def take(self, token: int) -> None:
+        if self._held is not None:
+            self._held.take(token)
+
+
 class _Vocabulary:
     """What `TokenizerWrapper` asks of a vocabulary."""
 
@@ -188,7 +227,7 @@ def can_hold(use: ToolUse, template: ChatTemplate, *, beside: bool = False) -> b
     style = call_style_of(use.template(template))
     if style is None or style.written is None or not there():
         return False
-    return not beside or style.between is not None or not style.begin  # what stands in a header is no part of a text
+    return not beside or style.between is not None or style.in_header or not style.begin
 
 
 def there() -> bool:

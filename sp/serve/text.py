@@ -69,6 +69,11 @@ class ReplyText:
         return self._splitter.thinking
 
     @property
+    def tool(self) -> str:
+        """The tool that what comes next is for, where calls are messages of their own; empty for an answer."""
+        return self._splitter.tool
+
+    @property
     def unknown(self) -> list[str]:
         """What was called, and is none of the tools."""
         return self._calls.unknown

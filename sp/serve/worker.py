@@ -404,7 +404,7 @@ class Worker:
     ) -> tuple[Answer, Result]:
         """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
         text, options, penalties = speaker.text, ticket.job.options, ticket.job.penalties
-        constraint = self.grammars.constraint(ticket.job, prompt.thinks, lambda: not text.answering)
+        constraint = self.grammars.constraint(ticket.job, prompt.thinks, lambda: not text.answering, lambda: text.tool)
         options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint, penalties))
 
         def on_token(token: int) -> bool:

@@ -284,7 +284,7 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
     assert (free.tools.held, free.ignored) == (None, ())
     both = checked(STYLES["tagged_json"], tools=[strict("find", SCHEMA), LIST])
     assert (both.tools.held, both.ignored) == ({"find": SCHEMA}, ())
-    for name in ("braced", "bare_json", "in_channel"):
+    for name in ("braced", "bare_json"):
         told = checked(STYLES[name], tools=[strict("find", SCHEMA)])
         assert told.tools.held is None
         assert told.ignored[0].startswith("tools[0].function.strict: arguments are not held to a schema")
@@ -305,6 +305,50 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
     huge = {"enum": ["x" * 70_000]}
     with pytest.raises(RequestError, match="over 65536 characters"):
         checked(STYLES["tagged_json"], tools=[strict("f", huge)])
+
+
+THOUGHT = "<|channel|>analysis<|message|>See {x.<|end|><|start|>assistant"
+TO_FIND = f"{THOUGHT} to=functions.find<|channel|>commentary json<|message|>"
+FINAL = f"{THOUGHT}<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "more", "said"),
+    [
+        (f"{TO_FIND}No.", {}, "call"),
+        (f"{TO_FIND}No.", {"response_format": {"type": "json_object"}}, "call"),
+        (f"{FINAL}No.", {"response_format": {"type": "json_object"}}, "json"),
+        (f"{FINAL}No.", {}, "No."),
+        (f"{THOUGHT} to=functions.look<|channel|>commentary json<|message|>No.", {}, "free"),
+    ],
+)
+def test_messages_of_channels_are_held_one_by_one(pair: Pipeline, wanted: str, more: Any, said: str) -> None:
+    """A call to its schema, behind a header that the model writes; an answer to the format."""
+    tokenizer, template = pair.target.tokenizer, ChatTemplate(STYLES["in_channel"])
+    grammars = Grammars(tokenizer, template)
+    tools = [strict("find", ENDS), {"type": "function", "function": {"name": "look", "parameters": ENDS}}]
+    given = grammars.checked(job(tools=tools, **more))
+    assert given.ignored == ()
+    prompt, _ = to_prompt(given, template, tokenizer)
+    text = ReplyText(tokenizer, thinks=prompt.thinks, calling=given.tools.calling(template, prompt.thinks))
+    held = grammars.constraint(given, prompt.thinks, lambda: not text.answering, lambda: text.tool)
+    chooser, ids, parts = Chooser(None, 0, constraint=held), tokenizer.encode(wanted, begins=False).ids.tolist(), []
+    for at in range(len(ids) + 60):
+        flat = np.zeros((1, tokenizer.vocab_size), np.float32)
+        flat[0, ids[at] if at < len(ids) else tokenizer.eos_id] = 5
+        token = int(chooser.choose(flat)[0])
+        if token in tokenizer.eos_ids:
+            break
+        parts.append(text.push(token))
+    parts.append(text.finish())
+    calls, content = [call for part in parts for call in part.calls], "".join(part.content for part in parts)
+    assert "".join(part.reasoning for part in parts) == "See {x."
+    if said == "call":
+        (call,) = calls
+        jsonschema.validate(call.arguments, ENDS)
+    else:
+        assert not calls
+        assert content.startswith("{" if said == "json" else "No." if said == "No." else "to=functions.look")
 
 
 def test_in_the_words_of_anthropic(pair: Pipeline) -> None:
