@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sp.chat.brace_grammar import Braces
 from sp.chat.call_splitter import Calling
-from sp.chat.calls import resolved, types_of
+from sp.chat.calls import listed, resolved, types_of
 from sp.chat.reasoning import Marks
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -26,7 +27,7 @@ class CallGrammar:
     Parameters
     ----------
     calling : Calling
-        Of a style whose arguments are written in a way that a grammar can say, see `CallStyle.written`.
+        The tools, and how calls of them are written.
     schemas : mapping
         Of the tools whose arguments are held to one, by their names; those of others are any object.
     special : mapping
@@ -110,7 +111,6 @@ class CallGrammar:
     def _call(self, name: str, at: int, begun: str) -> str:
         """A call of a tool, but for what is there of it already."""
         style = self.calling.style
-        assert style.written is not None, f"calls of {style.name} are not said in a grammar"
         head = style.opening(name)
         before, behind = style.written.around
         end = "" if style.end in self.ends else style.end
@@ -119,7 +119,9 @@ class CallGrammar:
     def _given(self, name: str, at: int) -> list[str]:
         """What stands for the arguments of a tool."""
         written, schema = self.calling.style.written, self.schemas.get(name)
-        assert written is not None
+        if written.braces:
+            braces = Braces(f"braced_{at}", schema or {}, self._spelled, self._until, json_rule)
+            return [f"given_{at}: {braces.body(schema)}", *braces.lines]
         if not written.parameter:
             return [f"given_{at}: {json_rule({'type': 'object'} if schema is None else closed(schema))}"]
         properties = None if schema is None else schema.get("properties", {})
@@ -138,7 +140,6 @@ class CallGrammar:
     def _parameter(self, rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
         """A parameter between tags: text as it is, and anything else as JSON."""
         written = self.calling.style.written
-        assert written is not None
         head, end = written.parameter[0].format(key), written.parameter[1]
         found = resolved(schema, root)
         types, known = types_of(found), found if isinstance(found, dict) else {}
@@ -171,12 +172,6 @@ class CallGrammar:
                 if each:
                     found.append(f"<[{self.special[each]}]>" if each in self.special else json.dumps(each))
         return " ".join(found) or '""'
-
-
-def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
-    """A list of a schema; empty where it has none."""
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
 
 
 OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "if", "$ref")

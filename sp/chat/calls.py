@@ -82,11 +82,13 @@ Tools = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Written:
     """How a call goes on behind `CallStyle.opening`. `around`: what stands round its arguments, before `CallStyle.end`;
-    `parameter`: round each of them, with a place for its name; empty where they are one object of JSON.
+    `parameter`: round each of them, with a place for its name; empty where they are one object of JSON, or with
+    `braces` of bare keys.
     """
 
     around: tuple[str, str] = ("", "")
     parameter: tuple[str, ...] = ()
+    braces: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class CallStyle:
     none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
     Models leave `begin` out at times: `bare`: how a call of a tool then begins; `bare_end`: how it ends, a part of it,
     if not by `end`; `bare_first`: only at the begin of an answer, or behind a call, as what text may hold as well.
-    For grammars: `written`: None where none is known; `between`: what stands between calls, None where one is all.
+    For grammars: `written`: its arguments; `between`: what stands between calls, None where one is all.
     """
 
     name: str
@@ -110,7 +112,7 @@ class CallStyle:
     bare: Callable[[str], tuple[str, ...]] = lambda _: ()
     bare_end: str = ""
     bare_first: bool = False
-    written: Written | None = None
+    written: Written = Written()
     between: str | None = None
 
     @property
@@ -208,6 +210,12 @@ def within(value: Any, *keys: str) -> Any:
     return value
 
 
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of a schema; empty where it has none."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
 def resolved(schema: Any, root: Any) -> Any:
     """A schema, or the part of the whole one that it refers to.
 
@@ -301,6 +309,8 @@ CALLS = (
         *("braced", r"<\|tool_call>call:", "<|tool_call>", "<tool_call|>", _braced),
         lambda name: "<|tool_call>call:" + (f"{name}{{" if name else ""),
         (QUOTE,),
+        written=Written(("", "}"), braces=True),
+        between="",
     ),
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
@@ -327,7 +337,6 @@ CALLS = (
         *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
         lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
         ("[CALL_ID]", "[ARGS]"),
-        written=Written(),
         between="",
     ),
     CallStyle(
@@ -344,7 +353,6 @@ CALLS = (
             _in_channel,
         ),
         lambda name: " " + (TO_TOOL.format(name) if name else TO_TOOL.partition("{")[0]),
-        written=Written(),
     ),
 )  # Gemma 4; Qwen3-Coder and Qwen3.5; Qwen2.5, Qwen3, QwQ and Hermes; Llama 3; Devstral 2 and Ministral 3;
 # Muse Glimmer; gpt-oss

@@ -225,7 +225,7 @@ def _problem(grammar: CallGrammar, schema: Mapping[str, Any]) -> str:
 def can_hold(use: ToolUse, template: ChatTemplate, *, beside: bool = False) -> bool:
     """Whether a grammar can hold calls, as the model writes them. `beside`: where the answer may also be JSON."""
     style = call_style_of(use.template(template))
-    if style is None or style.written is None or not there():
+    if style is None or not there():
         return False
     return not beside or style.between is not None or style.in_header or not style.begin
 

@@ -34,7 +34,7 @@ from sp.session import Pipeline
 llguidance = pytest.importorskip("llguidance")
 
 STYLE = {style.name: style for style in CALLS}
-WRITTEN = [style.name for style in CALLS if style.written]
+NAMES = [style.name for style in CALLS]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -108,7 +108,7 @@ def arguments(data: st.DataObject) -> dict[str, Any]:
     return found | {"where": {"at": data.draw(st.sampled_from([1, 2]))}}
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name in STYLES])
+@pytest.mark.parametrize("name", [name for name in NAMES if name in STYLES])
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_what_templates_write_is_accepted(words: Words, name: str, data: Any) -> None:
@@ -135,7 +135,7 @@ def valid(calls: tuple[Call, ...]) -> None:
             jsonschema.validate(call.arguments, SCHEMA)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_is_let_through_is_a_call_that_fits(words: Words, name: str) -> None:
     """Of random tokens: nothing but the grammar makes these calls."""
     rng, style, ends = np.random.default_rng(3), STYLE[name], 0
@@ -210,6 +210,27 @@ def test_properties_that_are_not_listed_are_let_in_only_where_the_schema_says_so
         assert words.accepts(grammar, '{"name": "find", "parameters": {"a": 1}}')
 
 
+def test_braces_of_schemas_that_hold_themselves_and_of_any_values(words: Words) -> None:
+    kids = {"type": "array", "items": {"$ref": "#/$defs/t"}}
+    node = {"type": "object", "properties": {"kids": kids, "name": {"type": ["string", "null"]}}, "required": ["name"]}
+    either = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
+    tree = {"type": "object", "properties": {"of": either, "x": {}}, "$defs": {"t": node}}
+    grammar = CallGrammar(Calling(STYLE["braced"], [FIND]), {"find": tree}, words.special).forced("")
+    for said, right in (
+        ('{of:{kids:[{name:null},{kids:[],name:<|"|>a, {b}<|"|>}],name:<|"|><|"|>}}', True),
+        ('{of:null,x:{a:[1,<|"|>b<|"|>,{}],b_c:-1.5}}', True),
+        ("{}", True),
+        ("{of:{kids:[]}}", False),
+        ("{x:1,of:null}", False),
+        ("{y:1}", False),
+    ):
+        text = f"<|tool_call>call:find{said}<tool_call|>"
+        assert words.accepts(grammar, text) == right, said
+        if right:
+            (call,) = CallSplitter(Calling(STYLE["braced"], [FIND])).push(text).calls
+            jsonschema.validate(call.arguments, tree)
+
+
 def test_parameters_that_tags_cannot_name_are_any(words: Words) -> None:
     odd = {"type": "object", "properties": {"<a>": {"type": "integer"}}}
     grammar = CallGrammar(Calling(STYLE["tagged_parameters"], [FIND]), {"find": odd}, words.special).forced(None)
@@ -240,7 +261,7 @@ SHORT = [{"type": "function", "function": {"name": name, "parameters": ENDS}} fo
 NAMED = {"type": "function", "function": {"name": "look"}}
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name in STYLES])
+@pytest.mark.parametrize("name", [name for name in NAMES if name in STYLES])
 def test_a_model_that_knows_of_no_tools_calls_them_as_it_must(pair: Pipeline, name: str) -> None:
     with served(pair, STYLES[name]) as running:
         for choice, temperature in (("required", None), (NAMED, None), (NAMED, 1.5)):
@@ -254,6 +275,10 @@ def test_a_model_that_knows_of_no_tools_calls_them_as_it_must(pair: Pipeline, na
             jsonschema.validate(json.loads(call["function"]["arguments"]), ENDS)
 
 
+MUSE = STYLES["tagged_json"].replace("<tool_call>", "<atem:invoke name=>")
+"""Calls in messages whose marks are text, which are held only where one must be."""
+
+
 def test_tools_beside_a_format(pair: Pipeline) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["ab", "cd"]}}}
     with served(pair, STYLES["tagged_json"]) as running:
@@ -261,10 +286,14 @@ def test_tools_beside_a_format(pair: Pipeline) -> None:
             found = create(running, tools=SHORT, response_format=form, temperature=2.0, seed=seed)["choices"][0]
             said, calls = found["message"]["content"], found["message"].get("tool_calls")
             assert calls or found["finish_reason"] == "length" or json.loads(said) in ("ab", "cd")
-    with served(pair, STYLES["braced"]) as running:
+    with served(pair, MUSE) as running:
         body = {"messages": [{"role": "user", "content": "x"}], "tools": SHORT, "response_format": form}
         reply = web.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
+
+
+OPENED = "{# </think> #}" + STYLES["tagged_json"].replace("assistant\\n' }}{% e", "assistant\\n<think>\\n' }}{% e")
+"""A model that thinks first, whose prompt begins that."""
 
 
 def job(**body: Any) -> Job:
@@ -284,8 +313,8 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
     assert (free.tools.held, free.ignored) == (None, ())
     both = checked(STYLES["tagged_json"], tools=[strict("find", SCHEMA), LIST])
     assert (both.tools.held, both.ignored) == ({"find": SCHEMA}, ())
-    for name in ("braced", "bare_json"):
-        told = checked(STYLES[name], tools=[strict("find", SCHEMA)])
+    for source in (STYLES["bare_json"], MUSE):
+        told = checked(source, tools=[strict("find", SCHEMA)])
         assert told.tools.held is None
         assert told.ignored[0].startswith("tools[0].function.strict: arguments are not held to a schema")
     lost = checked(STYLES["tagged_json"], tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}],
@@ -352,7 +381,6 @@ def test_messages_of_channels_are_held_one_by_one(pair: Pipeline, wanted: str, m
 
 
 def test_in_the_words_of_anthropic(pair: Pipeline) -> None:
-    opened = STYLES["tagged_json"].replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
     form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}],
             "tools": [{"name": "find", "input_schema": SCHEMA, "strict": True}]}  # fmt: skip
@@ -362,29 +390,34 @@ def test_in_the_words_of_anthropic(pair: Pipeline) -> None:
         found, told = job_of(body | more, Defaults(), template, pair.target.tokenizer)
         return Grammars(pair.target.tokenizer, template).checked(found), told.ignored
 
-    forced, ignored = asked(opened + "{# </think> #}", tool_choice={"type": "any"})
+    forced, ignored = asked(OPENED, tool_choice={"type": "any"})
     assert (forced.tools.forced, forced.tools.held) == (True, {"find": SCHEMA})
     assert ignored == ("thinking beside a tool_choice that forces a call",)
     both, ignored = asked(STYLES["tagged_json"], output_config=form)
     assert both.format is not None
     assert (both.tools.held, ignored) == ({"find": SCHEMA}, ())
-    neither, ignored = asked(STYLES["braced"], output_config=form)
+    neither, ignored = asked(MUSE, output_config=form)
     assert (neither.format, ignored) == (None, ("output_config.format beside tools",))
     assert neither.ignored[0].startswith("tools[0].function.strict")
 
 
 def test_without_the_library_calls_are_as_free_as_they_were(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    grammars = Grammars(pair.target.tokenizer, ChatTemplate(STYLES["tagged_json"]))
-    assert grammars.checked(job(tools=[LIST], tool_choice="required")).tools.held is None
+    tokenizer = pair.target.tokenizer
+    grammars = Grammars(tokenizer, ChatTemplate(STYLES["tagged_json"]))
+    forced = grammars.checked(job(tools=[LIST], tool_choice="required"))
+    assert forced.tools.held is None
+    begun = to_prompt(forced, ChatTemplate(STYLES["tagged_json"]), tokenizer)[0].text
+    assert begun.endswith('<tool_call>\n{"name": "list_files", "arguments":')
     assert grammars.checked(job(tools=[strict("f", SCHEMA)])).ignored
+    with pytest.raises(RequestError, match="thinks first, so that no call can be forced"):
+        to_prompt(forced, ChatTemplate(OPENED), tokenizer)
 
 
 def test_a_model_that_thinks_first_is_held_once_it_has(pair: Pipeline) -> None:
     """Its thinking is free, and what follows is a call."""
     tokenizer = pair.target.tokenizer
-    opened = STYLES["tagged_json"].replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
-    template = ChatTemplate(opened + "{# </think> #}")
+    template = ChatTemplate(OPENED)
     grammars = Grammars(tokenizer, template)
     given = grammars.checked(job(tools=SHORT, tool_choice=NAMED))
     prompt, _ = to_prompt(given, template, tokenizer)

@@ -13,7 +13,6 @@ import serving as tool
 import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinking_templates import OPENED
 from tool_templates import BARE, IN_CHANNEL, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 
 from sp.chat import Call, Thinks, marks_of
@@ -296,8 +295,6 @@ def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {"tools": None, "tool_choice": None, "messages": [
             *ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "x"}]},
          "messages[2]", "tool_calls once"),
-        (OPENED.replace("{%- for m", "{{ tools | tojson if tools }}<|tool_call>call:\n{%- for m"),
-         {"tool_choice": "required"}, "tool_choice", "thinks first"),
     ],
 )  # fmt: skip
 def test_what_a_template_cannot_show_is_one_line(
