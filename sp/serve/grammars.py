@@ -14,7 +14,7 @@ from sp.chat import Thinks
 from sp.chat.call_grammar import ONE_LINE, CallGrammar, json_rule
 from sp.chat.call_splitter import Calling
 from sp.chat.calls import CallStyle, call_style_of
-from sp.decode import Constraint
+from sp.decode import Constraint, Speculative
 from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.ops.sampling.sample import Words
@@ -60,6 +60,9 @@ class Grammars:
             return self._free(job, strict, why)
         if not (use.forced or job.format or lazy(style) or style.in_header):
             return self._free(job, strict, f" unless a call is required, as this model writes calls ({style.name})")
+        if isinstance(job.options.decode, Speculative) and (named := job.asked.run.get("decode")):
+            why = "takes no calls that a grammar holds, as tool_choice, strict or a format beside tools asks for"
+            raise RequestError(f"sp.decode {named} {why}; leave one out", "sp")
         held = {}
         for at, tool in enumerate(use.tools):
             if at not in strict and not use.forced:
