@@ -17,7 +17,7 @@ from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model, decode_step
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream
 from sp.ops.array_module import array_module, on_host
-from sp.ops.sampling.biased import Penalties, Said
+from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import (
     MOST_TOP,
     Sampling,
@@ -103,7 +103,7 @@ class Chooser:
         top: int = 0,
     ) -> None:
         self._sampling, self._seed, self._min_p, self._constraint = sampling, seed, min_p, constraint
-        self._said = None if penalties is None else Said(penalties)
+        self._said = None if penalties is None else PenaltyState(penalties)
         self._tell, self._top = on_choice, top
         self._state: tuple[Any, Any] | None = None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sampling_reference import LEAST, agree, penalised, shares
 
 from sp.decode import Chooser, Sample
-from sp.ops.sampling.biased import Penalties, Said
+from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import Sampling
 
 VOCAB = 23
@@ -32,8 +32,8 @@ def cases(draw: st.DrawFn) -> tuple[dict, list[int], list[int]]:
     return given, draw(st.lists(tokens, max_size=12)), draw(st.lists(tokens, max_size=30))
 
 
-def said(given: dict, prompt: Sequence[int], answer: Sequence[int]) -> Said:
-    found = Said(Penalties(**given, prompt=lambda: prompt))
+def said(given: dict, prompt: Sequence[int], answer: Sequence[int]) -> PenaltyState:
+    found = PenaltyState(Penalties(**given, prompt=lambda: prompt))
     for token in answer:
         found.take(token)
     return found
@@ -64,7 +64,7 @@ def test_the_prompt_is_asked_for_only_where_it_matters() -> None:
         raise AssertionError("asked")
 
     for quiet in ({"presence": 1.0}, {"bias": {1: 1.0}}, {"repeat": 1.0}, {"repeat": 2.0, "last": 0}):
-        Said(Penalties(**quiet, prompt=nobody))
+        PenaltyState(Penalties(**quiet, prompt=nobody))
     assert not Penalties().any
     assert not Penalties(repeat=2.0, last=0).any
     assert not Penalties(bias={1: 1.0}).counting

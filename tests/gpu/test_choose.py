@@ -10,7 +10,7 @@ from sampling_reference import LEAST, agree, shares
 from sp.decode import Chooser, Sample
 from sp.decode.base import GraphDecoder, generate
 from sp.models import prefill
-from sp.ops.sampling.biased import Penalties, Said
+from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import Sampling, allowed_logits
 
 START, NEW = 120, 40  # crosses a page border
@@ -67,7 +67,7 @@ def test_bias_and_penalties_are_the_twins(vocab, said, guarded) -> None:
     rng = np.random.default_rng(vocab)
     row = rng.standard_normal((1, vocab)).astype(np.float32)
     prompt, bias = rng.integers(0, vocab, said).tolist(), {int(t): 3.0 for t in rng.integers(0, vocab, 5)}
-    found = Said(Penalties(0.3, 0.7, 1.3, bias=bias, prompt=lambda: prompt))
+    found = PenaltyState(Penalties(0.3, 0.7, 1.3, bias=bias, prompt=lambda: prompt))
     for token in rng.integers(0, vocab, 40).tolist():
         found.take(token)
     np.testing.assert_array_equal(found.apply(guarded(row.shape, np.float32, row)).get(), found.apply(row))

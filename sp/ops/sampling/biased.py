@@ -40,7 +40,7 @@ class Penalties:
 
     Examples
     --------
-    >>> said = Said(Penalties(presence=0.5, frequency=0.25, bias={0: 1.0}))
+    >>> said = PenaltyState(Penalties(presence=0.5, frequency=0.25, bias={0: 1.0}))
     >>> said.take(2), said.take(2)
     (None, None)
     >>> said.apply(np.zeros((1, 4), np.float32)).tolist()
@@ -76,7 +76,7 @@ class Penalties:
         return ids if self.last < 0 else ids[-self.last :]
 
 
-class Said:
+class PenaltyState:
     """What one answer has said so far, and what its next logits are for that. Tokens it concerns are few beside a
     vocabulary: their numbers go to where the logits are, and nothing comes back. `counting`: whether
     `take` is to be told of tokens.
