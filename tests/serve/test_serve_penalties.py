@@ -71,16 +71,21 @@ def test_answers_are_those_of_the_definition(server, pair, fields, given) -> Non
 @pytest.mark.parametrize("temperature", [None, 1.0])
 def test_a_bias_bans_and_forces(server, pair, path, temperature) -> None:
     token = one(pair, " water")
-    body = {"max_tokens": 4, "logit_bias": {str(token): 100}, "temperature": temperature}
+    body = {"max_tokens": 4, "logit_bias": {str(token): 100}, "temperature": temperature, "seed": 1}
     choice = post(server, path, **body)["choices"][0]
     assert (choice["text"] if path == "completions" else choice["message"]["content"]).split() == ["water"] * 4
-    first = post(server, path, max_tokens=1, logprobs=1 if path == "completions" else True)["choices"][0]
-    told = first["logprobs"]["tokens"][0] if path == "completions" else first["logprobs"]["content"][0]["token"]
-    banned = {str(token): -100 for token in range(pair.target.tokenizer.vocab_size)
-              if pair.target.tokenizer.token_bytes(token) == told.encode()}  # fmt: skip
-    other = post(server, path, max_tokens=1, logit_bias=banned, temperature=temperature)["choices"][0]
-    assert banned
-    assert not (other["text"] if path == "completions" else other["message"]["content"]).startswith(told)
+    more = {"max_tokens": 1, "logprobs": 1 if path == "completions" else True, "temperature": temperature}
+
+    def said(**body: Any) -> str:
+        told = post(server, path, **more, **body)["choices"][0]["logprobs"]
+        return str(told["tokens"][0] if path == "completions" else told["content"][0]["token"])
+
+    tokenizer = pair.target.tokenizer
+    for seed in range(4):
+        text = said(seed=seed)
+        banned = {str(at): -100 for at in range(tokenizer.vocab_size) if tokenizer.token_bytes(at) == text.encode()}
+        assert banned
+        assert said(seed=seed, logit_bias=banned) != text
 
 
 def test_logprobs_are_the_models_own(server, pair) -> None:
