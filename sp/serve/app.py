@@ -229,21 +229,15 @@ class Service:
 
     def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Writer | None]:
         """A body, checked, whose request it is, and what writes its answer if not `Reply`; on any thread."""
-        body, reply = parse_json(raw), None
+        body, reply, checked = parse_json(raw), None, self.worker.grammars.checked
         if kind == "response":
             asked = Asked.of(body, self.defaults, self.worker.pipeline.target.template)
-            job, body, reply = asked.job(self.defaults, self._check), asked.body, ResponseReply(asked, self.model)
+            job, body, reply = asked.job(self.defaults, checked), asked.body, ResponseReply(asked, self.model)
         else:
-            job = parse_request(kind, body, self.defaults)
-            self._check(job)
+            job = checked(parse_request(kind, body, self.defaults))
         address = request.client.host if request.client else ""
         lane = lane_of(body, address, request.headers.get("authorization", ""))
         return job, lane, reply
-
-    def _check(self, job: Job) -> None:
-        """RequestError for a format that no grammar can hold an answer to."""
-        if job.format is not None:
-            self.worker.grammars.check(job.format)
 
     async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
         """Queue a job and wait for its first event, so that refusals still have a status of their own."""

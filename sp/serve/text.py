@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
-from sp.chat.calls import Calling, CallSplitter
+from sp.chat.call_splitter import Calling, CallSplitter, Said, ThoughtCalls
 from sp.chat.reasoning import overlap
 from sp.decode import Choice, Chooser, Constraint, Decoder
+from sp.errors import plain
 from sp.gguf import Tokenizer
+from sp.ops.sampling.biased import Penalties
+from sp.prompt import Prompt
+from sp.serve.fields import MAX_NAME
+
+MOST_UNKNOWN = 8  # names of no tool that are told
 
 
 class Part(NamedTuple):
@@ -49,8 +56,9 @@ class ReplyText:
             opening, calling = calling.opening, replace(calling, opening="")
             self._calls = CallSplitter(calling)
             self._calls.push(self._splitter.push(opening).content)
+            self._thoughts = ThoughtCalls(None)
         else:
-            self._calls = CallSplitter(calling)
+            self._calls, self._thoughts = CallSplitter(calling), ThoughtCalls(calling if thinks else None)
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -59,6 +67,16 @@ class ReplyText:
     def thinking(self) -> bool:
         """Whether what came last is thinking."""
         return self._splitter.thinking
+
+    @property
+    def tool(self) -> str:
+        """The tool that what comes next is for, where calls are messages of their own; empty for an answer."""
+        return self._splitter.tool
+
+    @property
+    def unknown(self) -> list[str]:
+        """What was called, and is none of the tools."""
+        return self._calls.unknown
 
     @property
     def answering(self) -> bool:
@@ -74,15 +92,23 @@ class ReplyText:
         split = self._splitter.push(self._decoder.decode(raw))
         self.reasoning_tokens += before or self._splitter.thinking
         said = self._calls.push(split.content)
-        return self._part(split.reasoning, said.text, said.calls)
+        return self._part(self._thought(split.reasoning), said.text, said.calls)
 
     def finish(self) -> Part:
         """What was held back."""
-        last, end = self._splitter.push(self._decoder.decode(b"", final=True)), self._splitter.finish()
+        last, open_end = self._splitter.push(self._decoder.decode(b"", final=True)), self._splitter.thinking
+        end = self._splitter.finish()
+        thought = self._thought(last.reasoning) + self._thoughts.push(end.reasoning)
+        kept = self._thoughts.finish() if open_end else Said(self._thoughts.close())
         said, rest = self._calls.push(last.content + end.content), self._calls.finish()
-        part = self._part(last.reasoning + end.reasoning, said.text + rest.text, said.calls + rest.calls)
+        part = self._part(thought + kept.text, said.text + rest.text, kept.calls + said.calls + rest.calls)
         held, self._held = self._held, ""
         return part._replace(content=part.content + held)
+
+    def _thought(self, reasoning: str) -> str:
+        """Thinking that is certain not to end with calls."""
+        text = self._thoughts.push(reasoning)
+        return text if self._splitter.thinking else text + self._thoughts.close()
 
     def _part(self, reasoning: str, text: str, calls: tuple[Call, ...]) -> Part:
         """What may be sent, and whether that is the end."""
@@ -104,6 +130,12 @@ class ReplyText:
         held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
+
+
+def uncalled(texts: Iterable[ReplyText]) -> list[str]:
+    """A line for each name that was called and is none of the tools."""
+    names = dict.fromkeys(plain(name, MAX_NAME) for text in texts for name in text.unknown)
+    return [f"a call of {name}: there is no such tool, so it stays text" for name in names][:MOST_UNKNOWN]
 
 
 LOWEST = -9999.0  # in place of minus infinity, which JSON has no word for
@@ -194,6 +226,13 @@ class Watched(Decoder):
         return self.base.chooser(seed, **self.more, **watched)
 
 
+def knowing(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
+    """Penalties that know the whole prompt, whatever of it the target reads; its tokens are found once, if at all."""
+    if penalties is None:
+        return None
+    return replace(penalties, prompt=cache(lambda: prompt.tokenise(tokenizer).ids.tolist()))
+
+
 class Speaker:
     """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
     to tell beside each one; None tells of none.
@@ -212,9 +251,10 @@ class Speaker:
         self._chosen: deque[Choice] = deque()
         self._told: list[TokenLogprob] = []
 
-    def decoder(self, base: Decoder, constraint: Constraint | None) -> Decoder:
+    def decoder(self, base: Decoder, constraint: Constraint | None, penalties: Penalties | None) -> Decoder:
         """The way to decode by which this hears what it has to tell."""
-        more: dict[str, Any] = {} if constraint is None else {"constraint": constraint}
+        given = {"constraint": constraint, "penalties": penalties}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self._wanted is not None:
             more |= {"on_choice": self._chosen.append, "top": self._wanted}
         return Watched(base, more) if more else base

@@ -16,12 +16,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from sp.errors import SpError, TooLongError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.fields import Grammars, RequestError, as_request_error, nth
+from sp.serve.fields import RequestError, as_request_error, nth
+from sp.serve.grammars import Grammars
 from sp.serve.http import Metrics, busy
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
 from sp.serve.sessions import Sessions
-from sp.serve.text import Ended, Piece, ReplyText, Speaker
+from sp.serve.text import Ended, Piece, ReplyText, Speaker, knowing, uncalled
 from sp.session import Answer, Conversations, Pipeline, RunResult, TurnResult
 
 Item = TypeVar("Item")
@@ -200,7 +201,7 @@ class Worker:
     ) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
         self._sessions = Sessions(pipeline, talks, metrics)
-        self.grammars, self.started = Grammars(pipeline.target.tokenizer), int(time.time())
+        self.grammars, self.started = Grammars(pipeline.target.tokenizer, pipeline.target.template), int(time.time())
         self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
@@ -312,6 +313,7 @@ class Worker:
         job, target = ticket.job, self.pipeline.target
         ticket.check()
         prompt, asked = to_prompt(job, target.template, target.tokenizer)
+        ticket.job = replace(job, penalties=knowing(job.penalties, prompt, target.tokenizer))
         apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
         speakers = [self._speaker(ticket, prompt, index) for index in range(job.choices)]
@@ -324,15 +326,15 @@ class Worker:
         assert result is not None, "a request wants one answer at least"
         self._count(result, told)
         used = usage(result, told, job.options)
-        if job.ignored:
-            used["sp"]["ignored"] = list(job.ignored)
+        if ignored := [*job.ignored, *uncalled(speaker.text for speaker in speakers)]:
+            used["sp"]["ignored"] = ignored
         if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))
 
     def _speaker(self, ticket: Ticket, prompt: Prompt, index: int) -> Speaker:
         job, target = ticket.job, self.pipeline.target
-        calling = job.tools.calling(target.template)
+        calling = job.tools.calling(target.template, prompt.thinks)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
         return Speaker(target.tokenizer, text, ticket.emit, index, job.logprobs)
 
@@ -340,10 +342,9 @@ class Worker:
         self, ticket: Ticket, prompt: Prompt, apart: str | None, speaker: Speaker, first: Result | None
     ) -> tuple[Answer, Result]:
         """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
-        wanted, text = ticket.job.format, speaker.text
-        constraint = self.grammars.constraint(wanted, lambda: not text.answering) if wanted else None
-        options = ticket.job.options
-        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint))
+        text, options, penalties = speaker.text, ticket.job.options, ticket.job.penalties
+        constraint = self.grammars.constraint(ticket.job, prompt.thinks, lambda: not text.answering, lambda: text.tool)
+        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint, penalties))
 
         def on_token(token: int) -> bool:
             ticket.check()
