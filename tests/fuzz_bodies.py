@@ -17,11 +17,11 @@ import sp
 from sp.errors import SpError
 from sp.serve.app import Spoken
 from sp.serve.fields import Grammars, as_request_error
+from sp.serve.lanes import lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.responses.request import Asked
-from sp.serve.worker import lane_of
 from sp.session import Pipeline
 
 FILL = "The grass is green. " * 150

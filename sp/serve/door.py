@@ -23,11 +23,12 @@ from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
 from sp.serve.anthropic.reply import refusal
-from sp.serve.app import SMALL, disconnected, event
+from sp.serve.app import SMALL
 from sp.serve.fields import RequestError
 from sp.serve.http import HEADER, Bodies, Limits, around
 from sp.serve.protocol import parse_json
 from sp.serve.replica import PASSED, Call, Message
+from sp.serve.streams import disconnected, event
 from sp.serve.worker import stopping
 
 PIECE = 1024  # characters of a completion's prompt that count as a message does in a chat

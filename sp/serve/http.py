@@ -39,6 +39,7 @@ class Limits:
     body_bytes: int = 16 << 20  # largest body
     body_seconds: float = 30.0  # for a body to arrive
     stall_seconds: float = 60.0  # A reader of a stream that takes nothing for so long is dropped
+    silent_seconds: float = 5.0  # after which a stream that has nothing to say shows that it lives
 
 
 def busy(message: str) -> RequestError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +17,7 @@ from sp.errors import plain
 from sp.serve.anthropic.request import Asked
 from sp.serve.fields import LONGEST_MESSAGE, TOO_LONG, RequestError
 from sp.serve.text import Ended, Piece
-from sp.serve.worker import Done
+from sp.serve.worker import Done, Reading
 
 PATH = "/v1/messages"
 VERSION = "anthropic-version"  # the header by which requests of these clients are known
@@ -125,6 +126,14 @@ class MessageReply:
             if block["type"] == "thinking":
                 block["signature"] = signature_of(block["thinking"])
         return {**self._head, "content": blocks, **_why(end), "usage": usage_of(done.usage, self._asked)}
+
+    def begin(self) -> bytes:
+        """The message without its content."""
+        return self._started()
+
+    def progress(self, read: Reading) -> bytes:
+        """An event of a name that clients do not know, and pass over."""
+        return self._started() + named("sp.progress", progress=asdict(read))
 
     def piece(self, piece: Piece) -> bytes:
         """Events of one more piece: blocks end where another kind begins, and every call is a block of its own."""

@@ -1,0 +1,80 @@
+"""What of a request can be known before a model reads any of it: whether its prompt can be shown, and is too long."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from sp.errors import TooLongError
+from sp.gguf import Tokenizer
+from sp.prompt import Prompt
+from sp.serve.messages import to_prompt
+from sp.serve.protocol import Job
+from sp.session import RunOptions
+from sp.session.decision import FRAME, Pair, fit
+
+PART = 1 << 16  # characters that are counted at once
+LONG = 8
+"""Bytes for each token, of which a text has fewer that is no mere white space or the like: what has more for each token
+that could be read is counted first. Text of people has two to five.
+"""
+SLACK = 1.1  # a text that is cut anywhere has a few more tokens than the whole
+
+
+def most_tokens(pair: Pair, options: RunOptions) -> float:
+    """Tokens of a prompt of which none more could be read, however it is compressed."""
+    context = pair.target.model.config.context
+    compressed = pair.drafter is not None and options.compress != "off" and not options.scorer.reads_target
+    return context / options.keep_ratio if compressed else context
+
+
+def check_length(pair: Pair, prompt: Prompt, options: RunOptions) -> None:
+    """TooLongError for a prompt of more tokens than could be read, before all of them are made: a text of 14 MB takes a
+    core for many seconds. What is only somewhat too long is left to `fit`, which needs them all.
+    """
+    most, size = most_tokens(pair, options), len(prompt.text)
+    if size > LONG * most and (count := counted(pair.target.tokenizer, prompt.text, SLACK * most)) > SLACK * most:
+        raise TooLongError(
+            f"the prompt has over {int(count / SLACK)} tokens, but {pair.target.path.name} reads at most {int(most)} "
+            "with these options; shorten it"
+        )
+
+
+def counted(tokenizer: Tokenizer, text: str, enough: float) -> int:
+    """About how many tokens a text has, or some number above `enough`."""
+    count = 0
+    for start in range(0, len(text), PART):
+        count += len(tokenizer.encode(text[start : start + PART]))
+        if count > enough:
+            break
+    return count
+
+
+class Waiting(Protocol):
+    """A request in the queue."""
+
+    job: Job
+
+
+@dataclass
+class Ahead:
+    """Looks at requests while they wait, one by one, in a thread of its own."""
+
+    pair: Pair
+    pool: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-ahead"))
+
+    def check(self, ticket: Waiting) -> None:
+        """Raise what would refuse a request before a model reads any of it."""
+        job, target, options = ticket.job, self.pair.target, ticket.job.options
+        prompt, _ = to_prompt(job, target.template, target.tokenizer)
+        if len(prompt.text.encode()) + FRAME + options.max_new_tokens <= target.model.config.context:
+            return
+        check_length(self.pair, prompt, options)
+        tokens = prompt.tokenise(target.tokenizer)
+        try:
+            fit(target, len(tokens), options, self.pair.drafter is not None, int(tokens.mask("protected").sum()))
+        except TooLongError as error:
+            if error.room is None or error.room < 1:  # else the answer is shortened
+                raise
