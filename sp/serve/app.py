@@ -24,7 +24,8 @@ from sp.errors import short
 from sp.serve.anthropic.reply import VERSION, model_of, models_of, refusal
 from sp.serve.anthropic.routes import Messages
 from sp.serve.fields import RequestError, as_request_error
-from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
+from sp.serve.guard import Guard, around
+from sp.serve.http import HEADERS, Bodies, Limits, chat_page
 from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
@@ -159,6 +160,7 @@ class Service:
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
     cors: tuple[str, ...] = ()  # origins whose web pages may use the server; `"*"` for all
+    guard: Guard | None = None  # whom it answers; what stands behind a door has none of its own
 
     @cached_property
     def bodies(self) -> Bodies:
@@ -201,7 +203,9 @@ class Service:
             Route("/metrics", self.show_metrics),
         ]
         errors = {HTTPException: _http_error}
-        return Starlette(routes=routes, middleware=around(self.cors), lifespan=lifespan, exception_handlers=errors)
+        return Starlette(
+            routes=routes, middleware=around(self.cors, self.guard), lifespan=lifespan, exception_handlers=errors
+        )
 
     def close(self) -> None:
         """Take no more requests; the one at work goes on."""

@@ -20,13 +20,12 @@ from typing import Any, Protocol
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sp.errors import ConfigError, plain, short
 from sp.page.markup import Html, asset, page, tag
+from sp.serve.connections import Impatient, Troubles
 from sp.serve.fields import RequestError
 
 AT_ONCE = 16  # bodies of the largest size that may be in hand at once
@@ -130,14 +129,6 @@ class AccessLog:
             await self._app(scope, receive, tell)
         finally:
             log.info(line(scope, status, time.perf_counter() - start, own.decode()))
-
-
-def around(cors: Sequence[str]) -> list[Middleware]:
-    """What stands round an application: ids, lines of log, and CORS headers for origins from `origins_of`."""
-    found = [Middleware(AccessLog)]
-    if cors:
-        found.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
-    return found
 
 
 def line(scope: MutableMapping[str, Any], status: int, seconds: float, own: str) -> str:
@@ -268,6 +259,8 @@ SWITCH_SECONDS = 0.0005
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; ConfigError if the address cannot be had."""
+    if not host.strip():
+        raise ConfigError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol by its name: without it asyncio leaves Nagle's algorithm on, which holds tokens back for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -298,7 +291,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Served, grace: int = 30) -> None:
         self.service = service
         config = uvicorn.Config(
-            service.app(), http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
+            service.app(), http=Impatient, ws="none", loop="asyncio", lifespan="on", log_level="warning",
             access_log=False, server_header=False, timeout_keep_alive=30, timeout_graceful_shutdown=grace,
         )  # fmt: skip
         super().__init__(config)
@@ -316,8 +309,12 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what was loaded stays: to look through it again takes 50 ms of some request
         try:
-            asyncio.run(self.serve([listener]))
+            asyncio.run(self._serve_on(listener))
         finally:
             gc.unfreeze()
             sys.setswitchinterval(before)
             listener.close()
+
+    async def _serve_on(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().set_exception_handler(Troubles())
+        await self.serve([listener])
