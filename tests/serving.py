@@ -34,6 +34,7 @@ class Running:
     url: str
     port: int
     worker: Worker
+    server: Server
 
 
 def document(key: str, value: int, repeats: int = 2) -> str:
@@ -95,7 +96,7 @@ def serving(
         assert thread.is_alive()
         time.sleep(0.005)
     try:
-        yield Running(f"http://127.0.0.1:{port}", port, worker)
+        yield Running(f"http://127.0.0.1:{port}", port, worker, server)
     finally:
         server.should_exit = True
         thread.join(20)

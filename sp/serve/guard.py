@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import socket
@@ -13,12 +14,13 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sp.errors import ConfigError, plain, short
 from sp.serve.anthropic.reply import refusal
 from sp.serve.fields import RequestError
 from sp.serve.http import EXPOSED, AccessLog
+from sp.serve.worker import stopping
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 KEY = re.compile(r"[!-~]{8,512}")
@@ -71,6 +73,32 @@ def _name_in(host: str) -> str | None:
         return None
 
 
+class Ending:
+    """ASGI middleware that ends what is at work when the server does, as it is cancelled, without a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        begun = False
+
+        async def told(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if begun:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                await refusal(stopping(), scope["path"])(scope, receive, send)
+
+
 class OfThisHost:
     """ASGI middleware that refuses requests for other hosts; those without the header come from no browser."""
 
@@ -106,7 +134,7 @@ def around(cors: Sequence[str], guard: Guard | None) -> list[Middleware]:
     """What stands round an application: ids, lines of log, whom it answers, and CORS headers for origins from
     `origins_of`. Browsers ask without a key what they may send, so that is looked at last.
     """
-    found = [Middleware(AccessLog)]
+    found = [Middleware(AccessLog), Middleware(Ending)]
     if guard is not None:
         found.append(Middleware(OfThisHost, guard))
     if cors:

@@ -299,6 +299,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT or SIGTERM; a second one ends without grace. Not raised again at the end: it was obeyed."""
         self.service.close()
+        if (left := len(self.server_state.tasks)) and not self.should_exit:
+            said = f"{left} request{'s' * (left > 1)} may take {self.config.timeout_graceful_shutdown} s to end"
+            print(f"sp: stopping; {said}; once more (Ctrl-C) ends at once", file=sys.stderr, flush=True)
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -318,3 +321,5 @@ class Server(uvicorn.Server):
     async def _serve_on(self, listener: socket.socket) -> None:
         asyncio.get_running_loop().set_exception_handler(Troubles())
         await self.serve([listener])
+        if self.force_exit:  # which leaves this out
+            await self.lifespan.shutdown()

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from sp.serve.fields import RequestError
 from sp.serve.http import Limits
 from sp.serve.text import Ended, Piece
-from sp.serve.worker import Done, Event, Failed, Reading, Ticket, Worker, Writer
+from sp.serve.worker import Done, Event, Failed, Reading, Ticket, Worker, Writer, stopping
 
 COMMENT = b": reading\n\n"  # which readers of events skip
 ACCEPT_SECONDS = 0.25  # after which the headers of a stream go out; programs wait half a second for its first byte
@@ -115,7 +115,7 @@ class EventStream(Response):
     def __init__(self, answer: Answer, first: Event | None, reply: Writer, limits: Limits) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._answer, self._limits = answer, limits
+        self._answer, self._limits, self._reply = answer, limits, reply
         self._chunks = _chunks(answer, first, reply, limits.silent_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,6 +127,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientDisconnect, TimeoutError):
             pass
+        except asyncio.CancelledError:  # the server ends
+            await send({"type": "http.response.body", "body": self._reply.failed(stopping()), "more_body": False})
         finally:
             self._answer.leave()
 
