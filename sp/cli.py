@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,9 @@ def warnings_as_lines() -> Iterator[None]:
 
 def main() -> None:
     """Entry point of the `sp` command."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that is no UTF-8, or names of files that are none
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         call(sys.argv[1:])
     except SpError as error:

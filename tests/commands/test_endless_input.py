@@ -1,4 +1,4 @@
-"""What has no end, or no beginning, is told in a line and at once: devices, pipes without a writer, texts of gigabytes."""
+"""What has no end, or no beginning, is told in a line and at once: devices, pipes without a writer, huge texts."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def discriminates(
     ] = "top_chunks",
     device: OnDevice = "auto",
     devices: Devices = "",
-    seed: Annotated[int, opt(help="Of the examples and of the random control.")] = 0,
+    seed: Annotated[int, opt(least=0, help="Of the examples and of the random control.")] = 0,
     out: Annotated[
         Path | None, opt(help="Rows as sp sweep writes them; what is there already is not run again.")
     ] = None,

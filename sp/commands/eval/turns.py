@@ -32,7 +32,7 @@ def turns(
         tuple[Tokens, ...], opt("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
     ] = (16384,),
     number: Annotated[
-        int, opt("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
+        int, opt("--turns", least=0, help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
     ] = 0,
     n: Annotated[int, opt("-n", "--n", least=1, help="Transcripts a length.")] = 4,
     ways: Annotated[str, opt("--ways", help="How the pair goes through turns, comma-separated; all if left out.")] = "",
