@@ -125,6 +125,7 @@ def call(argv: Sequence[str]) -> None:
     command = command_of(words)
     if {"-h", "--help"} & {*rest}:
         return print(command.help)
+    from sp.commands.lost_pages import lost_pages_told
     from sp.kernels import device_errors
     from sp.plugins import find_plugin, load_installed
 
@@ -134,7 +135,8 @@ def call(argv: Sequence[str]) -> None:
             print(f"sp: left out: {failed}", file=sys.stderr)
         for text in found["plugin"] or ():
             find_plugin(text).load()
-        command.call(found)
+        with lost_pages_told():
+            command.call(found)
 
 
 @contextmanager

@@ -294,8 +294,6 @@ def bench_turn(
     for name in policies:
         if name not in POLICIES:
             raise unknown_name("policy", name, POLICIES)
-    if not policies:
-        raise ConfigError(f"--policies needs at least one of {', '.join(POLICIES)}")
     settings = settings_of((keep_ratio,), scorer, selector, sparse, replace(run, max_new_tokens=new))
     if len(settings) > 1:
         raise ConfigError("give one --scorer and one --sparse; a policy is timed in one way")
