@@ -128,8 +128,12 @@ class MessageReply:
         return {**self._head, "content": blocks, **_why(end), "usage": usage_of(done.usage, self._asked)}
 
     def begin(self) -> bytes:
-        """The message without its content."""
-        return self._started()
+        """The message without its content, before everything else; what was read is known at its end."""
+        if self._begun:
+            return b""
+        self._begun = True
+        nothing: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(USED, 0)}
+        return named("message_start", message={**self._head, "content": [], **nothing})
 
     def progress(self, read: Reading) -> bytes:
         """An event of a name that clients do not know, and pass over."""
@@ -171,12 +175,8 @@ class MessageReply:
         return self._asked.translated(error)
 
     def _started(self) -> bytes:
-        """Before everything else the message without its content; what was read is known at its end."""
-        if self._begun:
-            return b""
-        self._begun = True
-        nothing: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(USED, 0)}
-        return named("message_start", message={**self._head, "content": [], **nothing}) + self.ping
+        """The begin where it was not told yet, with a ping as Anthropic has one."""
+        return begun + self.ping if (begun := self.begin()) else b""
 
     def _delta(self, kind: str, **value: str) -> bytes:
         return named("content_block_delta", index=self._index, delta={"type": kind, **value})
