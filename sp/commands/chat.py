@@ -72,7 +72,9 @@ class Session:
             part = text.push(token)
             return tell(part.reasoning, part.content)
 
+        self.talk.pipeline.check_files()
         result = self.talk.answer(prompt, on_token, reporter=reporter)
+        self.talk.pipeline.check_files()  # or the answer may be of other weights
         rest, answer = text.finish(), result.answer
         tell(rest.reasoning, rest.content)
         self.turns += [said, Turn("assistant", answer.text, answer.reasoning)]

@@ -16,10 +16,7 @@ from sp.session import RunOptions
 from sp.session.decision import FRAME, Pair, fit
 
 PART = 1 << 16  # characters that are counted at once
-LONG = 8
-"""Bytes for each token, of which a text has fewer that is no mere white space or the like: what has more for each token
-that could be read is counted first. Text of people has two to five.
-"""
+SAMPLES, SAMPLE = 8, 1 << 12  # places of a text, and characters at each, by which its tokens are guessed
 SLACK = 1.1  # a text that is cut anywhere has a few more tokens than the whole
 
 
@@ -32,14 +29,24 @@ def most_tokens(pair: Pair, options: RunOptions) -> float:
 
 def check_length(pair: Pair, prompt: Prompt, options: RunOptions) -> None:
     """TooLongError for a prompt of more tokens than could be read, before all of them are made: a text of 14 MB takes a
-    core for many seconds. What is only somewhat too long is left to `fit`, which needs them all.
+    core for many seconds. They are counted up to there where a few samples say that there are more; what is only
+    somewhat too long is left to `fit`, which needs them all.
     """
-    most, size = most_tokens(pair, options), len(prompt.text)
-    if size > LONG * most and (count := counted(pair.target.tokenizer, prompt.text, SLACK * most)) > SLACK * most:
+    most, text, tokenizer = most_tokens(pair, options), prompt.text, pair.target.tokenizer
+    if len(text) <= SLACK * most or guessed(tokenizer, text) <= SLACK * most:
+        return
+    if (count := counted(tokenizer, text, SLACK * most)) > SLACK * most:
         raise TooLongError(
             f"the prompt has over {int(count / SLACK)} tokens, but {pair.target.path.name} reads at most {int(most)} "
             "with these options; shorten it"
         )
+
+
+def guessed(tokenizer: Tokenizer, text: str) -> float:
+    """About how many tokens a text has, by samples of it."""
+    step = max(len(text) // SAMPLES, SAMPLE)
+    samples = [text[start : start + SAMPLE] for start in range(0, len(text), step)]
+    return sum(len(tokenizer.encode(each)) for each in samples) * len(text) / sum(map(len, samples))
 
 
 def counted(tokenizer: Tokenizer, text: str, enough: float) -> int:

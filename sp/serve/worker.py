@@ -324,6 +324,7 @@ class Worker:
         start = time.perf_counter()
         job, target = ticket.job, self.pipeline.target
         ticket.check()
+        self.pipeline.check_files()
         prompt, asked = to_prompt(job, target.template, target.tokenizer)
         check_length(self.pipeline, prompt, job.options)
         apart = self._sessions.refusal(prompt, job)
@@ -336,6 +337,7 @@ class Worker:
             told.generated += len(answer.tokens)
             told.reasoning += speaker.text.reasoning_tokens
         assert result is not None, "a request wants one answer at least"
+        self.pipeline.check_files()  # or the answer may be of other weights
         self._count(result, told)
         used = usage(result, told, job.options)
         if job.ignored:

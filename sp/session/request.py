@@ -63,7 +63,6 @@ def answer(
     by_head: bool = False,
 ) -> Done:
     """Answer a prompt, of which a `memory` may hold the beginning; other parameters and errors as of `Pipeline.run`."""
-    pipeline.check_files()
     start, trace, scored, waiting, turn = time.perf_counter(), Trace(), None, None, None
     if memory is None and pipeline.drafts_ahead(options):
         tokenised, settled, scored = _score_ahead(pipeline, prompt, options, trace, full, reporter, by_head)
@@ -108,7 +107,6 @@ def answer(
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
         alone = Stage("tokenise", text.tokens, text.seconds + text.beside)
         whole = read(pipeline, tokenised, everything, options, Trace(stages=[alone]), reporter, "full prefill")
-    pipeline.check_files()  # or the answer may be of other weights
     return Done(tokenised, settled, found, whole, scored, scores, selection, turn)
 
 
