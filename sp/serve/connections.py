@@ -8,17 +8,17 @@ import logging
 import time
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http import h11_impl
 
 log = logging.getLogger("sp.serve")
 
+IDLE: Any = h11_impl.h11.IDLE  # type: ignore[attr-defined]  # of what uvicorn speaks with
 HEADER_SECONDS = 10.0  # in which the headers of a request must be here, from their first byte or the connection on
 TOLD_SECONDS = 60.0  # between two lines that say the same
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # for which accept() fails
 
 
-class Impatient(H11Protocol):
+class Impatient(h11_impl.H11Protocol):
     """uvicorn's own, whose patience with headers ends."""
 
     _waiting: asyncio.TimerHandle | None = None
@@ -37,7 +37,7 @@ class Impatient(H11Protocol):
 
     def _wait(self) -> None:
         """Begin to wait for headers, or go on; or stop, as they are here."""
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not IDLE:
             self._stop()
         elif self._waiting is None:
             self._waiting = self.loop.call_later(HEADER_SECONDS, self._late)
