@@ -21,11 +21,11 @@ from sp.gguf import ChatTemplate
 from sp.serve.app import Spoken
 from sp.serve.fields import as_request_error
 from sp.serve.grammars import Grammars
+from sp.serve.lanes import lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.responses.request import Asked
-from sp.serve.worker import lane_of
 from sp.session import Pipeline
 
 FILL = "The grass is green. " * 150

@@ -13,7 +13,7 @@ from sp.chat.calls import MOST_DEPTH, shallow
 from sp.config import Field, Option, fields_of
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.base import COLDEST
-from sp.errors import DeviceError, SpError, TooLongError, plain
+from sp.errors import ChangedError, DeviceError, SpError, TooLongError, plain
 from sp.ops.sampling.biased import Penalties
 
 LONGEST_MESSAGE = 300
@@ -54,6 +54,8 @@ def as_request_error(error: Exception) -> RequestError:
             message = message.replace(option, field)
         if isinstance(error, DeviceError):
             return RequestError(message, status=503, code="device_error")
+        if isinstance(error, ChangedError):
+            return RequestError(message, status=503, code="model_changed")
         return RequestError(message, code=TOO_LONG) if isinstance(error, TooLongError) else RequestError(message)
     if isinstance(error, MemoryError):
         advice = "send a shorter prompt, or one with a lower sp.keep_ratio"

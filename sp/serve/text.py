@@ -62,6 +62,7 @@ class ReplyText:
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self.decoded = 0  # characters of all text so far, those of thinking and calls among them
 
     @property
     def thinking(self) -> bool:
@@ -88,19 +89,19 @@ class ReplyText:
         raw = self._bytes.push(token)
         if token in self._tokenizer.special_ids and self._tokenizer.token_text(token) not in self._marks:
             return Part()
-        before = self._splitter.thinking
-        split = self._splitter.push(self._decoder.decode(raw))
+        before, text = self._splitter.thinking, self._decoder.decode(raw)
+        self.decoded += len(text)
+        split = self._splitter.push(text)
         self.reasoning_tokens += before or self._splitter.thinking
         said = self._calls.push(split.content)
         return self._part(self._thought(split.reasoning), said.text, said.calls)
 
     def finish(self) -> Part:
-        """What was held back."""
-        last, open_end = self._splitter.push(self._decoder.decode(b"", final=True)), self._splitter.thinking
-        end = self._splitter.finish()
-        thought = self._thought(last.reasoning) + self._thoughts.push(end.reasoning)
+        """What was held back, but for a character of which an answer that was cut has only a part."""
+        open_end, end = self._splitter.thinking, self._splitter.finish()
+        thought = self._thoughts.push(end.reasoning)
         kept = self._thoughts.finish() if open_end else Said(self._thoughts.close())
-        said, rest = self._calls.push(last.content + end.content), self._calls.finish()
+        said, rest = self._calls.push(end.content), self._calls.finish()
         part = self._part(thought + kept.text, said.text + rest.text, kept.calls + said.calls + rest.calls)
         held, self._held = self._held, ""
         return part._replace(content=part.content + held)
@@ -143,18 +144,21 @@ LOWEST = -9999.0  # in place of minus infinity, which JSON has no word for
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones."""
+    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones. `start`:
+    where in the text it begins, or the character does of which it is a part.
+    """
 
     raw: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
+    start: int = 0
 
     @classmethod
-    def of(cls, choice: Choice, tokenizer: Tokenizer) -> TokenLogprob:
+    def of(cls, choice: Choice, tokenizer: Tokenizer, start: int = 0) -> TokenLogprob:
         """What was chosen, in a vocabulary; a padded head has tokens that are in none."""
         top = zip(choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         named = ((tokenizer.token_bytes(each), _finite(value)) for each, value in top if each < tokenizer.vocab_size)
-        return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named))
+        return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named), start)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -167,16 +171,13 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": told, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The same of a text completion, whose token first told stands at character `offset` of the text.
+def completion_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The same of a text completion.
 
-    >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),))], 10)
-    {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [10, 12]}
+    >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),), 2)])
+    {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [0, 2]}
     """
-    texts, offsets = [_text(each.raw) for each in tokens], list[int]()
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    texts, offsets = [_text(each.raw) for each in tokens], [each.start for each in tokens]
     top = [{_text(raw): value for raw, value in each.top} for each in tokens]
     values = [each.logprob for each in tokens]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
@@ -261,12 +262,12 @@ class Speaker:
 
     def hear(self, token: int) -> bool:
         """One more token; whether it is the last."""
-        thinking = self.text.thinking
+        thinking, start = self.text.thinking, self.text.decoded
         part = self.text.push(token)
         if self._wanted is not None:
             choice = self._chosen.popleft()
             if not (thinking or self.text.thinking):
-                self._told.append(TokenLogprob.of(choice, self._tokenizer))
+                self._told.append(TokenLogprob.of(choice, self._tokenizer, start))
         self._emit(part)
         return self.text.stopped
 

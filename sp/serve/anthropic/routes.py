@@ -16,10 +16,11 @@ from sp.serve.anthropic.reply import PATH, MessageReply, refusal
 from sp.serve.anthropic.request import Asked, job_of
 from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import Bodies
+from sp.serve.lanes import Lane, lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, parse_json
-from sp.serve.worker import Lane, Worker, lane_of
+from sp.serve.worker import Worker
 
 log = logging.getLogger("sp.serve")
 
