@@ -181,6 +181,11 @@ class Compressor:
             return SCORERS.name_of(self.options.scorer)
         return drafter.path.name
 
+    @property
+    def device(self) -> str:
+        """Where the drafter is."""
+        return self.pipeline.target.model.device
+
     def compress(self, text: str, question: str = "", *, keep_ratio: float | None = None) -> Compressed:
         """Shorten a document for a question; without one, for what its last paragraph asks.
 
