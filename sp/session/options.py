@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
-from sp.errors import ConfigError
+from sp.errors import ConfigError, names_keywords
 from sp.models import AskedScaling, Gaps, ModelConfig
 from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
@@ -29,6 +30,7 @@ BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "
 MathName = Literal["auto", "bf16", "fp8", "int8"]
 
 
+@names_keywords
 @dataclass(frozen=True)
 class ModelOptions:
     """Which models there are, and what is asked of them.
@@ -59,6 +61,7 @@ class ModelOptions:
     drafter_math: MathName = "bf16"
 
 
+@names_keywords
 @dataclass(frozen=True)
 class PlaceOptions:
     """Where models run.
@@ -86,6 +89,7 @@ class PlaceOptions:
     break_even: Path | None = None
 
 
+@names_keywords
 @dataclass(frozen=True)
 class RunOptions:
     """How a prompt is compressed and answered.
@@ -197,9 +201,18 @@ class RunOptions:
         return rotates(self.kv, self.rotate)
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def takes_options(method: Method) -> Method:
+    """`names_keywords` for what takes a `RunOptions`, and gets its fields by mistake."""
+    return names_keywords(method, [one.name for one in fields(RunOptions)])
+
+
 Recall = Literal["auto", "append", "rewind", "off"]
 
 
+@names_keywords
 @dataclass(frozen=True)
 class ConversationOptions:
     """How the turns of a conversation share what was read before.
