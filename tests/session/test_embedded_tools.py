@@ -50,7 +50,8 @@ def test_tools_calls_and_results_are_shown(pair: Pipeline) -> None:
         "<|im_start|>user\nWhich?<|im_end|>\n<|im_start|>assistant\nI look."
         '\n<tool_call>\n{"name": "look", "arguments": {"at": "a.py"}}\n</tool_call>'
         '\n<tool_call>\n{"name": "look", "arguments": {"at": "b.py"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\nx = 1\n</tool_response>\n<tool_response>\ny = 2\n</tool_response><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nx = 1\n</tool_response>"
+        "\n<tool_response>\ny = 2\n</tool_response><|im_end|>\n"
         "<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert pair.target.template is not None
