@@ -12,8 +12,6 @@ from sp.chat.turn import Call
 from sp.errors import PromptError
 from sp.gguf import ChatTemplate, Tokenizer
 
-SHAPE = "send {'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}"
-
 
 def calling_of(template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None) -> Calling | None:
     """How a model with this template calls tools; None without tools, and where its way to call them is not known.
@@ -23,7 +21,7 @@ def calling_of(template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]]
     for index, tool in enumerate(tools or ()):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise PromptError(f"tools[{index}] is no function; {SHAPE}")
+            raise PromptError(f"tools[{index}] is no function with a name; describe it as OpenAI's clients do")
     style = None if template is None or not tools else call_style_of(template)
     return None if style is None else Calling(style, tools or ())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ TEXT = "The sky is blue. The grass is green. The special magic number for quiet-
 QUESTION = "What is the special magic number for quiet-lantern?"
 CHAT = [{"role": "user", "content": [{"type": "text", "text": text} for text in (TEXT, QUESTION)]}]
 SHORT = sp.RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=6)
-LONG = replace(SHORT, max_new_tokens=4000)
+ENDLESS, LONG = "The sky is blue.", sp.RunOptions(max_new_tokens=1000)  # an answer that ends nowhere before
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
@@ -73,13 +72,13 @@ def test_a_stream_says_what_a_run_answers(prompt: Any) -> None:
 
 
 def test_a_loop_that_is_left_ends_the_answer() -> None:
-    stream = pair().stream(CHAT, LONG)
+    stream = pair().stream(ENDLESS, LONG)
     for piece in stream:  # noqa: B007
         break
     assert not workers()  # it has been waited for
-    assert 0 < len(stream.result.answer.tokens) < 100
+    assert 0 < len(stream.result.answer.tokens) < 500
     assert stream.result.answer.text.startswith(piece)
-    with pair().stream(CHAT, LONG) as other:
+    with pair().stream(ENDLESS, LONG) as other:
         next(other)
     assert not workers()
     assert pair().run(CHAT, SHORT).answer.tokens
@@ -185,7 +184,7 @@ def test_a_cancelled_task_ends_the_work() -> None:
     async def main(cut: str) -> None:
         begun, loop = asyncio.Event(), asyncio.get_running_loop()
         progress = (lambda *_: loop.call_soon_threadsafe(begun.set)) if cut == "prompt" else None
-        stream = pair().astream(CHAT, LONG, progress=progress)
+        stream = pair().astream(ENDLESS, LONG, progress=progress)
         task = asyncio.create_task(read(stream, begun))
         await begun.wait()
         task.cancel()
@@ -195,7 +194,7 @@ def test_a_cancelled_task_ends_the_work() -> None:
         assert not workers()
 
     async def left() -> int:
-        stream = pair().astream(CHAT, LONG)
+        stream = pair().astream(ENDLESS, LONG)
         async for _ in stream:
             break
         await stream.aclose()
@@ -203,7 +202,7 @@ def test_a_cancelled_task_ends_the_work() -> None:
 
     for cut in ("prompt", "answer"):
         asyncio.run(main(cut))
-    assert 0 < asyncio.run(left()) < 200
+    assert 0 < asyncio.run(left()) < 500
     assert pair().run(CHAT, SHORT).answer.tokens
 
 
@@ -226,7 +225,7 @@ def test_calls_are_no_text() -> None:
     assert "".join([*(said.push(int(token)) for token in tokenizer.encode(text).ids), said.finish()]) == "I look."
     assert read_calls(text, calling) == ("I look.", (Call("look", {"at": "日"}),))
     assert read_calls(text, None) == (text, ())
-    with pytest.raises(PromptError, match=r"tools\[0\] is no function; send"):
+    with pytest.raises(PromptError, match=r"tools\[0\] is no function with a name"):
         pair().run(CHAT, tools=[{"name": "look"}])
     with pytest.raises(PromptError, match="give messages with them, or leave tools out"):
         pair().run("a text", tools=[LOOK])
