@@ -34,8 +34,8 @@ def read_calls(text: str, calling: Calling | None) -> tuple[str, tuple[Call, ...
 
 
 class AnswerText:
-    """Feeds on tokens and hands out text as soon as it is certain; all of it is what `Answer.text` says. `thinks`: how
-    the model marks its thinking; `calling`: how it calls tools.
+    """Feeds on tokens and hands out text as soon as it is certain; all of it is what `Answer.text` says, but for the
+    mark there of a character that was cut. `thinks`: how the model marks its thinking; `calling`: how it calls tools.
     """
 
     def __init__(self, tokenizer: Tokenizer, thinks: Thinks | None = None, calling: Calling | None = None) -> None:
@@ -49,9 +49,8 @@ class AnswerText:
         return self._calls.push(self._within(content)).text
 
     def finish(self) -> str:
-        """What was held back."""
-        content = self._splitter.push(self._characters.decode(b"", final=True)).content
-        said = self._calls.push(self._within(content + self._splitter.finish().content))
+        """What was held back, but for a character of which an answer that was cut has only a part."""
+        said = self._calls.push(self._within(self._splitter.finish().content))
         return said.text + self._calls.finish().text
 
     def _within(self, content: str) -> str:

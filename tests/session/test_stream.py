@@ -218,6 +218,14 @@ def test_pieces_are_whole_characters_and_together_the_answer(text: str) -> None:
     assert "\ufffd" not in "".join(pieces)
 
 
+def test_no_piece_has_half_a_character() -> None:
+    tokenizer = pair().target.tokenizer
+    *ids, last = tokenizer.encode("so 🎉").ids.tolist()
+    assert tokenizer.token_text(last) == "\ufffd"
+    said = AnswerText(tokenizer)
+    assert "".join([*(said.push(token) for token in ids), said.finish()]) == "so"
+
+
 def test_calls_are_no_text() -> None:
     tokenizer, calling = pair().target.tokenizer, calling_of(pair().target.template, [LOOK])
     text = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "日"}}\n</tool_call>'
