@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
@@ -21,6 +21,24 @@ from sp.session.device_memory import Size, Where
 
 if TYPE_CHECKING:
     from sp.session.loaded import Loaded
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+
+    class Written(Generic[T]):
+        """A field that may be given by name: what type checkers let it be set to, and what it is then."""
+
+        def __get__(self, instance: object, owner: object) -> T: ...
+        def __set__(self, instance: object, value: T | str) -> None: ...
+
+else:
+
+    class Written:
+        """The type itself, for whoever looks at fields."""
+
+        def __class_getitem__(cls, kind):
+            return kind
+
 
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
@@ -152,20 +170,20 @@ class RunOptions:
     group: ClassVar[str] = "Reading"
 
     keep_ratio: float = 0.05
-    scorer: Scorer = "auto"  # type: ignore[assignment]  # a name until it is read
-    selector: Selector = "top_chunks"  # type: ignore[assignment]
+    scorer: Written[Scorer] = "auto"  # type: ignore[assignment]  # a name until it is read
+    selector: Written[Selector] = "top_chunks"  # type: ignore[assignment]
     compress: Compress = "auto"
-    threshold: Annotated[Tokens, Option(least=0)] = 0
+    threshold: Annotated[Written[Tokens], Option(least=0)] = 0  # type: ignore[assignment]
     positions: Annotated[Positions, Option(fixed=True)] = "original"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: Annotated[KVType, Option(fixed=True)] = USUAL
+    kv: Annotated[Written[KVType], Option(fixed=True)] = USUAL  # type: ignore[assignment]
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
     target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
-    decode: Decoder = "greedy"  # type: ignore[assignment]
-    max_new_tokens: Annotated[Tokens, Option(least=1)] = 64
+    decode: Written[Decoder] = "greedy"  # type: ignore[assignment]
+    max_new_tokens: Annotated[Written[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
     seed: int = 0
 
     def __post_init__(self) -> None:
