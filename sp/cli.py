@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from sp import __version__
 from sp.errors import SpError, SpWarning, UsageError, known_names, short
 
 if TYPE_CHECKING:
-    from sp.commands.line import Command
+    from sp.commands.shell.line import Command
 
 HEAD = "Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads."
 COMMANDS: Mapping[str, str] = {
@@ -72,7 +73,7 @@ INTERRUPTED = 130
 @cache
 def command_of(words: str) -> Command:
     """The command called by its words, as in ``bench ttft``."""
-    from sp.commands.line import Command
+    from sp.commands.shell.line import Command
 
     module, _, name = COMMANDS[words].partition(":")
     return Command(f"sp {words}", getattr(import_module(f"sp.commands.{module}"), name))
@@ -126,6 +127,7 @@ def call(argv: Sequence[str]) -> None:
     command = command_of(words)
     if {"-h", "--help"} & {*rest}:
         return print(command.help)
+    from sp.commands.shell.lost_pages import lost_pages_told
     from sp.kernels import device_errors
     from sp.plugins import find_plugin, load_installed
 
@@ -135,7 +137,8 @@ def call(argv: Sequence[str]) -> None:
             print(f"sp: left out: {failed}", file=sys.stderr)
         for text in found["plugin"] or ():
             find_plugin(text).load()
-        command.call(found)
+        with lost_pages_told():
+            command.call(found)
 
 
 @contextmanager
@@ -156,6 +159,9 @@ def warnings_as_lines() -> Iterator[None]:
 
 def main() -> None:
     """Entry point of the `sp` command."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that is no UTF-8, or names of files that are none
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         call(sys.argv[1:])
     except SpError as error:

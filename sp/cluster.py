@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
+import signal
 import socket
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError, plain, short
@@ -37,6 +43,7 @@ class Cluster:
     ray: Any
     alone: bool  # whether the cluster is this machine, which nobody else can reach
     opened: bool  # whether `close` ends the connection; one that was found open stays so
+    heir: subprocess.Popen[bytes] | None = None  # ends what is left if this process is killed
 
     def free(self, kind: str, wanted: int = 1) -> int:
         """How many whole ``"GPU"`` or ``"CPU"`` nobody holds; what has just ended gives back its own a little later."""
@@ -56,6 +63,10 @@ class Cluster:
         """End the connection, and the cluster with it if it is this machine alone."""
         if self.opened:
             self.ray.shutdown()
+        if self.heir is not None:
+            self.heir.kill()
+            self.heir.wait()
+            self.heir.stdin.close()  # type: ignore[union-attr]
 
 
 def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
@@ -78,6 +89,7 @@ def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
         return Cluster(ray, alone=ray.util.get_node_ip_address() == LOOPBACK, opened=False)
     if given is None:
         import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
+    heir = _heir() if given is None else None
     own = {"num_cpus": max(workers, os.cpu_count() or 1), "object_store_memory": OBJECT_STORE}
     try:
         ray.init(
@@ -85,6 +97,8 @@ def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
             logging_level="FATAL", **({} if given else own),
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if heir is not None:
+            heir.kill()
         told = plain(str(error).strip().partition("\n")[0])
         if "AuthToken" in f"{error} {error.__cause__}":
             told = "it asks for another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its head"
@@ -93,7 +107,34 @@ def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
     if given is None and not alone:
         ray.shutdown()
         raise ConfigError(f"{asked}: this version of Ray would listen on all networks; start a cluster, give --address")
-    return Cluster(ray, alone, opened=True)
+    return Cluster(ray, alone, opened=True, heir=heir)
+
+
+OWNER = "SP_RAY_OWNER"  # in the environment of all processes of a cluster of our own, whose it is
+LEFT_SECONDS = 5.0  # in which Ray ends most of its own processes where their user was killed
+
+
+def _heir() -> subprocess.Popen[bytes] | None:
+    """A process that outlives this one for some seconds: agents of Ray would wait a minute for a head that is gone.
+    None where processes cannot be looked through.
+    """
+    if not Path("/proc/self/environ").exists():
+        return None
+    owner = os.environ[OWNER] = secrets.token_hex(8)
+    command = (sys.executable, "-c", f"from sp.cluster import end_left; end_left({owner!r})")
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def end_left(owner: str) -> None:
+    """Wait for the end of standard input, which is that of the owner, and end what is left of Ray by then."""
+    sys.stdin.buffer.read()
+    time.sleep(LEFT_SECONDS)
+    mark = f"{OWNER}={owner}".encode()
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            marked = mark in (folder / "environ").read_bytes().split(b"\0")
+            if marked and (folder / "cmdline").read_bytes().startswith(b"ray::"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _check_head(address: str) -> None:

@@ -26,6 +26,9 @@ from sp.values import whole
 
 T = TypeVar("T")
 
+BIGGEST = 1 << 53  # of a number that an option may be; beyond it floats have no place for every whole number
+UNDECODED = re.compile("[\ud800-\udfff]")  # as Python has bytes of arguments that are no UTF-8
+
 MOST_WHOLE = 1 << 1023  # whole numbers below it are within what a float can hold
 
 TOKENS = "tokens"
@@ -47,6 +50,7 @@ class Option:
     most: float | None = None
     argument: bool = False  # on the command line by its place, not by a flag
     fixed: bool = False  # of a server it is as it was started: a request cannot change it
+    empty: bool = False  # of a list: text may say that nothing is in it
     written: bool = True  # text can say it; False for what only Python can
 
     def check(self, value: object, where: str) -> None:
@@ -337,7 +341,7 @@ def from_text(text: str, hint: Any, where: str) -> Any:
         try:
             value: Any = tuple(from_text(part.strip(), item, where) for part in text.split(",") if part.strip())
         except ConfigError as error:
-            if item not in (int, float, Tokens):
+            if (item := option_of(item)[0]) not in (int, float, Tokens):
                 raise
             kinds = "numbers" if item is float else "whole numbers"
             example = "0.05,0.1" if item is float else "512,8k"
@@ -348,7 +352,13 @@ def from_text(text: str, hint: Any, where: str) -> Any:
             value = kind(text)
         except ValueError:
             raise ConfigError(f"{where} must be a {WORDS[kind]}, not {short(repr(text))}") from None
+        if not abs(value) < float("inf"):
+            raise ConfigError(f"{where} must be a finite number, not {short(repr(text))}")
+        if abs(value) > BIGGEST:
+            raise ConfigError(f"{where} must be at most {BIGGEST:,}, not {short(repr(text))}")
     elif kind in (str, Tokens) or get_origin(kind) is Literal or hasattr(kind, "parse"):
+        if kind is str and UNDECODED.search(text):
+            raise ConfigError(f"{where} has bytes that are no UTF-8 text: {short(repr(text))}; write it as such")
         value = check_type(text, kind, where)
     else:
         value = Path(text) if kind is Path else text

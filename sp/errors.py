@@ -27,6 +27,10 @@ class GGUFError(SpError):
     """A GGUF file is truncated, hostile or uses something `sp` does not support."""
 
 
+class ChangedError(GGUFError):
+    """A file was written to while its weights were in use."""
+
+
 class FetchError(SpError):
     """What is known by name could not be fetched: no network, a damaged download, a folder that cannot be written."""
 

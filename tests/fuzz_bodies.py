@@ -8,26 +8,31 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from fuzz_texts import changed_bytes, changed_json
 from outcomes import Outcomes, SlowError
+from tool_templates import PARAMETERS
 
 import sp
 from sp.errors import SpError
+from sp.gguf import ChatTemplate
 from sp.serve.app import Spoken
-from sp.serve.fields import Grammars, as_request_error
+from sp.serve.fields import as_request_error
+from sp.serve.grammars import Grammars
+from sp.serve.lanes import lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.responses.request import Asked
-from sp.serve.worker import lane_of
 from sp.session import Pipeline
 
 FILL = "The grass is green. " * 150
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "integer"}}, "required": ["a"]}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
-LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "description": "Looks."}}
+LOOK: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "description": "Looks."}}
+STRICT = {"type": "function", "function": {**LOOK["function"], "strict": True}}
 CHATS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": f"{FILL}\n\nWhat is green?"}], "max_tokens": 9, "model": "x"},
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [
@@ -38,6 +43,8 @@ CHATS: tuple[dict[str, Any], ...] = (
      "stream_options": {"include_usage": True}, "user": "me", "prompt_cache_key": "k"},
     {"messages": [{"role": "user", "content": "hi"}], "tools": [LOOK], "tool_choice": "auto",
      "parallel_tool_calls": False},
+    {"messages": [{"role": "user", "content": "hi"}], "tools": [LOOK], "tool_choice": "required", "max_tokens": 2},
+    {"messages": [{"role": "user", "content": "hi"}], "tools": [STRICT], "response_format": {"type": "json_object"}},
     {"messages": [{"role": "user", "content": "hi"}], "response_format": {
         "type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
     {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"enable_thinking": False},
@@ -46,7 +53,7 @@ CHATS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 TEXTS: tuple[dict[str, Any], ...] = (
     {"prompt": f"{FILL}\n\nWhat?", "max_tokens": 3, "temperature": 1, "logprobs": 2, "stop": "x", "sp": {"alpha": 0.1}},
-    {"prompt": "é", "echo": False, "best_of": 1, "logit_bias": {}, "suffix": "", "n": 1},
+    {"prompt": "é", "echo": False, "best_of": 1, "logit_bias": {"7": -9}, "repeat_penalty": 2, "suffix": "", "n": 1},
 )
 ITEM = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 RESPONSES: tuple[dict[str, Any], ...] = (
@@ -78,13 +85,13 @@ def read(kind: Spoken, raw: bytes, pair: Pipeline, grammars: Grammars, statuses:
         defaults = Defaults(max_new_tokens=64)
         if kind == "response":
             asked = Asked.of(body, defaults, pair.target.template)
-            job, body = asked.job(defaults, lambda _: None), asked.body
+            job, body = asked.job(defaults, grammars.checked), asked.body
         else:
-            job = parse_request(kind, body, defaults)
-        if job.format is not None:
-            grammars.check(job.format)
+            job = grammars.checked(parse_request(kind, body, defaults))
         lane_of(body, "::1", "")
-        to_prompt(job, pair.target.template, pair.target.tokenizer)
+        prompt, _ = to_prompt(job, pair.target.template, pair.target.tokenizer)
+        if (constraint := grammars.constraint(job, prompt.thinks, lambda: False)) is not None:
+            constraint.allowed()
     except SlowError:
         raise
     except Exception as error:
@@ -98,8 +105,10 @@ def read(kind: Spoken, raw: bytes, pair: Pipeline, grammars: Grammars, statuses:
 
 
 def fuzz(count: int, seed: int, pair: Pipeline) -> tuple[Outcomes, Counter[int]]:
-    """So many mutations of valid bodies; what came of them, and statuses."""
-    outcomes, statuses, grammars = Outcomes(), Counter[int](), Grammars(pair.target.tokenizer)
+    """So many mutations of valid bodies, to a model that calls tools; what came of them, and statuses."""
+    pair = Pipeline(replace(pair.target, template=ChatTemplate(PARAMETERS)), pair.drafter)
+    outcomes, statuses = Outcomes(), Counter[int]()
+    grammars = Grammars(pair.target.tokenizer, pair.target.template)
     for number in range(count):
         rng = random.Random(f"{seed}-{number}")
         kind, body = SEEDS[number % len(SEEDS)]

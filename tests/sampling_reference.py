@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from scipy.stats import chisquare
 
@@ -39,3 +42,17 @@ def agree(tokens: list[int], expected: np.ndarray) -> float:
     if expecting[-1] < 1e-9:
         observed, expecting = observed[:-1], expecting[:-1]
     return 1.0 if len(expecting) < 2 else float(chisquare(observed, expecting).pvalue)
+
+
+def penalised(logits: np.ndarray, given: dict[str, Any], prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+    """Logits (vocab,) under bias and penalties, token by token, as OpenAI and llama.cpp's `repeat` define them."""
+    said, last = [*prompt, *answer], given.get("last", -1)
+    reach, found = said if last < 0 else said[len(said) - min(last, len(said)) :], logits.astype(np.float64)
+    for token in range(len(found)):
+        found[token] += given.get("bias", {}).get(token, 0)
+        if token in reach:
+            repeat = given.get("repeat", 1)
+            found[token] = found[token] / repeat if found[token] > 0 else found[token] * repeat
+        count = list(answer).count(token)
+        found[token] -= given.get("frequency", 0) * count + given.get("presence", 0) * (count > 0)
+    return found

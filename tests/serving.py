@@ -14,6 +14,7 @@ from typing import Any, Literal
 import sp
 from sp.evals.text.filler import filler
 from sp.serve.app import Service
+from sp.serve.guard import Guard
 from sp.serve.http import Limits, Metrics, Server, listen
 from sp.serve.options import Defaults
 from sp.serve.worker import Worker
@@ -33,6 +34,7 @@ class Running:
     url: str
     port: int
     worker: Worker
+    server: Server
 
 
 def document(key: str, value: int, repeats: int = 2) -> str:
@@ -80,11 +82,12 @@ def serving(
     talks: Conversations | None = None,
     options: RunOptions = OPTIONS,
     cors: tuple[str, ...] = (),
+    guard: Guard | None = None,
 ) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue, talks)
     defaults = Defaults(options, answer, pipeline.draft is not None)
-    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20), cors)
+    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20), cors, guard)
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.serve_on, args=[listener])
@@ -93,7 +96,7 @@ def serving(
         assert thread.is_alive()
         time.sleep(0.005)
     try:
-        yield Running(f"http://127.0.0.1:{port}", port, worker)
+        yield Running(f"http://127.0.0.1:{port}", port, worker, server)
     finally:
         server.should_exit = True
         thread.join(20)

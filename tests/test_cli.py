@@ -130,7 +130,7 @@ def test_selectors_run_by_name_and_report_what_they_kept(
     [
         (["--keep-ratio", "0"], "keep_ratio must be above 0"),
         (["--keep-ratio", "1.5"], "at most 1, not 1.5"),
-        (["--keep-ratio", "nan"], "keep_ratio must be"),
+        (["--keep-ratio", "nan"], "--keep-ratio must be a finite number"),
         (["--keep-ratio", "abc"], "--keep-ratio"),
         (["--scorer", "tial"], "did you mean 'tail'"),
         (["--selector", "top_chunk"], "did you mean 'top_chunks'"),
@@ -151,7 +151,7 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--prompt-file", "{folder}/absent.txt", "--question", "Q?"], "No such file"),
         (["--prompt-file", "{folder}", "--question", "Q?"], "cannot read"),
         (["--prompt-file", "{text}"], "question is missing"),
-        (["--prompt-file", "{text}", "--question", " "], "question is missing"),
+        (["--prompt-file", "{text}", "--question", " "], "--question is empty"),
         (["--prompt-file", "{empty}", "--question", "Q?"], "prompt is empty"),
         (["--prompt-file", "{binary}", "--question", "Q?"], "not UTF-8"),
         (["--prompt-file", "{text}", "--question", "Q?", "--needle", "absent"], "needle is not a part"),

@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.chat.calls import Calling, CallSplitter, call_style_of
+from sp.chat.call_splitter import Calling, CallSplitter
+from sp.chat.calls import call_style_of
 from sp.chat.reasoning import Splitter, Thinks
 from sp.chat.turn import Call
 from sp.errors import PromptError
@@ -22,7 +23,7 @@ def calling_of(template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]]
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise PromptError(f"tools[{index}] is no function with a name; describe it as OpenAI's clients do")
-    style = None if template is None or not tools else call_style_of(template)
+    style = None if template is None or not tools else call_style_of(template.for_tools)
     return None if style is None else Calling(style, tools or ())
 
 

@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from sp.chat.reasoning import CALLED, TO_TOOL, overlap
+from sp.chat.reasoning import CALLED, TO_TOOL
 from sp.chat.turn import Call
 from sp.gguf.template import ChatTemplate
 
@@ -80,11 +80,26 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Written:
+    """How a call goes on behind `CallStyle.opening`. `around`: what stands round its arguments, before `CallStyle.end`;
+    `parameter`: round each of them, with a place for its name; empty where they are one object of JSON, or with
+    `braces` of bare keys.
+    """
+
+    around: tuple[str, str] = ("", "")
+    parameter: tuple[str, ...] = ()
+    braces: bool = False
+
+
+@dataclass(frozen=True)
 class CallStyle:
     """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
     `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on
     to the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is
     none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
+    Models leave `begin` out at times: `bare`: how a call of a tool then begins; `bare_end`: how it ends, a part of it,
+    if not by `end`; `bare_first`: only at the begin of an answer, or behind a call, as what text may hold as well.
+    For grammars: `written`: its arguments; `between`: what stands between calls, None where one is all.
     """
 
     name: str
@@ -94,6 +109,16 @@ class CallStyle:
     read: Callable[[str, Tools], tuple[Call, ...] | None]
     opening: Callable[[str | None], str]
     inside: tuple[str, ...] = ()
+    bare: Callable[[str], tuple[str, ...]] = lambda _: ()
+    bare_end: str = ""
+    bare_first: bool = False
+    written: Written = Written()
+    between: str | None = None
+
+    @property
+    def in_header(self) -> bool:
+        """Whether a call is a message of its own, whose header names the tool."""
+        return self.begin.startswith("to=")
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -121,27 +146,24 @@ def call_of(given: Mapping[str, Any]) -> Call | None:
     return Call(name, arguments)
 
 
-def _tagged_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """One object between tags."""
-    given = read_object(text)
-    call = None if given is None else call_of(given)
-    return None if call is None else (call,)
-
-
-def _bare_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """An answer that is nothing but objects, perhaps with semicolons between, each naming one of the tools."""
+def _objects(text: str, tools: Tools) -> tuple[Call, ...] | None:
+    """Nothing but objects, or a list of them, perhaps with signs between."""
     calls, rest = list[Call](), text.strip()
     while rest:
         try:
             given, end = read_first(rest)
         except ValueError:
             return None
-        call = call_of(given) if isinstance(given, dict) else None
-        if call is None or function_of(tools, call.name) is None:
+        found = [call_of(each) if isinstance(each, dict) else None for each in _listed(given)]
+        if not found or None in found:
             return None
-        calls.append(call)
-        rest = rest[end:].lstrip("; \t\r\n")
+        calls += [call for call in found if call is not None]
+        rest = rest[end:].lstrip(";, \t\r\n")
     return tuple(calls) or None
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
 
 
 def _in_channel(text: str, tools: Tools) -> tuple[Call, ...] | None:
@@ -154,29 +176,62 @@ def _in_channel(text: str, tools: Tools) -> tuple[Call, ...] | None:
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]{1,256})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,256})>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))")
-_FUNCTION_END = re.compile(r"\s*</function>\s*\Z")
+_FUNCTION_END = re.compile(r"\s*</function>")
 
 
 def _tagged_parameters(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """A function with its parameters, each between tags as it is; what it is the tool's schema must say."""
-    head = _FUNCTION.match(text)
-    if head is None:
-        return None
-    arguments, at = dict[str, Any](), head.end()
-    while named := _PARAMETER.match(text, at):
-        end = _VALUE_END.search(text, named.end())
-        if end is None:
+    """Functions with their parameters, each between tags as it is; what it is the tool's schema must say."""
+    calls, at = list[Call](), 0
+    while head := _FUNCTION.match(text, at):
+        arguments, at = dict[str, Any](), head.end()
+        while named := _PARAMETER.match(text, at):
+            end = _VALUE_END.search(text, named.end())
+            if end is None:
+                return None
+            arguments[named[1]] = _typed(text[named.end() : end.start()], _types(tools, head[1], named[1]))
+            at = end.end()
+        if not (closed := _FUNCTION_END.match(text, at)):
             return None
-        arguments[named[1]] = _typed(text[named.end() : end.start()], _types(tools, head[1], named[1]))
-        at = end.end()
-    return (Call(head[1], arguments),) if _FUNCTION_END.match(text, at) else None
+        calls.append(Call(head[1], arguments))
+        at = closed.end()
+    return tuple(calls) if calls and not text[at:].strip() else None
 
 
 def _types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
-    """Types that a schema lets a parameter have; none if it does not say."""
-    said: Any = function_of(tools, tool) or {}
-    for key in ("parameters", "properties", parameter):
-        said = said.get(key) if isinstance(said, Mapping) else None
+    """Types that a tool's schema lets a parameter have."""
+    root = (function_of(tools, tool) or {}).get("parameters")
+    return types_of(resolved(within(root, "properties", parameter), root))
+
+
+def within(value: Any, *keys: str) -> Any:
+    """What objects hold, one within the other; None where one does not."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of a schema; empty where it has none."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema, or the part of the whole one that it refers to.
+
+    >>> resolved({"$ref": "#/$defs/a"}, {"$defs": {"a": {"type": "null"}}})
+    {'type': 'null'}
+    """
+    for _ in range(MOST_DEPTH):
+        place = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(place, str) or not place.startswith("#/"):
+            break
+        schema = within(root, *(each.replace("~1", "/").replace("~0", "~") for each in place[2:].split("/")))
+    return schema
+
+
+def types_of(said: Any) -> frozenset[str]:
+    """Types that a schema lets a value have; none if it does not say."""
     found = set[str]()
     if isinstance(said, Mapping):
         either = [option for key in ("anyOf", "oneOf") if isinstance(said.get(key), list) for option in said[key]]
@@ -203,7 +258,9 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]{1,256})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]")
 
 
 def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """A name, and an object behind its mark."""
+    """A name, and an object behind its mark; or, as older models write it, objects in a list."""
+    if text.lstrip().startswith("["):
+        return _objects(text, tools)
     head = _NAMED.match(text)
     arguments = None if head is None else read_object(text[head.end() :] or "{}")
     return None if head is None or arguments is None else (Call(head[1], arguments),)
@@ -252,27 +309,40 @@ CALLS = (
         *("braced", r"<\|tool_call>call:", "<|tool_call>", "<tool_call|>", _braced),
         lambda name: "<|tool_call>call:" + (f"{name}{{" if name else ""),
         (QUOTE,),
+        written=Written(("", "}"), braces=True),
+        between="",
     ),
     CallStyle(
         *("tagged_parameters", r"<tool_call>(\\n|\s)*<function=", "<tool_call>", "</tool_call>", _tagged_parameters),
         lambda name: "<tool_call>\n<function=" + (f"{name}>\n" if name else ""),
+        bare=lambda name: (f"<function={name}>",),
+        bare_end="</function>",
+        written=Written(("", "</function>\n"), ("<parameter={}>\n", "\n</parameter>\n")),
+        between="\n",
     ),
     CallStyle(
-        *("tagged_json", r"<tool_call>(\\n|\s)*\{+\s*\\?[\"']name", "<tool_call>", "</tool_call>", _tagged_json),
+        *("tagged_json", r"<tool_call>(\\n|\s)*\{+\s*\\?[\"']name", "<tool_call>", "</tool_call>", _objects),
         lambda name: '<tool_call>\n{"name": "' + (f'{name}", "arguments":' if name else ""),
+        bare=lambda name: (f'{{"name": "{name}"', f'{{"name":"{name}"'),
+        bare_first=True,
+        written=Written((" ", "}\n")),
+        between="\n",
     ),
     CallStyle(
-        *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _bare_json),
+        *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _objects),
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
+        written=Written((" ", "}")),
     ),
     CallStyle(
         *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
         lambda name: "[TOOL_CALLS]" + (f"{name}[ARGS]" if name else ""),
         ("[CALL_ID]", "[ARGS]"),
+        between="",
     ),
     CallStyle(
         *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
         lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
+        written=Written(("", "</atem:invoke>\n"), ('<atem:parameter name="{}">', "</atem:parameter>\n")),
     ),
     CallStyle(
         *(
@@ -292,128 +362,3 @@ def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
     r"""How a model with this template writes calls; None where that is not known."""
     source = template.source if isinstance(template, ChatTemplate) else template
     return next((style for style in CALLS if re.search(style.sign, source)), None)
-
-
-MOST_TRIES = 64  # times that what was begun as a call may seem to end; after that it is text
-
-
-class Said(NamedTuple):
-    """A part of an answer: text, and the calls behind it."""
-
-    text: str = ""
-    calls: tuple[Call, ...] = ()
-
-
-@dataclass(frozen=True)
-class Calling:
-    """What a model may call, and how it writes that. `single`: the answer ends with its first call; `opening`: what the
-    prompt has begun of a call already.
-    """
-
-    style: CallStyle
-    tools: Tools
-    single: bool = False
-    opening: str = ""
-
-
-class CallSplitter:
-    """Feeds on the text of an answer, hands out text as soon as it is certain, and calls when they are whole. White
-    space before and behind a call is dropped. What begins like a call and is none is text, to the letter. `calling`:
-    None takes everything for text. `done`: no more is wanted, as `Calling.single` has it.
-    """
-
-    def __init__(self, calling: Calling | None) -> None:
-        self.done = False
-        self._calling = calling
-        self._held = ""  # outside a call: text that may begin one
-        self._body: list[str] = []  # of what may be a call
-        self._rest: str | None = None  # text behind a mark, to be looked at next
-        self._inside = self._called = self._text_only = False
-        self._before, self._tries, self._tail = "", 0, ""
-        self._bare = bool(calling and not calling.style.begin)
-        if calling:
-            self.push(calling.opening)
-
-    def push(self, text: str) -> Said:
-        """What is certain after so much more text."""
-        if self._calling is None or self.done:
-            return Said("" if self.done else text)
-        if self._bare:
-            return self._push_bare(text)
-        said, calls = list[str](), list[Call]()
-        while True:
-            found = self._scan(text) if self._inside else self._look(text)
-            said.append(found.text)
-            calls += found.calls
-            if self._rest is None or self.done:
-                return Said("".join(said), tuple(calls))
-            text = self._rest
-
-    def finish(self) -> Said:
-        """What was held back, at the end of the answer; a call may lack its end mark."""
-        if self._calling is None or self.done:
-            return Said()
-        if not self._inside:
-            return Said(self._held)
-        body = "".join(self._body)
-        calls = self._calling.style.read(body, self._calling.tools)
-        if calls:
-            return Said("", calls[:1] if self._calling.single else calls)
-        return Said(self._before + self._calling.style.begin + body)
-
-    def _push_bare(self, text: str) -> Said:
-        """An answer that begins as an object is held until it ends; any other is text."""
-        if self._inside:
-            self._body.append(text)
-            return Said()
-        if self._text_only:
-            return Said(text)
-        self._held += text
-        if self._held.lstrip().startswith("{"):
-            self._inside, self._body, self._held = True, [self._held], ""
-        elif self._held.strip():
-            text, self._held, self._text_only = self._held, "", True
-            return Said(text)
-        return Said()
-
-    def _look(self, text: str) -> Said:
-        """Text up to the begin of a call."""
-        assert self._calling is not None
-        begin, whole = self._calling.style.begin, self._held + text
-        whole = whole.lstrip() if self._called else whole
-        at = whole.find(begin)
-        if at >= 0:
-            said = whole[:at].rstrip()
-            self._before, self._held, self._rest = whole[len(said) : at], "", whole[at + len(begin) :]
-            self._inside, self._body, self._tail, self._tries = True, [], "", 0
-        else:
-            said = whole[: len(whole) - overlap(whole, begin)].rstrip()
-            self._held, self._rest = whole[len(said) :], None
-        self._called &= not said
-        return Said(said)
-
-    def _scan(self, text: str) -> Said:
-        """A call up to its end."""
-        assert self._calling is not None
-        style = self._calling.style
-        mark = style.end or style.begin
-        at = (self._tail + text).find(mark)
-        if at < 0:
-            self._body.append(text)
-            self._tail = (self._tail + text)[-len(mark) + 1 :]
-            self._rest = None
-            return Said()
-        cut = at + len(mark) - len(self._tail)  # of the new text, with which the mark ends
-        body = "".join([*self._body, text[:cut]])
-        calls = style.read(body[: -len(mark)], self._calling.tools)
-        self._rest, self._tries = text[cut:], self._tries + 1
-        if calls:
-            self._rest = self._rest if style.end else mark + self._rest
-            self._inside, self._called, self._body = False, True, []
-            self.done = self._calling.single
-            return Said("", calls[:1] if self._calling.single else calls)
-        self._body, self._tail = [body], ""
-        if self._tries < MOST_TRIES:
-            return Said()
-        self._inside, self._body = False, []
-        return Said(self._before + style.begin + body)

@@ -8,6 +8,7 @@ from typing import Any
 from sp.errors import PromptError
 
 MAX_NAME = 64
+BIGGEST = 1 << 53  # what JSON readers agree on
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN: Mapping[str, tuple[str, ...]] = {
     "assistant": ("reasoning_content", "reasoning", "tool_calls"),
@@ -28,6 +29,8 @@ def shown(value: Any) -> str:
     """A value for an error: numbers and short strings as they are, else the JSON type."""
     if value is None or isinstance(value, bool):
         return {None: "missing", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > BIGGEST:
+        return f"a number of {len(str(abs(value)))} digits"
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):

@@ -152,6 +152,11 @@ class Splitter:
         """Whether what comes next may be answer: neither thinking nor the name of a channel."""
         return self._state not in ("thinking", "header")
 
+    @property
+    def tool(self) -> str:
+        """The tool that what comes next is for; empty for an answer."""
+        return self._tool
+
     def push(self, text: str) -> Split:
         """What is certain after so much more text."""
         self._held += text

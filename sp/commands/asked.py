@@ -12,8 +12,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from sp.commands.line import opt
-from sp.commands.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import opt
+from sp.commands.shell.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
@@ -132,6 +132,37 @@ class RunAsked(RunOptions):
         return RunOptions(**{one.name: getattr(self, one.name) for one in fields(RunOptions)})
 
 
+class FileType(str):
+    """Name of a file type; one that there is not is told before any work."""
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> FileType:
+        """Its name; ConfigError, which says where, for none."""
+        from sp.models.file.file_type import FILE_TYPES
+
+        if text not in FILE_TYPES:
+            raise unknown_name(f"file type of {where}", text, FILE_TYPES)
+        return cls(text)
+
+
+class ShapeName(str):
+    """Name of a shape of random weights, likewise."""
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> ShapeName:
+        """Its name; ConfigError, which says where, for none."""
+        from sp.models.synthetic.shapes import list_shapes
+
+        if text not in list_shapes():
+            raise unknown_name(f"shape of {where}", text, list_shapes())
+        return cls(text)
+
+
+BF16, Q8_0 = FileType("bf16"), FileType("q8_0")
+Share = Annotated[float, Option(least=1e-6, most=1)]
+"""A share of tokens that are kept, above 0."""
+
+
 @dataclass(frozen=True)
 class Synthetic:
     """Random weights in place of models.
@@ -148,10 +179,10 @@ class Synthetic:
 
     group: ClassVar[str] = "Models"
 
-    synthetic_target: str | None = None
-    target_type: str | None = None
-    synthetic_drafter: str | None = None
-    drafter_type: str = "bf16"
+    synthetic_target: ShapeName | None = None
+    target_type: FileType | None = None
+    synthetic_drafter: ShapeName | None = None
+    drafter_type: FileType = BF16
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from sp.commands.asked import OnDevice, compile_kernels
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, check_file, check_folder, print_json, progress_bar
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, check_file, check_folder, print_json, progress_bar
 from sp.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def calibrate(
         int | None,
         opt("-n", "--texts", least=1, most=64, help="Texts of each kind; 1 on the CPU, 4 on a GPU if left out."),
     ] = None,
-    seed: Annotated[int, opt(help="What texts and needles are drawn from.")] = 0,
+    seed: Annotated[int, opt(least=0, help="What texts and needles are drawn from.")] = 0,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:

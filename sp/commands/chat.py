@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from sp.chat import Thinking, Turn
 from sp.commands.asked import RunAsked, open_pair, scorers_of, tell_thinking
-from sp.commands.line import Part, opt
-from sp.commands.terminal import AsJson, as_json_text, check_file, progress_bar, read_text
+from sp.commands.shell.line import Part, opt
+from sp.commands.shell.terminal import AsJson, as_json_text, check_file, progress_bar, read_text
 from sp.errors import ConfigError, PromptError, SpError, printable, unknown_name
 from sp.prompt.prompt import prompt_of
 from sp.serve.text import ReplyText
@@ -72,7 +72,9 @@ class Session:
             part = text.push(token)
             return tell(part.reasoning, part.content)
 
+        self.talk.pipeline.check_files()
         result = self.talk.answer(prompt, on_token, reporter=reporter)
+        self.talk.pipeline.check_files()  # or the answer may be of other weights
         rest, answer = text.finish(), result.answer
         tell(rest.reasoning, rest.content)
         self.turns += [said, Turn("assistant", answer.text, answer.reasoning)]
@@ -310,6 +312,16 @@ def numbers(result: TurnResult, stopped: bool = False) -> str:
     return f"[{', '.join(parts)}{way} tokens; first token after {result.answer.ttft_s:.2f} s{end}]"
 
 
+def check_chats(target: Path) -> None:
+    """PromptError for a target without a chat template, before models are loaded."""
+    from sp.gguf import GGUFFile
+    from sp.gguf.template import chat_template
+
+    with GGUFFile.open(target) as file:
+        if chat_template(file) is None:
+            raise PromptError(f"{file.path.name} has no chat template, so it cannot be told who says what; see sp run")
+
+
 def typed_lines() -> Iterator[str]:
     """Lines of a terminal up to Ctrl-D; Ctrl-C throws a line away. What asks for them goes where answers do not."""
     with suppress(ModuleNotFoundError):
@@ -368,13 +380,14 @@ def chat(
       sp chat --load book.txt --picture talk.png < questions.txt
       sp chat --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --json < questions.txt
     """
-    from sp.session import Conversation
+    from sp.session import Conversation, embedded
 
     for path, option in ((out, "--out"), (picture, "--picture")):
         check_file(path, option)
     if picture is not None and picture.suffix != ".png":
         raise ConfigError(f"--picture draws a PNG, so {picture} must end in .png")
     texts = [(path, read_text(path, "--load")) for path in load or []]
+    check_chats(models.target or embedded("target"))
     pipeline = open_pair(models, place, scorers_of(asked))
     tell_thinking(thinking, pipeline.target)
     session = Session(Conversation(pipeline, asked.options, memory), system, thinking, tuple(needle or ()))

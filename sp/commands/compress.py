@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from sp.commands.asked import once
 from sp.commands.front import Device, Drafter, KeepRatio, Mark, ScorerName, SelectorName
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, print_json, read_text
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, print_json, read_text
 
 
 def compress(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sp.commands.asked import once
-from sp.commands.line import opt
-from sp.commands.serve import LOOPBACK, tell
+from sp.commands.serve import tell
+from sp.commands.shell.line import opt
 from sp.errors import ConfigError
 from sp.session.device_memory import Size
 
@@ -24,7 +24,7 @@ Drafter = Annotated[
     Path | None,
     opt(help="GGUF of the small model that reads, or a known name; the best one here if left out."),
 ]
-KeepRatio = Annotated[float, opt(help="Share of a text's tokens that is kept.")]
+KeepRatio = Annotated[float, opt(least=0, most=1, help="Share of a text's tokens that is kept.")]
 ScorerName = Annotated[str, opt(help="What makes a token important, as in sp run; bm25 goes by words alone.")]
 SelectorName = Annotated[str, opt(help="How tokens are chosen; segments keeps whole lines, sentences and JSON values.")]
 Mark = Annotated[bool, opt(help="Write [... 212 lines ...] where something was left out.")]
@@ -48,6 +48,9 @@ def front(
     vram: Annotated[Size | None, opt(help="GPU memory for the drafter, e.g. 4g; all there is if left out.")] = None,
     host: Annotated[str, opt(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
     port: Annotated[int, opt(least=0, most=65535, help="Port to listen on.")] = 8100,
+    allow_host: Annotated[
+        list[str] | None, opt(help="Another name by which clients call it, as in their Host header; repeatable.")
+    ] = None,
     max_body: Annotated[int, opt(least=1, help="MiB that a request's body may have.")] = 64,
     page: Annotated[bool, opt(help="Show texts of the last requests at /.")] = True,
     access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
@@ -70,6 +73,7 @@ def front(
     from sp.front.history import History, Rules, Store
     from sp.front.proxy import Front, upstream_of
     from sp.front.shorten import Compressor
+    from sp.serve.guard import Guard, hosts_of, on_loopback
     from sp.serve.http import Server, listen, log_requests
 
     address, rules = upstream_of(upstream), Rules(keep_ratio, threshold, max_prompt_tokens, recall)
@@ -79,11 +83,14 @@ def front(
         compressor = Compressor.open(drafter, keep_ratio=keep_ratio, reporter=once, **how)
         if access_log:
             log_requests()
-        if host not in LOOPBACK:
+        near = on_loopback(listener)
+        if not near:
             tell(f"warning: anyone who reaches {host} can use this server, and read texts at / unless --no-page")
         where = f"[{host}]" if ":" in host else host
         tell(f"{compressor.name} at http://{where}:{listener.getsockname()[1]}/v1, before {address}")
-        made = Front(History(compressor, Store(store)), address, rules, most_bytes=max_body << 20, show=page)
+        guard = Guard(hosts_of(allow_host or [], host, loopback=near))
+        history = History(compressor, Store(store))
+        made = Front(history, address, rules, most_bytes=max_body << 20, show=page, guard=guard)
         Server(made).serve_on(listener)
     finally:
         listener.close()

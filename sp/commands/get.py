@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Annotated
 
-from sp.commands.line import arg
-from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.commands.shell.line import arg
+from sp.commands.shell.terminal import AsJson, print_json, progress_bar
 
 WAITING = "sp: another sp get is at work; waiting for it"
 

@@ -7,8 +7,8 @@ from textwrap import fill
 from typing import Annotated
 
 from sp.commands.asked import OnDevice
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, print_json, print_table, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError
 
@@ -50,12 +50,12 @@ def heads(
         raise ConfigError("-t names no prompt length; give one as in -t 4k")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent} to write it in")
+    drawn_from = TASKS.build(task)
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)
     if max(lengths) > (longest := loaded.model.config.context):
         raise ConfigError(f"-t {max(lengths)}: {loaded.path.name} reads {longest} tokens at most; ask for fewer")
     loaded = loaded.for_prompt(max(lengths))
     warn_extrapolated("model", loaded, max(lengths))
-    drawn_from = TASKS.build(task)
 
     def count(text: str) -> int:
         return len(loaded.tokenizer.encode(text).ids)

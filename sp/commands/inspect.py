@@ -8,8 +8,8 @@ from typing import Annotated
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.line import arg
-from sp.commands.terminal import AsJson, print_json
+from sp.commands.shell.line import arg
+from sp.commands.shell.terminal import AsJson, print_json
 
 
 def inspect(

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.line import opt
-from sp.commands.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import opt
+from sp.commands.shell.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
 
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report
@@ -27,7 +27,7 @@ RecordBelow = Annotated[Path | None, opt("--record", help="Append the results be
 def list_kernels(
     family: Family = None,
     dispatch: Annotated[bool, opt("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")] = False,
-    path: Annotated[str, opt(help="With --dispatch: sm_90a or portable.")] = "sm_90a",
+    path: Annotated[Literal["sm_90a", "portable"], opt(help="With --dispatch: whose choices.")] = "sm_90a",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,12 +60,8 @@ def list_kernels(
 
 def _list_dispatch(path: str, wide: bool, as_json: bool) -> None:
     """The measured table of matrix products."""
-    from sp.errors import unknown_name
-    from sp.kernels.path import PATHS
     from sp.ops.matmul.dispatch import SHAPES, rows, table
 
-    if path not in PATHS:
-        raise unknown_name("kernel path", path, PATHS)
     found = rows(path)
     if as_json:
         print_json({"gpu": table()["gpu"], "date": table()["date"], "path": path, "rows": found})

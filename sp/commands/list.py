@@ -9,8 +9,8 @@ from textwrap import fill
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, print_json, text_width
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, print_json, text_width
 from sp.config import Field, fields_of, summary_of
 from sp.errors import unknown_name
 from sp.hub import KNOWN, KnownModel, fetched

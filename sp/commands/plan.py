@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from sp.commands.asked import Synthetic
-from sp.commands.line import Part, arg, opt
-from sp.commands.terminal import AsJson, print_json
+from sp.commands.shell.line import Part, arg, opt
+from sp.commands.shell.terminal import AsJson, print_json
 from sp.config import token_count
 from sp.errors import SHOWN, ConfigError, known_names, short
 from sp.planning.cards import KEEP
@@ -36,7 +36,7 @@ def plan(
     context: Annotated[
         str, opt("-p", "--context", help="Prompt and answer together, in tokens, e.g. 32k, or 8k,128k.")
     ] = "128k",
-    keep_ratio: Annotated[float, opt(help="Share of the prompt that the target reads.")] = KEEP,
+    keep_ratio: Annotated[float, opt(least=1e-6, most=1, help="Share of the prompt that the target reads.")] = KEEP,
     cards: Annotated[
         int, opt(least=1, most=MOST_TOGETHER, help="Cards like it that share the target and read prompts together.")
     ] = 1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from sp.commands.line import arg, opt
-from sp.commands.terminal import check_folder
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import check_folder
 
 
 def report(

@@ -8,8 +8,8 @@ from typing import Annotated
 from sp import __version__
 from sp.chat import Thinking
 from sp.commands.asked import Draft, RunAsked, draft_of, open_pair, scorers_of, tell_thinking
-from sp.commands.line import opt
-from sp.commands.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
+from sp.commands.shell.line import opt
+from sp.commands.shell.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
 from sp.errors import ConfigError, PromptError
 from sp.session.options import ModelOptions, PlaceOptions
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from sp.chat import Thinking
 from sp.cluster import join
 from sp.commands.asked import Draft, RayAddress, RunAsked, draft_of, once, open_pair
-from sp.commands.line import Part, opt
+from sp.commands.shell.line import Part, opt
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.plugins import Plugin, loaded_plugins
@@ -28,6 +30,7 @@ from sp.session.store import lasting
 MISSING: str | None = None
 try:
     from sp.serve.app import Service
+    from sp.serve.guard import Guard, hosts_of, key_of, on_loopback
     from sp.serve.http import Limits, Metrics, Server, listen, log_requests, origins_of
     from sp.serve.worker import Worker
 except ModuleNotFoundError as error:
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from sp.serve.door import Door
     from sp.serve.http import Served
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+KEY = "SP_API_KEY"
 
 
 def serve(
@@ -54,12 +57,20 @@ def serve(
         int, opt(least=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
     ] = 1,
     address: RayAddress = None,
-    host: Annotated[str, opt(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
+    host: Annotated[str, opt(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, opt(least=0, most=65535, help="Port to listen on.")] = 8000,
     cors: Annotated[
         list[str] | None,
         opt(help="Origin whose web pages may use the server, e.g. http://localhost:3000; '*' for all; repeatable."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        opt(help="Name by which clients may call the server, besides localhost and --host; '*' for any; repeatable."),
+    ] = None,
+    api_key: Annotated[
+        str | None, opt(help="Key that clients must send, or SP_API_KEY; beyond this machine one is made if left out.")
+    ] = None,
+    no_api_key: Annotated[bool, opt(help="Ask for no key, whoever reaches the server.")] = False,
     access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
     grace: Annotated[int, opt(least=0, help="Seconds the request at work has to end on shutdown.")] = 30,
 ) -> None:
@@ -112,22 +123,28 @@ def serve(
     wanted = Asked(models, draft, place, options, thinking, memory, server)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
-    listener, origins = listen(host, port), origins_of(cors or [])
+    origins, key = origins_of(cors or []), key_of(None if no_api_key else api_key or os.environ.get(KEY))
+    listener = listen(host, port)
     with ExitStack() as stack:
         stack.callback(listener.close)
+        made = not (key or no_api_key or on_loopback(listener))
+        key = secrets.token_urlsafe(24) if made else key
+        guard = Guard(hosts_of(allow_host or [], host, loopback=on_loopback(listener)), key)
         served: Served
         if replicas == 1:
-            served = open_service(wanted, tell, origins)
+            served = open_service(wanted, tell, origins, guard)
             model, shared = served.model, f", {together} cards" if together > 1 else ""
         else:
-            served, model = stack.enter_context(open_door(wanted, replicas, address, origins, tell))
+            served, model = stack.enter_context(open_door(wanted, replicas, address, origins, tell, guard))
             shared = f", {replicas} replicas"
         if access_log:
             log_requests()
-        if host not in LOOPBACK:
+        where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        if not (key or on_loopback(listener)):
             tell(f"warning: anyone who reaches {host} can use this server")
-        where = f"[{host}]" if ":" in host else host
-        tell(f"{model} at http://{where}:{listener.getsockname()[1]}/v1{shared}")
+        if made:
+            tell(f"API key {key} (--api-key for your own, --no-api-key for none); the page: {where}/#key={key}")
+        tell(f"{model} at {where}/v1{shared}")
         Server(served, grace).serve_on(listener)
 
 
@@ -154,7 +171,9 @@ class Asked:
         return Limits(body_bytes=self.server.max_body << 20)
 
 
-def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...] = ()) -> Service:
+def open_service(
+    asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...] = (), guard: Guard | None = None
+) -> Service:
     """The pair, loaded and warm, behind its endpoints; `tell` is called with a line for what should be known of it."""
     pipeline = open_pair(asked.models, asked.place, draft=asked.draft)  # all layers: a request may name any scorer
     if note := asked.thinking.note(pipeline.target.template):
@@ -164,7 +183,7 @@ def open_service(asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...
     worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
     server, draft = asked.server, pipeline.draft is not None
     defaults = Defaults(asked.options, server.max_tokens, draft, asked.thinking, server.strict_fields)
-    return Service(worker, defaults, asked.limits, cors)
+    return Service(worker, defaults, asked.limits, cors, guard)
 
 
 def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> Conversations | None:
@@ -188,7 +207,12 @@ def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> C
 
 @contextmanager
 def open_door(
-    asked: Asked, replicas: int, address: str | None, cors: tuple[str, ...], tell: Callable[[str], None]
+    asked: Asked,
+    replicas: int,
+    address: str | None,
+    cors: tuple[str, ...],
+    tell: Callable[[str], None],
+    guard: Guard | None = None,
 ) -> Iterator[tuple[Door, str]]:
     """A door before so many replicas, all ready, and the name of their target; `tell` hears what they have to note.
     ConfigError: Ray is missing, its cluster has no room, or the pair cannot be opened."""
@@ -202,7 +226,7 @@ def open_door(
         handle = stack.enter_context(
             deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)
         )
-        door = Door(handle, replicas, asked.limits, cors)
+        door = Door(handle, replicas, asked.limits, cors, guard)
         states = asyncio.run(door.states())
         if not states:
             raise ConfigError("the replicas have started but do not answer; see the logs of Ray Serve, /tmp/ray")

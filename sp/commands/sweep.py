@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sp.commands.asked import Devices, RayAddress
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -176,7 +176,11 @@ def show_plan(plan: Plan, as_json: bool, workers: int = 1, wide: bool = False) -
     from sp.studies.sweep.conduct import calibrate, from_earlier
 
     left = plan.left
-    estimate: Estimate | None = from_earlier(plan) or (calibrate(plan) if left else None)
+    estimate: Estimate | None = from_earlier(plan)
+    if estimate is None and left:
+        told = f"{len(left):,} of {len(plan.jobs):,} runs are left; examples are timed to tell how long they take"
+        print(f"sp: {told}", file=sys.stderr, flush=True)
+        estimate = calibrate(plan)
     seconds = sum(estimate.seconds(job.work) for job in left) if estimate else 0.0
     source = estimate.source if estimate else "nothing to do"
     rows = Counter((job.run.spec.name, job.run.tokens) for job in plan.jobs)

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from sp.commands.line import opt
-from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.commands.shell.line import opt
+from sp.commands.shell.terminal import AsJson, print_json, progress_bar
 from sp.errors import unknown_name
 
 
@@ -21,7 +21,7 @@ def synth(
             help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m, ud-q4_k_xl, mxfp4_moe; the shape's own if left out.",
         ),
     ] = None,
-    seed: Annotated[int, opt(help="Seed of the weights.")] = 0,
+    seed: Annotated[int, opt(least=0, help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write a model or a draft with random weights in a real shape, or a constructed retriever (for tests).

@@ -7,8 +7,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.asked import OnDevice
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model, decode_step
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream
 from sp.ops.array_module import array_module, on_host
+from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import (
     MOST_TOP,
     Sampling,
@@ -73,6 +74,8 @@ class Chooser:
         Of the draws.
     min_p : float
         Where tokens are drawn: of none that is less than `min_p` times as likely as the likeliest.
+    penalties : Penalties, optional
+        Bias of tokens, and penalties for those said before; `constraint` has the last word.
     on_choice : callable, optional
         Told of every token as it is chosen, the one that ends the answer among them.
     top : int
@@ -94,11 +97,13 @@ class Chooser:
         seed: int,
         *,
         min_p: float = 0.0,
+        penalties: Penalties | None = None,
         constraint: Constraint | None = None,
         on_choice: Callable[[Choice], None] | None = None,
         top: int = 0,
     ) -> None:
         self._sampling, self._seed, self._min_p, self._constraint = sampling, seed, min_p, constraint
+        self._said = None if penalties is None else PenaltyState(penalties)
         self._tell, self._top = on_choice, top
         self._state: tuple[Any, Any] | None = None
 
@@ -108,10 +113,13 @@ class Chooser:
         The host waits for it only where it is told of it.
         """
         words = self._constraint.allowed() if self._constraint else None
-        left = logits if words is None else allowed_logits(logits, words)
+        left = logits if self._said is None else self._said.apply(logits)
+        left = left if words is None else allowed_logits(left, words)
         token = argmax(left) if self._sampling is None else self._drawn(left, self._sampling)
-        if self._constraint or self._tell:
+        if self._constraint or self._tell or (self._said and self._said.counting):
             chosen = int(on_host(token)[0])
+            if self._said:
+                self._said.take(chosen)
             if self._constraint:
                 self._constraint.take(chosen)
             if self._tell:

@@ -17,8 +17,8 @@ from typing import Any
 
 from sp.chat.located import SegmentKind
 from sp.errors import ConfigError, PromptError
-from sp.front.bodies import Api, Place, places, with_texts
-from sp.front.shorten import Compressor, Short, Text
+from sp.front.bodies import Api, Path, Place, places, with_texts
+from sp.front.shorten import Compressor, Ranges, Short, Text
 from sp.gguf import Tokenizer
 from sp.serve.messages import LONGEST, question_of
 
@@ -102,6 +102,16 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A text that goes on otherwise than it came. `kept`: bytes of it that go on; `before`: passages that came back."""
+
+    kind: SegmentKind
+    text: str
+    kept: Ranges
+    before: str = ""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A request as it goes on, and what became of it.
 
@@ -116,8 +126,8 @@ class Outcome:
         Of these, those that were decided just now.
     recalled : int
         Passages that came back for this question.
-    changes : tuple of (str, str, str)
-        Whose text, as it came, and as it goes on, for those that differ.
+    changes : tuple of Change
+        Texts that go on otherwise than they came.
     reason : str
         Why nothing was shortened; empty where something was.
     seconds : float
@@ -130,7 +140,7 @@ class Outcome:
     shortened: int = 0
     decided: int = 0
     recalled: int = 0
-    changes: tuple[tuple[str, str, str], ...] = ()
+    changes: tuple[Change, ...] = ()
     reason: str = ""
     seconds: float = 0.0
 
@@ -220,20 +230,22 @@ class History:
             self.counted = True
 
     def _outcome(self, body: Mapping[str, Any], plan: _Plan) -> Outcome:
-        new: dict[Any, str] = {}
-        changes = list[tuple[str, str, str]]()
+        new: dict[Path, str] = {}
+        changes = list[Change]()
         sent, view = 0, plan.view
         for index, place in enumerate(view.found):
-            text = plan.past.get(index, "")
-            sent += self._tokens(text)
+            passages, kept, text, size = plan.past.get(index, ""), list[tuple[int, int]](), "", 0
+            sent += self._tokens(passages)
             for at, piece in enumerate(view.pieces):
                 if piece.place == index:
-                    short = plan.known[at]
+                    short, length = plan.known[at], len(piece.text.encode())
                     text += piece.text if short is None else short.text
                     sent += plan.sizes[at] if short is None else short.kept_tokens
-            if text != place.text:
-                new[place.path] = text
-                changes.append((place.kind, place.text, text))
+                    kept += [(size + a, size + b) for a, b in (((0, length),) if short is None else short.kept)]
+                    size += length
+            if passages or text != place.text:
+                new[place.path] = passages + text
+                changes.append(Change(place.kind, place.text, tuple(kept), passages))
         return Outcome(
             with_texts(body, new),
             sum(plan.sizes),

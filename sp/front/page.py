@@ -1,13 +1,13 @@
-"""The front's page: the last requests, as they came and as they went on."""
+"""The front's page: the last requests, what went on of them, and what was left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from sp.front.history import Outcome
+from sp.front.history import Change, Outcome
 from sp.page.markup import Html, asset, page, tag
 
-LONGEST = 20_000  # characters of a text that the page shows
+LONGEST = 400  # characters of a passage that was left out which the page shows, half of them from its end
 
 
 def changes_page(upstream: str, outcomes: Sequence[Outcome], show: bool) -> str:
@@ -17,30 +17,42 @@ def changes_page(upstream: str, outcomes: Sequence[Outcome], show: bool) -> str:
     True
     """
     if not show:
-        shown: list[Html] = [tag("p", "Texts are not shown; start with --page to see them.")]
+        shown: list[Html] = [tag("p", "Texts are not shown; start without --no-page to see them.")]
     elif not outcomes:
         shown = [tag("p", "There was no request yet whose texts were shortened.")]
     else:
-        shown = [_request(number, outcome) for number, outcome in enumerate(outcomes, 1)]
+        shown = [_request(number, outcome) for number, outcome in enumerate(outcomes)]
     head = tag("h1", "sp front ", tag("small", f"before {upstream}"))
-    return page("sp front", tag("main", head, *shown), styles=(asset("style.css"),))
+    key = tag("p", "Text that went on, ", tag("del", "text that was left out"), ", ", tag("ins", "what came back"), ".")
+    return page("sp front", tag("main", head, key, *shown), styles=(asset("style.css"), asset("front.css", "sp.front")))
 
 
 def _request(number: int, outcome: Outcome) -> Html:
     told = f"{outcome.tokens:,} tokens came, {outcome.sent:,} went on"
     if outcome.recalled:
-        told += f"; {outcome.recalled} passages came back"
-    texts = [
-        tag("details",
-            tag("summary", f"{kind}: {len(before):,} characters, now {len(after):,}"),
-            tag("h3", "as it went on"), tag("pre", _cut(after)),
-            tag("h3", "as it came"), tag("pre", _cut(before)))
-        for kind, before, after in outcome.changes
-    ]  # fmt: skip
-    return tag(
-        "section", tag("h2", "The last request" if number == 1 else f"{number - 1} before it"), tag("p", told), *texts
-    )
+        told += f"; passages that came back: {outcome.recalled}"
+    if outcome.seconds:
+        told += f"; the drafter took {outcome.seconds:.2f} s"
+    title = "The last request" if not number else f"{number} before it"
+    return tag("section", tag("h2", title), tag("p", told), *map(_change, outcome.changes))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} characters more]"
+def _change(change: Change) -> Html:
+    size, kept = len(change.text.encode()), sum(end - start for start, end in change.kept)
+    summary = tag("summary", f"{change.kind}: {kept:,} of {size:,} bytes went on")
+    back = [tag("ins", change.before)] if change.before else []
+    return tag("details", summary, tag("pre", *back, *_pieces(change)), open=True)
+
+
+def _pieces(change: Change) -> Iterator[Html | str]:
+    """The text, what was left out of it marked and, where it is long, cut."""
+    raw, last = change.text.encode(), 0
+    for start, end in [*change.kept, (len(raw), len(raw))]:
+        if last < start:
+            gone = raw[last:start].decode(errors="replace")
+            if len(gone) > LONGEST:
+                half = LONGEST // 2
+                gone = f"{gone[:half]}\n[{len(gone) - LONGEST:,} characters more]\n{gone[-half:]}"
+            yield tag("del", gone)
+        yield raw[start:end].decode(errors="replace")
+        last = end

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,8 @@ from sp.front.history import History, Outcome, Rules
 from sp.front.page import changes_page
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import RequestError
-from sp.serve.http import HEADERS, around
+from sp.serve.guard import Guard, around
+from sp.serve.http import HEADERS
 
 HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -143,6 +144,8 @@ class Front:
         Of a request's body.
     show : bool
         Whether the page shows texts of the last requests.
+    guard : Guard, optional
+        Names by which it may be called; keys are the upstream server's business.
     """
 
     history: History
@@ -150,7 +153,7 @@ class Front:
     rules: Rules = field(default_factory=Rules)
     most_bytes: int = 64 << 20
     show: bool = True
-    cors: Sequence[str] = ()
+    guard: Guard | None = None
     metrics: Metrics = field(default_factory=Metrics)
     shown: deque[Outcome] = field(default_factory=lambda: deque(maxlen=SHOWN))
 
@@ -167,7 +170,7 @@ class Front:
             Route("/metrics", self.told),
             Route("/{path:path}", self.passed, methods=METHODS),
         ]
-        return Starlette(routes=routes, middleware=around(self.cors), lifespan=self._lifespan)
+        return Starlette(routes=routes, middleware=around((), self.guard), lifespan=self._lifespan)
 
     def close(self) -> None:
         """Nothing waits here but for the upstream server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from sp.chat.located import Segment, SegmentKind
 from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import same_start
-from sp.scoring.base import SCORERS, KeptKeys, ModelFreeScorer
+from sp.scoring.base import SCORERS, KeptKeys, ModelFreeScorer, by_length
 from sp.selection import Reading
 from sp.session import request
-from sp.session.compress import Omitted, widen
+from sp.session.compress import Omitted, selection_request, widen
 from sp.session.loaded import default_drafter, embedded
 from sp.session.memory import DrafterMemory, message_ends
 from sp.session.options import ConversationOptions, RunOptions, check_run
@@ -162,6 +163,7 @@ class Compressor:
             No drafter was fetched, or an option that does not exist.
         """
         options = RunOptions(keep_ratio=keep_ratio, scorer=scorer, selector=selector, compress="always")
+        options = replace(options, scorer=by_length(options.scorer))
         if options.scorer.reads_target:
             raise ConfigError("this scorer has the target read everything, and a front has none; take another")
         words = isinstance(options.scorer, ModelFreeScorer)
@@ -178,6 +180,11 @@ class Compressor:
         if drafter is None or isinstance(self.options.scorer, ModelFreeScorer):
             return SCORERS.name_of(self.options.scorer)
         return drafter.path.name
+
+    @property
+    def device(self) -> str:
+        """Where the drafter is."""
+        return self.pipeline.target.model.device
 
     def compress(self, text: str, question: str = "", *, keep_ratio: float | None = None) -> Compressed:
         """Shorten a document for a question; without one, for what its last paragraph asks.
@@ -221,6 +228,12 @@ class Compressor:
         drafter = self.pipeline.drafter
         assert drafter is not None
         drafted = layout.prompt.tokenise(drafter.tokenizer)
+        fixed = drafted.mask("protected")
+        opened = any(text.open for text in texts) and not fixed.all()
+        prepared: Future[object] | None = None
+        if opened:  # what follows from the text alone, beside the reading
+            blank = selection_request(np.zeros(len(drafted), np.float32), fixed, 1.0, drafted, 0, 1)
+            prepared = self.pipeline.beside.submit(options.selector.prepare, blank)
         scored = request.score(
             self.pipeline,
             drafted,
@@ -229,11 +242,10 @@ class Compressor:
             drafted=drafted,
             memory=self._memory(drafted, options),  # type: ignore[arg-type]
         )
-        fixed = drafted.mask("protected")
         shorts: dict[int, Short] = {}
         scores = scored.importance.scores
-        if any(text.open for text in texts) and not fixed.all():
-            scores, selection = request.select(scored, drafted, options, trace, fixed)
+        if prepared is not None:
+            scores, selection = request.select(scored, drafted, options, trace, fixed, prepared=prepared.result())
             assert selection is not None
             whole = options.selector.whole
             shorts = {

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from sp.arrays import Bytes
-from sp.errors import GGUFError
+from sp.errors import ChangedError, GGUFError
 from sp.gguf.header import MAX_SHARDS, MAX_TENSORS, Header, TensorInfo, Value, parse_header
 from sp.hub import model_path
 from sp.quant import FORMATS, Weight
@@ -32,13 +32,25 @@ class _Part:
     path: Path
     header: Header
     map: mmap.mmap
+    status: os.stat_result  # as it was opened
+
+    @property
+    def changed(self) -> bool:
+        """Whether it was written to since. A file that took its name leaves what is mapped as it was."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            return False
+        same = (now.st_dev, now.st_ino) == (self.status.st_dev, self.status.st_ino)
+        return same and (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns)
 
 
 class GGUFFile:
     """A model file opened for reading; a context manager.
 
     Do not change or shorten the file while it is open: weights are views of the mapped file, and reading a
-    page that is gone ends the process (SIGBUS). The header is read with `pread` and is safe from that.
+    page that is gone ends the process (SIGBUS); `check` tells of it. The header is read with `pread` and is safe from
+    that.
 
     Attributes
     ----------
@@ -78,7 +90,7 @@ class GGUFFile:
         self.metadata: Mapping[str, Value] = first.header.metadata
         self.nbytes = sum(part.header.size for part in parts)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_all_tensors(parts))
-        self._maps = tuple(part.map for part in parts)
+        self._parts, self._maps = parts, tuple(part.map for part in parts)
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
@@ -138,6 +150,13 @@ class GGUFFile:
                     return path, address - start
         raise GGUFError(f"{self.path}: these bytes are no view of the file; was it closed?")
 
+    def check(self) -> None:
+        """ChangedError if the file was written to since it was opened: its weights are others now, or gone."""
+        if changed := next((part.path for part in self._parts if part.changed), None):
+            raise ChangedError(
+                f"{changed.name} was changed while it was in use; put the right file there and start again"
+            )
+
     def close(self) -> None:
         """Unmap the file; weights that are still in use keep their bytes mapped until they go."""
         for view in self._maps:
@@ -167,7 +186,7 @@ def _open_part(path: Path, shard: int) -> _Part:
         if not stat.S_ISREG(status.st_mode):
             raise GGUFError(f"{path}: is not a regular file; give a .gguf file")
         header = parse_header(fd, status.st_size, str(path), shard)
-        return _Part(path, header, mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ))
+        return _Part(path, header, mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ), status)
     except (OSError, ValueError) as error:
         raise GGUFError(f"{path}: cannot be read ({error}); check the disk and the file") from None
     finally:

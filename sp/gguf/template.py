@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -16,6 +16,7 @@ from sp.gguf.sandbox import BoundedEnvironment, Budget
 from sp.gguf.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
+TOOL_USE = "tool_use"  # the name of a template for chats with tools
 MAX_TEMPLATE = 1 << 16  # characters; the longest of the known chat templates has some 20 thousand
 BASE_UNITS = 500_000  # about half a second, and at most 32 million characters
 UNITS_PER_INPUT_UNIT = 256  # a template handles each message some ten times
@@ -26,7 +27,7 @@ class ChatTemplate:
     """A chat template, and the special tokens it may write.
 
     `source`: Jinja2, as a file carries it; `bos_token`, `eos_token`: as templates call the first token of a text and
-    the last of a turn; empty where the vocabulary has none.
+    the last of a turn; empty where the vocabulary has none; `tool_use`: another one of the file, for chats with tools.
 
     Examples
     --------
@@ -40,17 +41,31 @@ class ChatTemplate:
     source: str
     bos_token: str = ""
     eos_token: str = ""
+    tool_use: str | None = None
 
     @classmethod
-    def of_file(cls, source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    def of_file(cls, source: str | None, tokenizer: Tokenizer, tool_use: str | None = None) -> ChatTemplate | None:
         """A file's template with the tokens of its vocabulary; None if it has none."""
-        ids = tokenizer.bos_id, tokenizer.eos_id
-        return None if source is None else cls(source, *("" if i is None else tokenizer.token_text(i) for i in ids))
+        if source is None:
+            return None
+        bos, eos = ("" if i is None else tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
+        return cls(source, bos, eos, tool_use)
 
     @classmethod
     def of(cls, template: str | ChatTemplate) -> ChatTemplate:
         """A template with its tokens; of a bare one, none."""
         return cls(template) if isinstance(template, str) else template
+
+    @property
+    def for_tools(self) -> ChatTemplate:
+        """The template of chats with tools: the file's `tool_use`, if it has one and the other shows no tools.
+
+        >>> ChatTemplate("{{ messages }}", tool_use="{{ tools }}").for_tools.source
+        '{{ tools }}'
+        """
+        if self.tool_use is None or "tools" in self.names:
+            return self
+        return replace(self, source=self.tool_use, tool_use=None)
 
     @property
     def names(self) -> frozenset[str]:
@@ -63,11 +78,12 @@ class ChatTemplate:
         return _checked(self.source).literals
 
 
-def chat_template(file: GGUFFile) -> str | None:
-    """The template `file` carries, or None; GGUFError when the key is not text."""
-    template = file.metadata.get(KEY)
+def chat_template(file: GGUFFile, name: str | None = None) -> str | None:
+    """The template `file` carries, or that of a name; None if it has none. GGUFError when the key is not text."""
+    key = KEY if name is None else f"{KEY}.{name}"
+    template = file.metadata.get(key)
     if template is not None and not isinstance(template, str):
-        raise GGUFError(f"{file.path}: key {KEY!r} is not a string; convert the model again")
+        raise GGUFError(f"{file.path}: key {key!r} is not a string; convert the model again")
     return template
 
 

@@ -351,6 +351,7 @@ def prompt_of(
     template = loaded.template
     if template is None:
         raise PromptError(f"{loaded.path.name} has no chat template, so it cannot be told who says what")
+    template = template.for_tools if tools else template
     read = [_turn(index, message) for index, message in enumerate(messages)]
     turns = [turn for turn, _ in read]
     if not turns:

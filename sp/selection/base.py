@@ -41,6 +41,8 @@ class SelectionRequest:
         What of the text may be left out, for selectors that look at its structure; without any, all of it.
     fineness : int
         Tokens of a chunk, where a selector is not told; see `sp.scoring.Importance.fineness`.
+    prepared : object, optional
+        What `Selector.prepare` made of the same text, if that was done before the scores were known.
     """
 
     scores: Floats
@@ -50,6 +52,7 @@ class SelectionRequest:
     spans: Ints | None = None
     segments: tuple[Segment, ...] = ()
     fineness: int = 32
+    prepared: object = None
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -121,6 +124,10 @@ class Selector(ABC):
     """
 
     whole: ClassVar[bool] = False
+
+    def prepare(self, request: SelectionRequest) -> object:
+        """What follows from the text alone, to be made while a model scores; the scores of the request say nothing."""
+        return None
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:

@@ -263,8 +263,8 @@ class Structured(Constrained):
     def put(self, segment: Segment, view: View, outline: Outline) -> None:
         """Put the pieces of a part of the prompt."""
 
-    def select(self, request: SelectionRequest) -> Selection:
-        """Units by rank; see the class for what else is kept."""
+    def prepare(self, request: SelectionRequest) -> Forest:
+        """The forest of the text."""
         if request.spans is None:
             name = SELECTORS.name_of(self)
             raise ConfigError(f"selector {name} needs the text of the prompt and the bytes of its tokens")
@@ -272,7 +272,11 @@ class Structured(Constrained):
         for segment, view in views(request):
             self.put(segment, view, outline)
             outline.put(segment.end, MARKUP)
-        forest = grow(outline, request, self.min_run)
+        return grow(outline, request, self.min_run)
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Units by rank; see the class for what else is kept."""
+        forest = request.prepared if isinstance(request.prepared, Forest) else self.prepare(request)
         own, total = forest.sizes()
         scores = node_means(request.scores, forest)
         heavy = (own > self.longest) | (total > ROUND * self.longest)

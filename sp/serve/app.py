@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -20,31 +18,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from sp.chat import Call
 from sp.errors import short
 from sp.serve.anthropic.reply import VERSION, model_of, models_of, refusal
 from sp.serve.anthropic.routes import Messages
 from sp.serve.fields import RequestError, as_request_error
-from sp.serve.http import HEADERS, Bodies, Limits, around, chat_page
+from sp.serve.guard import Guard, around
+from sp.serve.http import HEADERS, Bodies, Limits, chat_page
+from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.responses.reply import ResponseReply
 from sp.serve.responses.request import Asked
+from sp.serve.streams import COMMENT, Answer, EventStream, accepted, event
 from sp.serve.text import Ended, Piece, chat_logprobs, completion_logprobs
 from sp.serve.tokens import Tokens
-from sp.serve.worker import Done, Event, Failed, Lane, Ticket, Worker, Writer, lane_of
+from sp.serve.worker import Done, Reading, Worker, Writer
 
 
 class Reply:
     """Makes all JSON objects of one request's answers; they share an id."""
 
-    ping = b""
+    ping = COMMENT
 
     def __init__(self, job: Job, model: str) -> None:
         self.chat, self.include_usage = job.kind == "chat", job.include_usage
-        self._begun, self._called, self._offsets = set[int](), Counter[int](), Counter[int]()
+        self._begun, self._called = set[int](), Counter[int]()
         self._head = {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -60,6 +60,14 @@ class Reply:
                 choices.append(self._choice(pieces, end))
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": done.usage}
+
+    def begin(self) -> bytes:
+        """Nothing: many clients take the first chunk for the first token."""
+        return b""
+
+    def progress(self, read: Reading) -> bytes:
+        """A chunk without choices."""
+        return event({**self._head, "object": self._kind, "choices": [], "sp": {"progress": asdict(read)}})
 
     def piece(self, piece: Piece) -> bytes:
         """A chunk, of a chat with thinking and answer under their names; two for a call: its name, its arguments."""
@@ -120,11 +128,7 @@ class Reply:
         """Those of a piece, where they were asked for."""
         if not piece.logprobs:
             return None
-        if self.chat:
-            return chat_logprobs(piece.logprobs)
-        told = completion_logprobs(piece.logprobs, self._offsets[piece.index])
-        self._offsets[piece.index] += sum(map(len, told["tokens"]))
-        return told
+        return (chat_logprobs if self.chat else completion_logprobs)(piece.logprobs)
 
     def _call(self, call: Call, index: int) -> dict[str, Any]:
         """A call as clients read it, with an id of its own."""
@@ -142,14 +146,8 @@ class Reply:
         return event({**self._head, "object": self._kind, "choices": [choice]})
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
 log = logging.getLogger("sp.serve")
 
-HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
 Spoken = Kind | Literal["response"]  # what an endpoint takes
 SMALL = 1 << 14  # bytes of a body that the event loop parses itself
 
@@ -162,6 +160,7 @@ class Service:
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
     cors: tuple[str, ...] = ()  # origins whose web pages may use the server; `"*"` for all
+    guard: Guard | None = None  # whom it answers; what stands behind a door has none of its own
 
     @cached_property
     def bodies(self) -> Bodies:
@@ -204,7 +203,9 @@ class Service:
             Route("/metrics", self.show_metrics),
         ]
         errors = {HTTPException: _http_error}
-        return Starlette(routes=routes, middleware=around(self.cors), lifespan=lifespan, exception_handlers=errors)
+        return Starlette(
+            routes=routes, middleware=around(self.cors, self.guard), lifespan=lifespan, exception_handlers=errors
+        )
 
     def close(self) -> None:
         """Take no more requests; the one at work goes on."""
@@ -229,32 +230,28 @@ class Service:
 
     def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Writer | None]:
         """A body, checked, whose request it is, and what writes its answer if not `Reply`; on any thread."""
-        body, reply = parse_json(raw), None
+        body, reply, checked = parse_json(raw), None, self.worker.grammars.checked
         if kind == "response":
             asked = Asked.of(body, self.defaults, self.worker.pipeline.target.template)
-            job, body, reply = asked.job(self.defaults, self._check), asked.body, ResponseReply(asked, self.model)
+            job, body, reply = asked.job(self.defaults, checked), asked.body, ResponseReply(asked, self.model)
         else:
-            job = parse_request(kind, body, self.defaults)
-            self._check(job)
+            job = checked(parse_request(kind, body, self.defaults))
         address = request.client.host if request.client else ""
         lane = lane_of(body, address, request.headers.get("authorization", ""))
         return job, lane, reply
 
-    def _check(self, job: Job) -> None:
-        """RequestError for a format that no grammar can hold an answer to."""
-        if job.format is not None:
-            self.worker.grammars.check(job.format)
-
     async def respond(self, request: Request, job: Job, lane: Lane, reply: Writer | None = None) -> Response:
-        """Queue a job and wait for its first event, so that refusals still have a status of their own."""
+        """Queue a job and have its answer written. What is refused has a status of its own, of a stream as far as that
+        is known by the time its headers have to go out; see `sp.serve.streams.accepted`.
+        """
         answer, streaming, reply = Answer(self.worker, request, job.stream), False, reply or Reply(job, self.model)
         try:
             answer.ticket = self.worker.submit(job, answer.emit, lane)
-            first = await answer.next()
             if job.stream:
+                first = await accepted(answer, self.worker.ahead)
                 streaming = True
-                return EventStream(_chunks(answer, first, reply), answer, self.limits.stall_seconds)
-            events, item = [], first
+                return EventStream(answer, first, reply, self.limits)
+            events, item = [], await answer.next()
             while isinstance(item, Piece | Ended):
                 events.append(item)
                 item = await answer.next()
@@ -294,104 +291,6 @@ class Service:
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(self.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-PING_SECONDS = 10.0
-
-
-class Answer:
-    """The events of one ticket on the side of the event loop, and the watch over its client. `begun` is set once the
-    first piece of a stream was sent, or need not be.
-    """
-
-    def __init__(self, worker: Worker, request: Request, stream: bool) -> None:
-        self.ticket: Ticket | None = None
-        self.worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.begun = threading.Event()
-        if not stream:
-            self.begun.set()
-        self._gone = asyncio.ensure_future(disconnected(request))
-        self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
-
-    def emit(self, item: Event) -> None:
-        """Called on the worker's thread; never waits for a slow reader. It does wait, shortly, until the first piece of
-        a stream is on its way: the launches of the next step would keep the interpreter from the event loop at each of
-        its turns.
-        """
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(self._events.put_nowait, item)
-            self.begun.wait(HANDOVER_SECONDS)
-            self.begun.set()
-
-    async def next(self) -> Event:
-        """The next event; RequestError if the work failed, ClientDisconnect if the client has left."""
-        item = await self._events.get()
-        if item is None or self._gone.done():
-            raise ClientDisconnect
-        if isinstance(item, Failed):
-            raise item.error
-        return item
-
-    async def next_within(self, seconds: float | None) -> Event | None:
-        """The same; None if it does not come in so many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                return await self.next()
-        return None
-
-    def leave(self) -> None:
-        """No more events are wanted."""
-        self.begun.set()
-        self._gone.cancel()
-        if self.ticket is not None:
-            self.worker.cancel(self.ticket)
-
-
-class EventStream(Response):
-    """Server-sent events; drops a reader that stalls, and ends the work when it ends."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, chunks: AsyncIterator[bytes], answer: Answer, stall_seconds: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-        self._chunks, self._answer, self._stall = chunks, answer, stall_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._chunks:
-                async with asyncio.timeout(self._stall):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._answer.begun.set()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (ClientDisconnect, TimeoutError):
-            pass
-        finally:
-            self._answer.leave()
-
-
-async def _chunks(answer: Answer, item: Event, reply: Writer) -> AsyncIterator[bytes]:
-    """Events of the stream from the first one on; an error late in the answer is its last event."""
-    try:
-        while isinstance(item, Piece | Ended):
-            yield reply.piece(item) if isinstance(item, Piece) else reply.ended(item)
-            while (following := await answer.next_within(PING_SECONDS if reply.ping else None)) is None:
-                yield reply.ping
-            item = following
-        assert isinstance(item, Done), item
-        yield reply.last(item)
-    except RequestError as error:
-        answer.worker.metrics.refused(error)
-        yield reply.failed(error)
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client is gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -23,11 +23,13 @@ from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
 from sp.serve.anthropic.reply import refusal
-from sp.serve.app import SMALL, disconnected, event
+from sp.serve.app import SMALL
 from sp.serve.fields import RequestError
-from sp.serve.http import HEADER, Bodies, Limits, around
+from sp.serve.guard import Guard, around
+from sp.serve.http import HEADER, Bodies, Limits
 from sp.serve.protocol import parse_json
 from sp.serve.replica import PASSED, Call, Message
+from sp.serve.streams import disconnected, event
 from sp.serve.worker import stopping
 
 PIECE = 1024  # characters of a completion's prompt that count as a message does in a chat
@@ -143,8 +145,10 @@ ASKED_SECONDS = 5.0  # in which replicas must say how they are
 class Door:
     """The endpoints over several replicas."""
 
-    def __init__(self, handle: Any, replicas: int, limits: Limits, cors: tuple[str, ...] = ()) -> None:
-        self._handle, self._replicas, self._limits, self._cors = handle, replicas, limits, cors
+    def __init__(
+        self, handle: Any, replicas: int, limits: Limits, cors: tuple[str, ...] = (), guard: Guard | None = None
+    ) -> None:
+        self._handle, self._replicas, self._limits, self._around = handle, replicas, limits, around(cors, guard)
         self._calls = handle.options(method_name="answer", stream=True)
         self._bodies, self._closed = Bodies(limits), False
 
@@ -155,7 +159,7 @@ class Door:
             Route("/metrics", self.metrics),
             Mount("/", self.serve),
         ]
-        return Starlette(routes=routes, middleware=around(self._cors))
+        return Starlette(routes=routes, middleware=self._around)
 
     def close(self) -> None:
         """Take no more requests; those that are here go on."""

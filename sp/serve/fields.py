@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, Literal, Self
-
-import numpy as np
 
 from sp.chat import messages
 from sp.chat.calls import MOST_DEPTH, shallow
+from sp.chat.messages import BIGGEST as BIGGEST
 from sp.chat.messages import MAX_NAME as MAX_NAME
 from sp.chat.messages import FieldError
 from sp.chat.messages import shown as shown
 from sp.config import Field, Option, fields_of
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.base import COLDEST
-from sp.errors import DeviceError, SpError, TooLongError, plain
-from sp.gguf import Tokenizer
-from sp.ops.sampling.sample import Words
+from sp.errors import ChangedError, DeviceError, SpError, TooLongError, plain
+from sp.ops.sampling.biased import Penalties
 
 LONGEST_MESSAGE = 300
 TOO_LONG = "context_length_exceeded"  # by which clients know that they have to shorten a conversation
@@ -62,14 +59,13 @@ def as_request_error(error: Exception) -> RequestError:
             message = message.replace(option, field)
         if isinstance(error, DeviceError):
             return RequestError(message, status=503, code="device_error")
+        if isinstance(error, ChangedError):
+            return RequestError(message, status=503, code="model_changed")
         return RequestError(message, code=TOO_LONG) if isinstance(error, TooLongError) else RequestError(message)
     if isinstance(error, MemoryError):
         advice = "send a shorter prompt, or one with a lower sp.keep_ratio"
         return RequestError(f"out of memory; {advice}", status=503, code="out_of_memory")
     return RequestError("internal error; the server's log says more", status=500, code="internal_error")
-
-
-BIGGEST = 1 << 53  # what JSON readers agree on
 
 
 MOST_VALUES = 200_000
@@ -137,7 +133,7 @@ def typed(body: Mapping[str, Any], name: str, kinds: tuple[type, ...], expected:
     return value
 
 
-def number(body: Mapping[str, Any], name: str, low: int, high: int, *, whole: bool = False) -> Any:
+def number(body: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> Any:
     """A number from `low` to `high`, None if it was left out; RequestError for any other value."""
     value = body.get(name)
     if value is None:
@@ -150,8 +146,10 @@ def number(body: Mapping[str, Any], name: str, low: int, high: int, *, whole: bo
 
 def number_of(body: Mapping[str, Any], field: Field) -> Any:
     """A number as a field of a dataclass has it, None if it was left out; RequestError for any other value."""
-    bounds = int(field.option.least or 0), int(field.option.most or BIGGEST)
-    return number(body, field.name, *bounds, whole=field.hint == int | None)
+    least, most = field.option.least or 0, BIGGEST if field.option.most is None else field.option.most
+    whole = field.hint == int | None
+    bounds = (int(least), int(most)) if whole else (least, most)
+    return number(body, field.name, *bounds, whole=whole)
 
 
 def like(neutral: Any) -> tuple[type, ...]:
@@ -180,6 +178,13 @@ class Choosing:
         Repeats an answer; one below 0 is counted from 2^53 down.
     n : int, optional
         Answers.
+    presence_penalty, frequency_penalty : float, optional
+        Taken from the logits of tokens that the answer has, once and as often as it has them.
+    repeat_penalty, repetition_penalty : float, optional
+        By which logits of tokens said before are divided, or if negative multiplied; 1 changes nothing. As in
+        llama.cpp, among the last `repeat_last_n` tokens, and as in vLLM, among all of prompt and answer.
+    repeat_last_n : int, optional
+        Tokens of prompt and answer that `repeat_penalty` looks at; 64 if left out, -1 for all.
     """
 
     temperature: Annotated[float | None, Option(least=0, most=2)] = None
@@ -188,6 +193,11 @@ class Choosing:
     min_p: Annotated[float | None, Option(least=0, most=1)] = None
     seed: Annotated[int | None, Option(least=-BIGGEST, most=BIGGEST)] = None
     n: Annotated[int | None, Option(least=1, most=MOST_CHOICES)] = None
+    presence_penalty: Annotated[float | None, Option(least=-2, most=2)] = None
+    frequency_penalty: Annotated[float | None, Option(least=-2, most=2)] = None
+    repeat_penalty: Annotated[float | None, Option(least=0.01, most=100)] = None
+    repetition_penalty: Annotated[float | None, Option(least=0.01, most=100)] = None
+    repeat_last_n: Annotated[int | None, Option(least=-1, most=(1 << 31) - 1)] = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -232,6 +242,49 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
     )
 
 
+NEAREST = 64  # tokens that `repeat_penalty` looks at where a request does not say, as in llama.cpp
+BIAS = "logit_bias"
+MOST_BIAS = 100
+
+
+def penalties_of(body: Mapping[str, Any]) -> Penalties | None:
+    """What a request adds to logits and takes from them; None if it asks for nothing.
+
+    >>> penalties_of({"frequency_penalty": 0.5, "logit_bias": {"7": -100}})
+    Penalties(presence=0.0, frequency=0.5, repeat=1.0, last=-1, bias={7: -100.0}, prompt=None)
+    >>> penalties_of({"repeat_penalty": 1.1}).last, penalties_of({"repetition_penalty": 1.1}).last
+    (64, -1)
+    """
+    asked = Choosing.of(body)
+    both = [name for name in ("repeat_penalty", "repetition_penalty") if getattr(asked, name) is not None]
+    if len(both) > 1:
+        raise RequestError("repeat_penalty and repetition_penalty exclude each other; leave one out", both[1])
+    last = -1 if both == ["repetition_penalty"] else NEAREST
+    found = Penalties(
+        presence=float(asked.presence_penalty or 0),
+        frequency=float(asked.frequency_penalty or 0),
+        repeat=float(getattr(asked, both[0])) if both else 1.0,
+        last=(last if both else -1) if asked.repeat_last_n is None else asked.repeat_last_n,
+        bias=_bias(body.get(BIAS)),
+    )
+    return found if found.any else None
+
+
+def _bias(given: Any) -> dict[int, float]:
+    """Tokens and what is added to their logits."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise RequestError(f"{BIAS} is {shown(given)}; send an object such as {{'1234': -100}}", BIAS)
+    for token, value in given.items():
+        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", token):
+            raise RequestError(f"{BIAS} has the key {shown(token)}; send token ids, as /tokenize tells them", BIAS)
+        number({f"{BIAS}.{token}": value}, f"{BIAS}.{token}", -MOST_BIAS, MOST_BIAS)
+        if value is None:
+            raise RequestError(f"{BIAS}.{token} is missing; send a number from -{MOST_BIAS} to {MOST_BIAS}", BIAS)
+    return {int(token): float(value) for token, value in given.items()}
+
+
 def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) -> int | None:
     """How many of the likeliest tokens are told beside each one; None if not even that one is."""
     if kind == "completion":
@@ -267,7 +320,7 @@ class Format:
 def format_of(body: Mapping[str, Any]) -> Format | None:
     """The format that a request asks for, checked; None for text.
 
-    RequestError for what is no format, and beside tools that the model may call.
+    RequestError for what is no format.
 
     >>> format_of({"response_format": {"type": "json_object"}})
     Format(schema='{"type": "object"}')
@@ -284,8 +337,6 @@ def format_of(body: Mapping[str, Any]) -> Format | None:
             raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
     if kind == "text":
         return None
-    if body.get("tools") and body.get("tool_choice") != "none":
-        raise RequestError(f"{PARAM} and tools exclude each other; send tool_choice 'none', or leave one out", PARAM)
     return Format(json.dumps({"type": "object"}) if kind == "json_object" else _schema(given.get("json_schema")))
 
 
@@ -303,114 +354,3 @@ def _schema(given: Any) -> str:
     if len(text) > LONGEST_SCHEMA:
         raise RequestError(f"{where}.schema has over {LONGEST_SCHEMA} characters; send a shorter one", where)
     return text
-
-
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line, as Python writes it: where white space is free, a small model may write nothing else for ever."""
-LONGEST_REASON = 160  # characters of what the library says of a schema
-
-
-class Grammars:
-    """Constraints for answers in one vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def check(self, wanted: Format) -> None:
-        """RequestError if the library is not there, or cannot do what a schema wants."""
-        library = _library()
-        problem = _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted)))
-        if problem:
-            raise _unsupported(problem)
-
-    def constraint(self, wanted: Format, waiting: Callable[[], bool]) -> GrammarConstraint:
-        """What holds one answer to a format. `waiting`: whether the answer has not begun: the model thinks, in whatever
-        words.
-        """
-        library = _library()
-        matcher = library.LLMatcher(self._words, _grammar(library, wanted), log_level=0)
-        if matcher.is_error():
-            raise _unsupported(matcher.get_error())
-        return GrammarConstraint(matcher, self._tokenizer, waiting)
-
-    @cached_property
-    def _words(self) -> Any:
-        """The vocabulary as the library wants it."""
-        library, tokenizer = _library(), self._tokenizer
-        return library.LLTokenizer(
-            library.TokenizerWrapper(_Vocabulary(tokenizer)),
-            n_vocab=tokenizer.vocab_size,
-            eos_token=min(tokenizer.eos_ids, default=None),
-        )
-
-
-class GrammarConstraint:
-    """A parser on its way through one answer; see `sp.decode.Constraint`. It knows one token that ends an answer, as
-    llguidance before 1.7 does; where that may come, so may the others.
-    """
-
-    def __init__(self, matcher: Any, tokenizer: Tokenizer, waiting: Callable[[], bool]) -> None:
-        self._matcher, self._waiting = matcher, waiting
-        self._end = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
-        self._ends = tokenizer.eos_ids
-        for token in self._ends:
-            self._end[token // 32] |= np.uint32(1 << token % 32)
-        self._begun = False
-
-    def allowed(self) -> Words | None:
-        """See `Constraint`; once nothing can follow, the tokens that end an answer."""
-        self._begun = self._begun or not self._waiting()
-        if not self._begun:
-            return None
-        if self._matcher.is_stopped():
-            return self._end
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()  # which may be a word longer
-        known = words[: len(self._end)]
-        if (known & self._end).any():
-            known |= self._end
-        return words
-
-    def take(self, token: int) -> None:
-        if self._begun and not self._matcher.is_stopped():
-            self._matcher.consume_token(min(self._ends) if token in self._ends else token)
-
-
-class _Vocabulary:
-    """What `TokenizerWrapper` asks of a vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = tokenizer.encode
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids | tokenizer.eos_ids)
-        self.bos_token_id, self.eos_token_id = tokenizer.bos_id, min(tokenizer.eos_ids, default=None)
-
-    def __call__(self, text: bytes) -> list[int]:
-        ids: list[int] = self._encode(text.decode(errors="replace"), begins=False).ids.tolist()
-        return ids
-
-
-def _library() -> Any:
-    try:
-        import llguidance
-    except ModuleNotFoundError:
-        said = "needs the package llguidance where the server runs"
-        raise RequestError(f"{PARAM} {said}; pip install 'sp-prefill[serve]', or send text", PARAM) from None
-    return llguidance
-
-
-def _grammar(library: Any, wanted: Format) -> str:
-    grammar: str = library.LLMatcher.grammar_from_json_schema(wanted.schema, overrides=STYLE)
-    return grammar
-
-
-def _refusal(work: Callable[[], str]) -> str:
-    """What the library says against something; it raises as well."""
-    try:
-        return work()
-    except ValueError as error:
-        return str(error) or "unknown"
-
-
-def _unsupported(problem: str) -> RequestError:
-    said = plain(problem.split("\n")[0], LONGEST_REASON)
-    return RequestError(f"{PARAM}: this schema is not supported: {said}; send a simpler one", PARAM)

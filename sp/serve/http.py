@@ -20,13 +20,12 @@ from typing import Any, Protocol
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sp.errors import ConfigError, plain, short
 from sp.page.markup import Html, asset, page, tag
+from sp.serve.connections import Impatient, Troubles
 from sp.serve.fields import RequestError
 
 AT_ONCE = 16  # bodies of the largest size that may be in hand at once
@@ -39,6 +38,7 @@ class Limits:
     body_bytes: int = 16 << 20  # largest body
     body_seconds: float = 30.0  # for a body to arrive
     stall_seconds: float = 60.0  # A reader of a stream that takes nothing for so long is dropped
+    silent_seconds: float = 5.0  # after which a stream that has nothing to say shows that it lives
 
 
 def busy(message: str) -> RequestError:
@@ -129,14 +129,6 @@ class AccessLog:
             await self._app(scope, receive, tell)
         finally:
             log.info(line(scope, status, time.perf_counter() - start, own.decode()))
-
-
-def around(cors: Sequence[str]) -> list[Middleware]:
-    """What stands round an application: ids, lines of log, and CORS headers for origins from `origins_of`."""
-    found = [Middleware(AccessLog)]
-    if cors:
-        found.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
-    return found
 
 
 def line(scope: MutableMapping[str, Any], status: int, seconds: float, own: str) -> str:
@@ -267,6 +259,8 @@ SWITCH_SECONDS = 0.0005
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; ConfigError if the address cannot be had."""
+    if not host.strip():
+        raise ConfigError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol by its name: without it asyncio leaves Nagle's algorithm on, which holds tokens back for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -297,7 +291,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Served, grace: int = 30) -> None:
         self.service = service
         config = uvicorn.Config(
-            service.app(), http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
+            service.app(), http=Impatient, ws="none", loop="asyncio", lifespan="on", log_level="warning",
             access_log=False, server_header=False, timeout_keep_alive=30, timeout_graceful_shutdown=grace,
         )  # fmt: skip
         super().__init__(config)
@@ -305,6 +299,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT or SIGTERM; a second one ends without grace. Not raised again at the end: it was obeyed."""
         self.service.close()
+        if (left := len(self.server_state.tasks)) and not self.should_exit:
+            said = f"{left} request{'s' * (left > 1)} may take {self.config.timeout_graceful_shutdown} s to end"
+            print(f"sp: stopping; {said}; once more (Ctrl-C) ends at once", file=sys.stderr, flush=True)
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -315,8 +312,14 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what was loaded stays: to look through it again takes 50 ms of some request
         try:
-            asyncio.run(self.serve([listener]))
+            asyncio.run(self._serve_on(listener))
         finally:
             gc.unfreeze()
             sys.setswitchinterval(before)
             listener.close()
+
+    async def _serve_on(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().set_exception_handler(Troubles())
+        await self.serve([listener])
+        if self.force_exit:  # which leaves this out
+            await self.lifespan.shutdown()

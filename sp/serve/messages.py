@@ -156,9 +156,10 @@ def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> 
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
+    template = job.tools.template(template)
     asked = question_in(job.messages, job.asked.protect, tokenizer, job.options.keep_ratio)
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
-    calling = job.tools.calling(template)
+    calling = job.tools.calling(template, prompt.thinks)
     return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
 
 

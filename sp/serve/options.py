@@ -103,6 +103,8 @@ class Overrides:
         Whether the usage block says which text was kept, see `sp.serve.messages`.
     marked : bool
         Whether blocks that a client of /v1/messages marks with cache_control stay.
+    progress : bool
+        Whether a stream tells how far the prompt is read.
     run : mapping
         Options of a run that differ from the server's.
     """
@@ -114,6 +116,7 @@ class Overrides:
     recall: Recall | None = None
     return_kept: bool = False
     marked: bool = True
+    progress: bool = False
     run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
 
 

@@ -3,7 +3,11 @@ const made = (name, text = "", kind = "") => Object.assign(document.createElemen
 const whole = new Intl.NumberFormat("en"), seconds = ms => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
 let messages = [], asking = null;
 
-fetch("v1/models").then(reply => reply.json())
+// What comes behind the # of an address is sent nowhere.
+const key = new URLSearchParams(location.hash.slice(1)).get("key");
+const headers = key ? {Authorization: `Bearer ${key}`} : {};
+
+fetch("v1/models", {headers}).then(reply => reply.json())
   .then(models => { at("model").textContent = models.data[0].id; })
   .catch(() => { at("trouble").textContent = "The server does not answer."; });
 
@@ -91,7 +95,7 @@ at("form").addEventListener("submit", async event => {
   let answer = "", thought = null;
   try {
     const reply = await fetch("v1/chat/completions", {
-      method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal: asking.signal});
+      method: "POST", headers: {...headers, "Content-Type": "application/json"}, body: JSON.stringify(body), signal: asking.signal});
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     for await (const one of events(reply.body)) {
       if (one.error) throw new Error(one.error.message);

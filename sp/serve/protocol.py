@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from sp.chat import Call, Thinking
-from sp.chat.calls import MOST_DEPTH, Calling, call_style_of, read_object, shallow
+from sp.chat import Thinking
 from sp.chat.messages import FieldError, parts_of, role_of, thought_of
 from sp.chat.reasoning import EFFORT, SWITCHES
 from sp.decode import Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import ChatTemplate
+from sp.ops.sampling.biased import Penalties
 from sp.serve.fields import (
+    BIAS,
     BIGGEST,
     MAX_NAME,
     NUMBERS,
@@ -29,12 +30,14 @@ from sp.serve.fields import (
     like,
     logprobs_of,
     not_null,
+    penalties_of,
     prompt_of,
     shown,
     text_of,
     typed,
 )
 from sp.serve.options import Defaults, Overrides, options_of, overrides_of
+from sp.serve.tools import ToolUse, calls_of, id_of, tool_use
 from sp.session import RunOptions
 
 KWARGS = "chat_template_kwargs"
@@ -89,132 +92,6 @@ def template_request(body: Mapping[str, Any], default: Thinking) -> TemplateRequ
     return TemplateRequest(thinking, kwargs, param)
 
 
-MOST_TOOLS = 256
-MOST_CALLS = 128  # in one turn
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-SHAPE = "send {'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}"
-CHOICES = ("none", "auto", "required")
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """The tools that the model is shown, and how it may call them."""
-
-    tools: tuple[dict[str, Any], ...] = ()  # as they came; none with the choice "none"
-    forced: bool = False  # the answer must begin with a call
-    name: str | None = None  # of the tool that must be called
-    single: bool = False  # one call at most
-
-    def calling(self, template: ChatTemplate | None) -> Calling | None:
-        """How calls are read from the answer; None without tools, RequestError where the model's way is not known."""
-        if not self.tools or template is None:
-            return None
-        style = call_style_of(template)
-        if style is None:
-            said = "shows tools, if at all, in a way that is not known"
-            raise RequestError(f"the chat template of this model {said}; leave tools out", "tools")
-        opening = style.opening(self.name) if self.forced else ""
-        return Calling(style, self.tools, self.single, opening)
-
-
-def lax(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line if tools are to be called strictly: arguments of calls are not held to a schema."""
-    strict = [index for index, tool in enumerate(tools) if tool["function"].get("strict")]
-    more = f", and of {len(strict) - 1} more" if strict[1:] else ""
-    return [f"tools[{strict[0]}].function.strict{more}: arguments are not held to a schema"] if strict else []
-
-
-def tool_use(body: Mapping[str, Any]) -> ToolUse:
-    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a body, checked."""
-    tools = _tools(body.get("tools"))
-    single = body.get("parallel_tool_calls")
-    if not isinstance(single, bool | None):
-        raise RequestError(f"parallel_tool_calls is {shown(single)}; send true or false", "parallel_tool_calls")
-    choice, names = body.get("tool_choice"), [tool["function"]["name"] for tool in tools]
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or set(choice) != {"type", "function"} or not isinstance(name, str):
-            wanted = "{'type': 'function', 'function': {'name': 'look'}}"
-            raise RequestError(f"tool_choice is no choice of a tool; send {wanted} or a word", "tool_choice")
-        if name not in names:
-            raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools; add it", "tool_choice")
-        return ToolUse(tools, True, name, True)
-    if choice is not None and choice not in CHOICES:
-        known = ", ".join(CHOICES)
-        raise RequestError(f"tool_choice is {shown(choice)}; send one of {known}, or name a tool", "tool_choice")
-    if choice == "required" and not tools:
-        raise RequestError("tool_choice is 'required', but there are no tools; send some", "tool_choice")
-    if choice == "none":
-        return ToolUse()
-    forced = choice == "required"
-    return ToolUse(tools, forced, names[0] if forced and len(names) == 1 else None, single is False)
-
-
-def _tools(given: Any) -> tuple[dict[str, Any], ...]:
-    """Descriptions of tools as they came; RequestError names the first that is none."""
-    if given is None:
-        return ()
-    if not isinstance(given, list) or len(given) > MOST_TOOLS:
-        raise RequestError(f"tools must be a list of up to {MOST_TOOLS} objects", "tools")
-    names = set()
-    for index, tool in enumerate(given):
-        where = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function":
-            raise RequestError(f"{where} is no function; {SHAPE}", where)
-        name = _name(function.get("name"), f"{where}.function.name")
-        if name in names:
-            raise RequestError(f"{where}.function.name {shown(name)} stands there twice; give each its own", where)
-        names.add(name)
-        for key, kind, what in (("description", str, "a string"), ("parameters", dict, "a JSON schema")):
-            value = function.get(key)
-            if value is not None and not isinstance(value, kind):
-                raise RequestError(f"{where}.function.{key} is {shown(value)}; send {what}", f"{where}.function.{key}")
-    if not shallow(given, MOST_DEPTH):
-        raise RequestError(f"tools are nested deeper than {MOST_DEPTH}; send plain schemas", "tools")
-    text_of(json.dumps(given, ensure_ascii=False), "tools")
-    return tuple(given)
-
-
-def calls_of(given: Any, where: str) -> tuple[Call, ...]:
-    """The calls of an assistant's turn, as a client sends them back."""
-    if given is None:
-        return ()
-    if not isinstance(given, list) or len(given) > MOST_CALLS:
-        raise RequestError(f"{where} must be a list of up to {MOST_CALLS} calls", where)
-    calls = tuple(_call(item, f"{where}[{index}]") for index, item in enumerate(given))
-    if len({call.id for call in calls}) < len(calls):
-        raise RequestError(f"{where} have an id twice; give each its own", where)
-    return calls
-
-
-def _call(given: Any, where: str) -> Call:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or given.get("type", "function") != "function":
-        raise RequestError(f"{where} is no call of a function; send it as the answer had it", where)
-    name = _name(function.get("name"), f"{where}.function.name")
-    written = text_of(function.get("arguments"), f"{where}.function.arguments")
-    arguments = read_object(written or "{}")
-    if arguments is None:
-        place = f"{where}.function.arguments"
-        raise RequestError(f"{place} is no JSON object; send what the answer had, a string", place)
-    return Call(name, arguments, id_of(given.get("id"), f"{where}.id"))
-
-
-def _name(given: Any, where: str) -> str:
-    if not NAME.fullmatch(text_of(given, where)):
-        raise RequestError(f"{where} is {shown(given)}; send up to 128 letters, digits, _ . : or -", where)
-    return str(given)
-
-
-def id_of(given: Any, where: str) -> str:
-    """The id of a call."""
-    if not text_of(given, where) or len(given) > MAX_NAME:
-        raise RequestError(f"{where} is {shown(given)}; send an id of 1 to {MAX_NAME} characters", where)
-    return str(given)
-
-
 def paired(messages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Names of the tools that answer, by their messages; RequestError for a call or a result without the other."""
     found = dict[int, str]()
@@ -266,7 +143,7 @@ def _message(given: Any, where: str, ignored: list[str] | None) -> dict[str, Any
 MAX_STOPS = 16
 MOST_IGNORED = 32  # lines; a client that sends more of what is unknown knows by then
 
-COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *NUMBERS, "logprobs", PARAM, "sp")
+COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *NUMBERS, BIAS, "logprobs", PARAM, "sp")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FIELDS = {
     "chat": (*COMMON, "messages", "max_completion_tokens", "top_logprobs", *TOOLS, KWARGS, EFFORT),
@@ -275,9 +152,6 @@ FIELDS = {
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1, None),
-    "logit_bias": ({}, None),
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
     "echo": (False, None),
     "suffix": ("", None),
 }  # fields that are not supported, and the values with which they ask for nothing
@@ -307,22 +181,41 @@ class Job:
     template: TemplateRequest = field(default_factory=TemplateRequest)
     choices: int = 1
     logprobs: int | None = None
+    penalties: Penalties | None = None
     format: Format | None = None
     ignored: tuple[str, ...] = ()  # what of the request is not heeded, a line each
 
 
+MOST_DIGITS = 4300  # of a number, as Python itself writes them
+DATA = ("messages", "input", "tools", PARAM, "text", "output_config", "metadata")
+"""Fields in which numbers are data, such as the bounds of a schema."""
+
+
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The body as an object; RequestError for anything else, and for numbers no field could mean."""
+    """The body as an object; RequestError for anything else, and for numbers no field could mean. In `DATA` numbers may
+    have any size that can be written again: one beyond floats is the whole number that it spells, to the digit.
+    """
+    large = False
 
     def integer(text: str) -> int:
-        if len(text) > 20 or abs(int(text)) > BIGGEST:
-            raise RequestError(f"the body has a number of {len(text)} digits; no field takes more than 2^53")
-        return int(text)
+        nonlocal large
+        if len(text.removeprefix("-")) > MOST_DIGITS:
+            raise _too_large(len(text))
+        large |= abs(value := int(text)) > BIGGEST
+        return value
 
     def real(text: str) -> float:
-        if not math.isfinite(value := float(text)):
-            raise RequestError("the body has a number that is not finite; no field takes one")
-        return value
+        nonlocal large
+        if math.isfinite(value := float(text)):
+            return value
+        try:
+            exact = Decimal(text)
+        except InvalidOperation:  # its exponent has nineteen digits
+            raise _too_large(None) from None
+        if exact.adjusted() >= MOST_DIGITS:
+            raise _too_large(exact.adjusted() + 1)
+        large = True
+        return int(exact)
 
     def constant(name: str) -> float:
         raise RequestError(f"the body has {name}, which is no JSON; leave the field out")
@@ -338,7 +231,26 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is no JSON: {error.msg} at character {error.pos}; send one object") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body is a JSON {shown(body)}; send an object")
+    if large:
+        for name, value in body.items():
+            if name not in DATA:
+                _check_size(value, name[:MAX_NAME])
     return body
+
+
+def _too_large(digits: int | None) -> RequestError:
+    many = "more digits than can be written" if digits is None else f"{digits} digits"
+    return RequestError(f"the body has a number of {many}; send one of at most {MOST_DIGITS}")
+
+
+def _check_size(value: Any, name: str) -> None:
+    """RequestError if a number in it is beyond what fields take."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, int) and abs(each) > BIGGEST:
+            raise RequestError(f"{name} has {shown(each)}; only schemas and messages may have more than 2^53", name)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
 def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Job:
@@ -360,23 +272,19 @@ def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Jo
     stream, include_usage = _stream_options(body, None if defaults.strict_fields else ignored)
     stop = _stop(body.get("stop"))
     job = Job(kind, options, stop=stop, asked=overrides, stream=stream, include_usage=include_usage,
-              choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
-    if (
-        isinstance(options.decode, Speculative)
-        and "decode" in overrides.run
-        and (job.format or job.logprobs is not None)
-    ):
-        raise RequestError(
-            f"sp.decode {overrides.run['decode']} takes neither {PARAM} nor logprobs; leave it out", "sp"
-        )
+              choices=Choosing.of(body).n or 1, logprobs=logprobs_of(body, kind), penalties=penalties_of(body),
+              format=format_of(body))  # fmt: skip
+    if isinstance(options.decode, Speculative) and "decode" in overrides.run:
+        watched = {PARAM: job.format, "logprobs": job.logprobs is not None, "penalties or biases": job.penalties}
+        if names := [name for name, there in watched.items() if there]:
+            raise RequestError(f"sp.decode {overrides.run['decode']} takes no {names[0]}; leave one out", "sp")
     typed(body, "model", (str, type(None)), "a string")
     if kind == "completion":
         prompt, ids = prompt_of(body.get("prompt"))
         return replace(job, prompt=prompt, ids=ids, ignored=told(ignored))
     template = template_request(body, defaults.thinking)
     messages = messages_of(body.get("messages"), None if defaults.strict_fields else ignored)
-    use = tool_use(body)
-    return replace(job, messages=messages, tools=use, template=template, ignored=told(ignored + lax(use.tools)))
+    return replace(job, messages=messages, tools=tool_use(body), template=template, ignored=told(ignored))
 
 
 def told(ignored: Sequence[str]) -> tuple[str, ...]:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
-from sp.chat.calls import Calling, CallSplitter
+from sp.chat.call_splitter import Calling, CallSplitter, Said, ThoughtCalls
 from sp.chat.reasoning import overlap
 from sp.decode import Choice, Chooser, Constraint, Decoder
+from sp.errors import plain
 from sp.gguf import Tokenizer
+from sp.ops.sampling.biased import Penalties
+from sp.prompt import Prompt
+from sp.serve.fields import MAX_NAME
+
+MOST_UNKNOWN = 8  # names of no tool that are told
 
 
 class Part(NamedTuple):
@@ -49,16 +56,28 @@ class ReplyText:
             opening, calling = calling.opening, replace(calling, opening="")
             self._calls = CallSplitter(calling)
             self._calls.push(self._splitter.push(opening).content)
+            self._thoughts = ThoughtCalls(None)
         else:
-            self._calls = CallSplitter(calling)
+            self._calls, self._thoughts = CallSplitter(calling), ThoughtCalls(calling if thinks else None)
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self.decoded = 0  # characters of all text so far, those of thinking and calls among them
 
     @property
     def thinking(self) -> bool:
         """Whether what came last is thinking."""
         return self._splitter.thinking
+
+    @property
+    def tool(self) -> str:
+        """The tool that what comes next is for, where calls are messages of their own; empty for an answer."""
+        return self._splitter.tool
+
+    @property
+    def unknown(self) -> list[str]:
+        """What was called, and is none of the tools."""
+        return self._calls.unknown
 
     @property
     def answering(self) -> bool:
@@ -70,19 +89,27 @@ class ReplyText:
         raw = self._bytes.push(token)
         if token in self._tokenizer.special_ids and self._tokenizer.token_text(token) not in self._marks:
             return Part()
-        before = self._splitter.thinking
-        split = self._splitter.push(self._decoder.decode(raw))
+        before, text = self._splitter.thinking, self._decoder.decode(raw)
+        self.decoded += len(text)
+        split = self._splitter.push(text)
         self.reasoning_tokens += before or self._splitter.thinking
         said = self._calls.push(split.content)
-        return self._part(split.reasoning, said.text, said.calls)
+        return self._part(self._thought(split.reasoning), said.text, said.calls)
 
     def finish(self) -> Part:
-        """What was held back."""
-        last, end = self._splitter.push(self._decoder.decode(b"", final=True)), self._splitter.finish()
-        said, rest = self._calls.push(last.content + end.content), self._calls.finish()
-        part = self._part(last.reasoning + end.reasoning, said.text + rest.text, said.calls + rest.calls)
+        """What was held back, but for a character of which an answer that was cut has only a part."""
+        open_end, end = self._splitter.thinking, self._splitter.finish()
+        thought = self._thoughts.push(end.reasoning)
+        kept = self._thoughts.finish() if open_end else Said(self._thoughts.close())
+        said, rest = self._calls.push(end.content), self._calls.finish()
+        part = self._part(thought + kept.text, said.text + rest.text, kept.calls + said.calls + rest.calls)
         held, self._held = self._held, ""
         return part._replace(content=part.content + held)
+
+    def _thought(self, reasoning: str) -> str:
+        """Thinking that is certain not to end with calls."""
+        text = self._thoughts.push(reasoning)
+        return text if self._splitter.thinking else text + self._thoughts.close()
 
     def _part(self, reasoning: str, text: str, calls: tuple[Call, ...]) -> Part:
         """What may be sent, and whether that is the end."""
@@ -106,23 +133,32 @@ class ReplyText:
         return text[: len(text) - held]
 
 
+def uncalled(texts: Iterable[ReplyText]) -> list[str]:
+    """A line for each name that was called and is none of the tools."""
+    names = dict.fromkeys(plain(name, MAX_NAME) for text in texts for name in text.unknown)
+    return [f"a call of {name}: there is no such tool, so it stays text" for name in names][:MOST_UNKNOWN]
+
+
 LOWEST = -9999.0  # in place of minus infinity, which JSON has no word for
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones."""
+    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones. `start`:
+    where in the text it begins, or the character does of which it is a part.
+    """
 
     raw: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
+    start: int = 0
 
     @classmethod
-    def of(cls, choice: Choice, tokenizer: Tokenizer) -> TokenLogprob:
+    def of(cls, choice: Choice, tokenizer: Tokenizer, start: int = 0) -> TokenLogprob:
         """What was chosen, in a vocabulary; a padded head has tokens that are in none."""
         top = zip(choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         named = ((tokenizer.token_bytes(each), _finite(value)) for each, value in top if each < tokenizer.vocab_size)
-        return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named))
+        return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named), start)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -135,16 +171,13 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": told, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The same of a text completion, whose token first told stands at character `offset` of the text.
+def completion_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The same of a text completion.
 
-    >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),))], 10)
-    {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [10, 12]}
+    >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),), 2)])
+    {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [0, 2]}
     """
-    texts, offsets = [_text(each.raw) for each in tokens], list[int]()
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    texts, offsets = [_text(each.raw) for each in tokens], [each.start for each in tokens]
     top = [{_text(raw): value for raw, value in each.top} for each in tokens]
     values = [each.logprob for each in tokens]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
@@ -194,6 +227,13 @@ class Watched(Decoder):
         return self.base.chooser(seed, **self.more, **watched)
 
 
+def knowing(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
+    """Penalties that know the whole prompt, whatever of it the target reads; its tokens are found once, if at all."""
+    if penalties is None:
+        return None
+    return replace(penalties, prompt=cache(lambda: prompt.tokenise(tokenizer).ids.tolist()))
+
+
 class Speaker:
     """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
     to tell beside each one; None tells of none.
@@ -212,21 +252,22 @@ class Speaker:
         self._chosen: deque[Choice] = deque()
         self._told: list[TokenLogprob] = []
 
-    def decoder(self, base: Decoder, constraint: Constraint | None) -> Decoder:
+    def decoder(self, base: Decoder, constraint: Constraint | None, penalties: Penalties | None) -> Decoder:
         """The way to decode by which this hears what it has to tell."""
-        more: dict[str, Any] = {} if constraint is None else {"constraint": constraint}
+        given = {"constraint": constraint, "penalties": penalties}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self._wanted is not None:
             more |= {"on_choice": self._chosen.append, "top": self._wanted}
         return Watched(base, more) if more else base
 
     def hear(self, token: int) -> bool:
         """One more token; whether it is the last."""
-        thinking = self.text.thinking
+        thinking, start = self.text.thinking, self.text.decoded
         part = self.text.push(token)
         if self._wanted is not None:
             choice = self._chosen.popleft()
             if not (thinking or self.text.thinking):
-                self._told.append(TokenLogprob.of(choice, self._tokenizer))
+                self._told.append(TokenLogprob.of(choice, self._tokenizer, start))
         self._emit(part)
         return self.text.stopped
 

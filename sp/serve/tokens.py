@@ -76,6 +76,7 @@ def props_of(target: Loaded) -> dict[str, Any]:
         "model_path": target.path.name,
         "model_alias": target.path.stem,
         "chat_template": "" if template is None else template.source,
+        **({"chat_template_tool_use": template.tool_use} if template and template.tool_use else {}),
         "bos_token": "" if template is None else template.bos_token,
         "eos_token": "" if template is None else template.eos_token,
         "modalities": {"vision": False, "audio": False},

@@ -2,112 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from sp.errors import SpError, TooLongError
 from sp.kernels import device_errors
 from sp.prompt import Prompt
-from sp.serve.fields import Grammars, RequestError, as_request_error, nth
+from sp.serve.ahead import Ahead, check_length
+from sp.serve.fields import RequestError, as_request_error, nth
+from sp.serve.grammars import Grammars
 from sp.serve.http import Metrics, busy
+from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import PromptTokens, Told, kept_text, to_prompt, usage
 from sp.serve.protocol import Job
 from sp.serve.sessions import Sessions
-from sp.serve.text import Ended, Piece, ReplyText, Speaker
+from sp.serve.text import Ended, Piece, ReplyText, Speaker, knowing, uncalled
 from sp.session import Answer, Conversations, Pipeline, RunResult, TurnResult
-
-Item = TypeVar("Item")
-Lane = tuple[str, str]  # a client and a session of it
-
-
-class Lanes(Generic[Item]):
-    """What waits, by lanes; clients take turns, in a client its sessions, in a session what came first. A client that
-    comes anew stands behind all that wait, and one that was served goes there if it has more: so nobody waits for more
-    than one turn of each other client, however much that has sent. (Round robin; Nagle, RFC 970.)
-    """
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, OrderedDict[str, list[Item]]] = OrderedDict()
-        self._size = 0
-
-    def __len__(self) -> int:
-        """May be asked while another thread adds or takes."""
-        return self._size
-
-    def __iter__(self) -> Iterator[Item]:
-        return (item for sessions in self._clients.values() for items in sessions.values() for item in items)
-
-    def add(self, lane: Lane, item: Item) -> None:
-        """Put at the end of its lane."""
-        self._clients.setdefault(lane[0], OrderedDict()).setdefault(lane[1], []).append(item)
-        self._size += 1
-
-    def next(self) -> Item:
-        """Take what is next; KeyError if nothing waits."""
-        client, sessions = self._clients.popitem(last=False)
-        session, items = sessions.popitem(last=False)
-        item = items.pop(0)
-        self._size -= 1
-        if items:
-            sessions[session] = items
-        if sessions:
-            self._clients[client] = sessions
-        return item
-
-    def remove(self, lane: Lane, item: Item) -> bool:
-        """Take something out; whether it was there."""
-        sessions = self._clients.get(lane[0], OrderedDict())
-        items = sessions.get(lane[1], [])
-        if not any(each is item for each in items):
-            return False
-        items[:] = [each for each in items if each is not item]
-        self._size -= 1
-        if not items:
-            del sessions[lane[1]]
-        if not sessions:
-            del self._clients[lane[0]]
-        return True
-
-    def greediest(self, beside: str) -> Item | None:
-        """The last that a client waits for who has at least two more than another; None if there is no such client."""
-        waiting = {name: [i for items in each.values() for i in items] for name, each in self._clients.items()}
-        most = max(waiting.values(), key=len, default=[])
-        return most[-1] if len(most) >= len(waiting.get(beside, [])) + 2 else None
-
-    def clear(self) -> list[Item]:
-        """Take everything out."""
-        items = list(self)
-        self._clients.clear()
-        self._size = 0
-        return items
-
-
-def lane_of(body: Mapping[str, Any], address: str, key: str) -> Lane:
-    """The lane of a request. `body`: A client is who ``safety_identifier`` or ``user`` say, a session what
-    ``prompt_cache_key`` says; or else messages up to the first of the user, with which each request of a conversation
-    begins; `address`: of the client, which it is where the body names none; `key`: the API key with which it came.
-    """
-    named = next((body[name] for name in ("safety_identifier", "user") if isinstance(body.get(name), str)), None)
-    session: Any = body.get("prompt_cache_key")
-    messages = body.get("messages")
-    if not isinstance(session, str) and isinstance(messages, list):
-        roles = [each.get("role") if isinstance(each, dict) else None for each in messages]
-        session = messages[: roles.index("user") + 1 if "user" in roles else 1]
-    return _digest([named] if named is not None else [address, key]), _digest(session)
-
-
-def _digest(value: Any) -> str:
-    """A short name for plain data of any size."""
-    return blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
 
 log = logging.getLogger("sp.serve")
 
@@ -130,16 +45,33 @@ class Failed:
     error: RequestError
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How far a stage is with a prompt: `tokens` of `total`."""
+
+    stage: str
+    tokens: int
+    total: int
+
+
 Result = RunResult | TurnResult
-Event = Piece | Ended | Done | Failed
+Event = Reading | Piece | Ended | Done | Failed
+PROGRESS_SECONDS = 0.25  # between two events that tell of the same stage
+SCORING = "scoring"  # the stage whose progress is counted in tokens of each layer
 
 
 class Writer(Protocol):
     """Writes the answers to one request, whole or as events of a stream. `ping`: what is sent where nothing else was
-    for a while, so that nobody takes the connection for dead; empty for nothing.
+    for a while, so that nobody takes the connection for dead.
     """
 
     ping: bytes
+
+    def begin(self) -> bytes:
+        """What can be told of a stream once its request is accepted."""
+
+    def progress(self, read: Reading) -> bytes:
+        """How far the prompt is read, for a client that asked for it."""
 
     def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
         """All of it."""
@@ -169,6 +101,8 @@ class Ticket:
     lane: Lane = ("", "")
     submitted: float = field(default_factory=time.perf_counter)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    at_work: bool = False  # whether it has left the queue
+    layers: int = 1  # that score
 
     def check(self, _: int = 0) -> None:
         """Raise if the client has left."""
@@ -184,9 +118,24 @@ class Ticket:
 
     @contextmanager
     def reporter(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Progress of a stage, as a place to stop at."""
+        """Progress of a stage, as a place to stop at; of a stream it is told where that was asked for."""
         self.check()
-        yield self.check
+        if not (self.job.stream and self.job.asked.progress):
+            yield self.check
+            return
+        done, told, each = 0, time.perf_counter(), self.layers if what == SCORING else 1
+
+        def tell(amount: int) -> None:
+            nonlocal done, told
+            self.check()
+            done += amount
+            if done < total and (now := time.perf_counter()) - told >= PROGRESS_SECONDS:
+                told = now
+                self.emit(Reading(what, done // each, total // each))
+
+        self.emit(Reading(what, 0, total // each))
+        yield tell
+        self.emit(Reading(what, total // each, total // each))
 
 
 class Worker:
@@ -200,7 +149,8 @@ class Worker:
     ) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
         self._sessions = Sessions(pipeline, talks, metrics)
-        self.grammars, self.started = Grammars(pipeline.target.tokenizer), int(time.time())
+        self.ahead = Ahead(pipeline)
+        self.grammars, self.started = Grammars(pipeline.target.tokenizer, pipeline.target.template), int(time.time())
         self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
@@ -236,7 +186,8 @@ class Worker:
 
     def submit(self, job: Job, emit: Callable[[Event], None], lane: Lane = ("", "")) -> Ticket:
         """Queue a job; RequestError when there is no room or no more work is taken."""
-        ticket, displaced = Ticket(job, emit, lane), None
+        reader = self.pipeline.drafter or self.pipeline.target
+        ticket, displaced = Ticket(job, emit, lane, layers=reader.model.config.layers), None
         full = busy(f"{self.limit} requests wait already")
         with self._changed:
             if self._closed:
@@ -276,6 +227,7 @@ class Worker:
             current.cancelled.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
+        self.ahead.pool.shutdown(wait=False, cancel_futures=True)
 
     def _wake(self) -> None:
         with self._changed:
@@ -291,6 +243,7 @@ class Worker:
                 if not self._waiting:
                     continue
                 ticket = self._current = self._waiting.next()
+                ticket.at_work = True
             try:
                 with device_errors():
                     self._serve(ticket)
@@ -311,7 +264,10 @@ class Worker:
         start = time.perf_counter()
         job, target = ticket.job, self.pipeline.target
         ticket.check()
+        self.pipeline.check_files()
         prompt, asked = to_prompt(job, target.template, target.tokenizer)
+        check_length(self.pipeline, prompt, job.options)
+        ticket.job = replace(job, penalties=knowing(job.penalties, prompt, target.tokenizer))
         apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
         speakers = [self._speaker(ticket, prompt, index) for index in range(job.choices)]
@@ -322,17 +278,18 @@ class Worker:
             told.generated += len(answer.tokens)
             told.reasoning += speaker.text.reasoning_tokens
         assert result is not None, "a request wants one answer at least"
+        self.pipeline.check_files()  # or the answer may be of other weights
         self._count(result, told)
         used = usage(result, told, job.options)
-        if job.ignored:
-            used["sp"]["ignored"] = list(job.ignored)
+        if ignored := [*job.ignored, *uncalled(speaker.text for speaker in speakers)]:
+            used["sp"]["ignored"] = ignored
         if job.asked.return_kept:
             used["sp"]["kept_text"] = kept_text(result)
         ticket.emit(Done(used))
 
     def _speaker(self, ticket: Ticket, prompt: Prompt, index: int) -> Speaker:
         job, target = ticket.job, self.pipeline.target
-        calling = job.tools.calling(target.template)
+        calling = job.tools.calling(target.template, prompt.thinks)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
         return Speaker(target.tokenizer, text, ticket.emit, index, job.logprobs)
 
@@ -340,10 +297,9 @@ class Worker:
         self, ticket: Ticket, prompt: Prompt, apart: str | None, speaker: Speaker, first: Result | None
     ) -> tuple[Answer, Result]:
         """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
-        wanted, text = ticket.job.format, speaker.text
-        constraint = self.grammars.constraint(wanted, lambda: not text.answering) if wanted else None
-        options = ticket.job.options
-        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint))
+        text, options, penalties = speaker.text, ticket.job.options, ticket.job.penalties
+        constraint = self.grammars.constraint(ticket.job, prompt.thinks, lambda: not text.answering, lambda: text.tool)
+        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint, penalties))
 
         def on_token(token: int) -> bool:
             ticket.check()

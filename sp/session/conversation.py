@@ -12,7 +12,7 @@ from typing import Any
 from sp.arrays import Ints
 from sp.chat import Thinking, Turn
 from sp.chat.answer import AnswerText, calling_of
-from sp.chat.calls import Calling
+from sp.chat.call_splitter import Calling
 from sp.decode import Decoder
 from sp.errors import names_keywords
 from sp.prompt import Prompt

@@ -321,6 +321,12 @@ class Pair:
         assert self.drafter is not None, "score needs a drafter"
         return "drafter", self.drafter
 
+    def check_files(self) -> None:
+        """ChangedError if a file was written to of which weights are in use: on the CPU they are views of it."""
+        for one in (self.target, self.drafter):
+            if one is not None and one.file is not None and one.model.device == "cpu":
+                one.file.check()
+
     def drafts_ahead(self, options: RunOptions) -> bool:
         """Whether the drafter may begin before the target's tokens are known.
 

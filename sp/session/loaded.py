@@ -12,6 +12,7 @@ from typing import Any
 
 from sp.errors import ConfigError, ModelError, plain, short
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
+from sp.gguf.template import TOOL_USE
 from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
 from sp.models import (
@@ -223,7 +224,8 @@ def load(
     if group is not None:
         card_config(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
-    template = ChatTemplate.of_file(with_tools() if own(file.path) else chat_template(file), tokenizer)
+    source = with_tools() if own(file.path) else chat_template(file)
+    template = ChatTemplate.of_file(source, tokenizer, chat_template(file, TOOL_USE))
     retrieval = known_retrieval(file.path, config, scorers)
     if retrieval is None and makes_one(scorers):
         whole = load_model(file, device=where, context=longest(config.context))

@@ -184,7 +184,7 @@ class RunOptions:
     target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
     decode: Written[Decoder] = "greedy"  # type: ignore[assignment]
     max_new_tokens: Annotated[Written[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
-    seed: int = 0
+    seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
         for name, registry in BY_NAME.items():

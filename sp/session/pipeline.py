@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from sp.arrays import Bools, Floats
 from sp.chat.answer import AnswerText, calling_of
-from sp.chat.calls import Calling
+from sp.chat.call_splitter import Calling
 from sp.errors import ConfigError, ModelError, check_keywords, plain
 from sp.kernels.device import pick_device
 from sp.models import Model, load_draft

@@ -269,9 +269,11 @@ def select(
     fixed: Bools | None = None,
     *,
     activated: bool = True,
+    prepared: object = None,
 ) -> tuple[Floats, Selection | None]:
     """Scores carried to the target's tokens, and if `activated` which of them to keep, of the last ``len(fixed)``.
     `fixed` are those that are kept in any case; without it all are chosen from, and what is protected is kept.
+    `prepared`: what the selector made of the text before, see `Selector.prepare`.
     """
     fixed = prompt.mask("protected") if fixed is None else fixed
     start = len(prompt) - len(fixed)
@@ -281,7 +283,7 @@ def select(
         if not activated:
             return scores, None
         wanted = selection_request(scores, fixed, options.keep_ratio, prompt, start, scored.importance.fineness)
-        selection = options.selector(wanted)
+        selection = options.selector(replace(wanted, prepared=prepared))
         first = int(prompt.bytes[start, 0]) if start else 0
         read = {start + at: tuple((a + first, b + first) for a, b in parts) for at, parts in selection.read.items()}
         selection = replace(selection, kept=selection.kept | wanted.protected, read=read)

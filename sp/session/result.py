@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Bools, Floats
 from sp.chat import Call
 from sp.chat.answer import read_calls
-from sp.chat.calls import Calling
+from sp.chat.call_splitter import Calling
 from sp.errors import plain
 from sp.prompt import TokenisedPrompt, Transfer
 from sp.prompt.heat import as_heat

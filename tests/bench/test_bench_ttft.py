@@ -214,7 +214,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
     [
         (("--keep-ratio", "few"), "numbers"),
         (("--keep-ratio", "1"), "give one below it"),
-        (("--keep-ratio", "2"), "keep_ratio"),
+        (("--keep-ratio", "2"), "--keep-ratio must be at most 1, not 2.0"),
         (("--scorer", "tial"), "did you mean 'tail'"),
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
         (("--sparse", "density:0"), "density"),

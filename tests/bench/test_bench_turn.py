@@ -213,7 +213,7 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--policies", "warm"), "prefix"),
-        (("--policies", ","), "at least one"),
+        (("--policies", ","), "--policies is empty"),
         (("--recall", "yes"), "recall"),
         (("--keys", "q9"), "keys"),
         (("--keep-ratio", "1"), "give one below it"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import serving
 from PIL import Image
+from test_browser import shortened_chat
 
 from sp.session import RunOptions
 from sp.studies.pages.study_page import Section, comparable, provenance, study_page
@@ -25,7 +26,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "results" / "nvidia-h200" / "study"
 PICTURES = {
     "run-desk-light": "run", "run-phone-dark": "run-phone", "tokens-desk-dark": "tokens", "report-desk-light": "report",
-    "serve-desk-light": "serve",
+    "serve-desk-light": "serve", "front-desk-light": "front", "front-phone-dark": "front-phone",
 }  # fmt: skip
 COLOURS = 160
 
@@ -47,11 +48,14 @@ def asked(folder: Path, server: str) -> list[dict[str, Any]]:
         {"do": "wait", "at": ".times", "seconds": 300},
     ]
     jump = [{"do": "click", "at": "a[href='#needle-1']"}]
+    front = folder / "front.html"
+    front.write_text(shortened_chat())
     return [
         {"name": "run", "url": run.as_uri(), "looks": ["desk light", "phone dark"]},
         {"name": "tokens", "url": run.as_uri(), "looks": ["desk dark"], "steps": jump},
         {"name": "report", "url": report.as_uri(), "looks": ["desk light"]},
         {"name": "serve", "url": f"{server}/", "looks": ["desk light"], "steps": ask},
+        {"name": "front", "url": front.as_uri(), "looks": ["desk light", "phone dark"]},
     ]
 
 

@@ -85,6 +85,25 @@ def some_of_the_leaderboard() -> Board:
 Looks = dict[str, list[dict[str, Any]]]
 
 
+def shortened_chat() -> str:
+    """The page of a front that shortened a document, and brought some of it back for the next question."""
+    import serving
+
+    from sp.front.history import History, Rules
+    from sp.front.page import changes_page
+    from sp.front.shorten import Compressor
+
+    history, first, second = History(Compressor.open(scorer="bm25")), serving.TASKS[0], serving.TASKS[1]
+    text = "".join(serving.document(*task, 12) for task in (first, second)) + HOSTILE
+    messages = [{"role": "user", "content": f"{text}\n\n{serving.question(first[0])}"}]
+    outcomes = [history.shorten("chat", {"messages": messages}, Rules(0.1, 0))]
+    messages = [*messages, {"role": "assistant", "content": str(first[1])}]
+    messages = [*messages, {"role": "user", "content": serving.question(second[0])}]
+    outcomes.insert(0, history.shorten("chat", {"messages": messages}, Rules(0.1, 0)))
+    assert outcomes[0].recalled
+    return changes_page("http://127.0.0.1:8080", outcomes, True)
+
+
 def look(folder: Path) -> Looks:
     """What `look.mjs` saw of every page."""
     for name in SERVER:
@@ -123,12 +142,15 @@ def look(folder: Path) -> Looks:
     run, long = run_report_page(folder / "run"), long_page(folder / "long.html")
     board = folder / "board.html"
     board.write_text(as_html(some_of_the_leaderboard()))
+    front = folder / "front.html"
+    front.write_text(shortened_chat())
     with serving.serving(serving.load()) as server:
         pages = [
             {"name": "run", "url": run.as_uri(), "steps": tools},
             {"name": "eval", "url": (folder / "eval.html").as_uri(), "steps": sort, "looks": SOME},
             {"name": "sweep", "url": sweep.as_uri(), "looks": SOME},
             {"name": "serve", "url": f"{server.url}/", "steps": ask, "looks": SOME},
+            {"name": "front", "url": front.as_uri(), "looks": SOME},
             {"name": "board", "url": board.as_uri(), "looks": SOME},
             {"name": "long", "url": long.as_uri(), "steps": jump, "looks": SOME[:1], "rules": False},
         ]
@@ -146,7 +168,9 @@ def look(folder: Path) -> Looks:
 
 def every_page_is_sound_in_every_look(looks: Looks) -> None:
     assert {one["look"] for one in looks["run"]} == LOOKS
-    assert all({one["look"] for one in looks[name]} == set(SOME) for name in ("eval", "sweep", "serve", "board"))
+    assert all(
+        {one["look"] for one in looks[name]} == set(SOME) for name in ("eval", "sweep", "serve", "front", "board")
+    )
     for one in (one for each in looks.values() for one in each):
         where = f"{one['name']} {one['look']}"
         assert one["messages"] == [], where
@@ -157,7 +181,7 @@ def every_page_is_sound_in_every_look(looks: Looks) -> None:
 
 
 def nothing_is_fetched_but_from_the_server_itself(looks: Looks) -> None:
-    for name in ("run", "eval", "sweep", "board", "long"):
+    for name in ("run", "eval", "sweep", "front", "board", "long"):
         assert all(len(one["requests"]) == 1 for one in looks[name])
     for one in looks["serve"]:
         assert {request.split("/", 3)[3] for request in one["requests"]} == {"", "v1/models", "v1/chat/completions"}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS
 
 from sp.chat import Call, Turn, render_located
-from sp.chat.calls import CALLS, MOST_DEPTH, MOST_TRIES, Calling, CallSplitter, call_style_of, read_json, read_object
+from sp.chat.call_splitter import MOST_TRIES, Calling, CallSplitter, Said, ThoughtCalls
+from sp.chat.calls import CALLS, MOST_DEPTH, call_style_of, read_json, read_object
 from sp.chat.turn import message_of
 from sp.errors import SpError
 from sp.gguf import ChatTemplate, render_chat
@@ -73,6 +74,33 @@ def test_styles_are_known_by_their_templates() -> None:
          "", (Call("read_file", {"most": "many"}),)),
         ("tagged_parameters", "<tool_call>\n<function=f>\n<parameter=path>\na",
          "<tool_call>\n<function=f>\n<parameter=path>\na", ()),
+        ("tagged_json", '<tool_call>\n{"name": "list_files"}\n{"name": "read_file", "arguments": {"path": "a.py"}}\n'
+         '</tool_call>', "", (Call("list_files"), PATH)),
+        ("tagged_json", '<tool_call>[{"name": "list_files"}, {"name": "read_file", "arguments": {"path": "a.py"}}]'
+         '</tool_call>', "", (Call("list_files"), PATH)),
+        ("tagged_json", '\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>', "", (PATH,)),
+        ("tagged_json", '{"name":"read_file","arguments":{"path":"a.py"}}', "", (PATH,)),
+        ("tagged_json", '{"name": "list_files"}</tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}', "",
+         (Call("list_files"), PATH)),
+        ("tagged_json", 'So: {"name": "list_files"}</tool_call>', 'So: {"name": "list_files"}</tool_call>', ()),
+        ("tagged_json", '{"name": "list_files", "size": 3} is', '{"name": "list_files", "size": 3} is', ()),
+        ("tagged_json", 'a <tool_call>{"name": "no"}</tool_call> b', 'a <tool_call>{"name": "no"}</tool_call> b', ()),
+        ("tagged_json", '<tool_call>{"name": "nobody"}</tool_call>\n<tool_call>{"name": "list_files"}</tool_call>',
+         '<tool_call>{"name": "nobody"}</tool_call>', (Call("list_files"),)),
+        ("tagged_parameters", "I look.\n\n<function=read_file>\n<parameter=path>\na.py\n</parameter>\n</function>\n"
+         "</tool_call>", "I look.", (PATH,)),
+        ("tagged_parameters", "<function=list_files></function>\n<function=read_file><parameter=path>a.py</parameter>\n"
+         "</function> Done.", "Done.", (Call("list_files"), PATH)),
+        ("tagged_parameters", "<function=list_files></function></tool_call>\n<tool_call><function=list_files>"
+         "</function></tool_call>", "", (Call("list_files"), Call("list_files"))),
+        ("tagged_parameters", "<tool_call>\n<function=list_files>\n</function>\n<function=read_file>\n"
+         "<parameter=path>\na.py\n</parameter>\n</function>\n</tool_call>", "", (Call("list_files"), PATH)),
+        ("tagged_parameters", "Write <function=nobody></function>", "Write <function=nobody></function>", ()),
+        ("tagged_parameters", "Write <function=list_files> so", "Write <function=list_files> so", ()),
+        ("named_json", '[TOOL_CALLS][{"name": "list_files", "arguments": {}}]', "", (Call("list_files"),)),
+        ("named_json", '[TOOL_CALLS]nobody[ARGS]{}[TOOL_CALLS]list_files[ARGS]{}', "[TOOL_CALLS]nobody[ARGS]{}",
+         (Call("list_files"),)),
+        ("in_channel", "to=functions.nobody<|message|>{}<|call|>", "to=functions.nobody<|message|>{}<|call|>", ()),
         ("braced", 'I look.\n<|tool_call>call:read_file{path:<|"|>a.py<|"|>}<tool_call|>', "I look.", (PATH,)),
         ("braced", '<|tool_call>call:list_files{}<tool_call|><|tool_call>call:read_file{path:<|"|>{a: "b", [\n<|"|>,'
          'lines:[1,2],all:true,filter:{deep:{x:null},names:[<|"|>c<|"|>]},most:-1.5}<tool_call|>', "",
@@ -93,8 +121,8 @@ def test_styles_are_known_by_their_templates() -> None:
          '</atem:parameter>\n</atem:invoke>\n</atem:function_calls>', "I look.", (PATH,)),
         ("invoked", '<atem:function_calls><atem:invoke name="functions.read_file"><atem:parameter name="lines">[1, 2]'
          '</atem:parameter><atem:parameter name="path">7</atem:parameter></atem:invoke>\n<atem:invoke '
-         'name="other.look"></atem:invoke></atem:function_calls> Done.', "Done.",
-         (Call("read_file", {"lines": [1, 2], "path": "7"}), Call("other.look"))),
+         'name="other.list_files"></atem:invoke></atem:function_calls> Done.', "Done.",
+         (Call("read_file", {"lines": [1, 2], "path": "7"}), Call("list_files"))),
         ("invoked", "a <atem:function_calls>no</atem:function_calls>", "a <atem:function_calls>no"
          "</atem:function_calls>", ()),
         ("bare_json", ' {"name": "read_file", "parameters": {"path": "a.py"}}', "", (PATH,)),
@@ -115,6 +143,47 @@ def test_styles_are_known_by_their_templates() -> None:
 def test_answers_by_hand_whole_and_letter_by_letter(name: str, answer: str, text: str, calls: tuple[Call, ...]) -> None:
     assert taken(name, answer) == (text, calls)
     assert taken(name, *answer) == (text, calls)
+
+
+THINKING = [
+    ("tagged_json", "I look.\n<tool_call>{\"name\": \"list_files\"}</tool_call>\n", "I look.", ["list_files"]),
+    ("tagged_json", '<tool_call>{"name": "list_files"}</tool_call>\n<tool_call>\n{"name": "read_file"}', "",
+     ["list_files", "read_file"]),
+    ("tagged_json", 'So <tool_call>{"name": "list_files"}</tool_call>. No', 'So <tool_call>{"name": "list_files"}'
+     '</tool_call>. No', []),
+    ("tagged_json", '<tool_call>{"name": "list_files"}</tool_call> or <tool_call>{"name": "read_file"}</tool_call>',
+     '<tool_call>{"name": "list_files"}</tool_call> or', ["read_file"]),
+    ("tagged_json", "the tag <tool_call> is", "the tag <tool_call> is", []),
+    ("tagged_json", '<tool_call>{"name": "nobody"}</tool_call>', '<tool_call>{"name": "nobody"}</tool_call>', []),
+    ("tagged_parameters", "Hm.\n<function=list_files>\n</function>\n</tool_call>", "Hm.", ["list_files"]),
+    ("named_json", "[TOOL_CALLS]list_files[ARGS]{}", "", ["list_files"]),
+    ("bare_json", '{"name": "list_files", "parameters": {}}', '{"name": "list_files", "parameters": {}}', []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "thought", "text", "names"), THINKING)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_calls_at_the_end_of_thinking(data: Any, name: str, thought: str, text: str, names: list[str]) -> None:
+    """Of what was closed all is thinking; of what was not, but for the calls at its end; in whatever pieces."""
+    for closed in (True, False):
+        calls = ThoughtCalls(Calling(STYLE[name], TOOLS))
+        said = "".join([*map(calls.push, cut(data, thought))])
+        rest = Said(calls.close()) if closed else calls.finish()
+        assert (said + rest.text).rstrip() == (thought.rstrip() if closed else text)
+        assert [call.name for call in rest.calls] == ([] if closed else names)
+
+
+def test_names_of_no_tool_are_remembered() -> None:
+    splitter = CallSplitter(Calling(STYLE["tagged_json"], TOOLS))
+    splitter.push('<tool_call>{"name": "nobody"}</tool_call><tool_call>{"name": "list_files"}</tool_call>')
+    assert splitter.unknown == ["nobody"]
+
+
+def test_thinking_goes_out_at_once_where_no_call_may_have_begun() -> None:
+    calls = ThoughtCalls(Calling(STYLE["tagged_json"], TOOLS))
+    pieces = ("Let me", " see. a < b", ' <tool_call>{"name": ', '"list_files"}</tool_call>', "\n or z")
+    assert [calls.push(text) for text in pieces] == [*pieces[:2], "", "", "".join(pieces[2:])]
 
 
 def test_text_goes_out_at_once_and_a_call_as_soon_as_it_is_whole() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.chat import MARKS, Call, Splitter, Thinks, split_reply
-from sp.chat.calls import CALLS, Calling, CallSplitter
+from sp.chat.call_splitter import Calling, CallSplitter
+from sp.chat.calls import CALLS
 from sp.chat.reasoning import joined
 
 CHANNELS, BRACKETS, TAGS, ADDRESSED, THOUGHT = MARKS
@@ -99,7 +100,10 @@ def test_a_call_to_whom_a_message_is_for(size: int) -> None:
         'name="files.look">\n<atem:parameter name="path">a.py</atem:parameter>\n</atem:invoke>\n'
         "</atem:function_calls><|eot|>"
     )
-    splitter, calls = Splitter(Thinks(ADDRESSED), calls=True), CallSplitter(Calling(style, ()))
+    splitter, calls = (
+        Splitter(Thinks(ADDRESSED), calls=True),
+        CallSplitter(Calling(style, [{"function": {"name": "files.look"}}])),
+    )
     parts = [splitter.push(reply[at : at + size]) for at in range(0, len(reply), size)] + [splitter.finish()]
     said = [*(calls.push(part.content) for part in parts), calls.finish()]
     assert "".join(part.reasoning for part in parts) == "I look."

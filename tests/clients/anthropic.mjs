@@ -14,7 +14,9 @@ const whole = await ask([user("Who is there?")]);
 found.text = whole.content[0].text;
 assert.equal(whole.type, "message");
 
-const stream = client.messages.stream({ model: "any", messages: [user("Who is there?")], max_tokens: 8 });
+const stream = client.messages.stream({
+  model: "any", messages: [user("Who is there?")], max_tokens: 8, sp: { progress: true },
+});
 let text = "";
 stream.on("text", (part) => (text += part));
 const final = await stream.finalMessage();

@@ -20,7 +20,7 @@ found.chat = whole.choices[0].message.content;
 
 let text = "";
 let usage = null;
-const options = { stream: true, stream_options: { include_usage: true } };
+const options = { stream: true, stream_options: { include_usage: true }, sp: { progress: true } };
 for await (const chunk of await ask([user("Who is there?")], options)) {
   text += chunk.choices[0]?.delta?.content ?? "";
   usage = chunk.usage ?? usage;
@@ -69,7 +69,7 @@ const asked = { model: "any", input: "Who is there?", max_output_tokens: 8 };
 const response = await client.responses.create(asked);
 const kinds = [];
 let written = "";
-for await (const event of await client.responses.create({ ...asked, stream: true })) {
+for await (const event of await client.responses.create({ ...asked, stream: true, sp: { progress: true } })) {
   assert.equal(event.sequence_number, kinds.length);
   kinds.push(event.type);
   if (event.type === "response.output_text.delta") written += event.delta;

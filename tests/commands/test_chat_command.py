@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import invoke
 
 from sp import cli
 from sp.commands import chat as loop
@@ -200,3 +201,13 @@ def test_ctrl_c_twice_ends_the_program(session: Session, monkeypatch: pytest.Mon
 def test_lines_end_as_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n\nthree")))
     assert list(piped_lines()) == ["one", "two", "", "three"]
+
+
+def test_a_model_without_a_chat_template_is_told_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("work has begun")
+
+    monkeypatch.setattr(loop, "open_pair", opened)
+    monkeypatch.setattr("sp.gguf.template.KEY", "none")
+    found = str(invoke(["chat"]).exception)
+    assert found.startswith("target.gguf has no chat template, so it cannot be told who says what")

@@ -9,7 +9,7 @@ import pytest
 from command_line import commands, invoke
 
 from sp import cli
-from sp.commands.line import Command
+from sp.commands.shell.line import Command
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import NAMES, KVType
 from sp.session import ConversationOptions, RunOptions

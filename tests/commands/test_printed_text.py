@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sp import cli
-from sp.commands.terminal import print_json, print_table
+from sp.commands.shell.terminal import print_json, print_table
 from sp.errors import printable
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions

@@ -8,9 +8,9 @@ import time
 import pytest
 from rich.console import Console
 
-from sp.commands import terminal
+from sp.commands.shell import terminal
+from sp.commands.shell.terminal import followed, progress_bar
 from sp.commands.sweep import progress
-from sp.commands.terminal import followed, progress_bar
 
 
 @pytest.fixture

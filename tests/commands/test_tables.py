@@ -20,7 +20,7 @@ from sp.commands.asked import Results
 from sp.commands.bench import decode as bench_decode
 from sp.commands.bench import model, ttft
 from sp.commands.eval import natural, run, tasks, turns
-from sp.commands.terminal import INTERVAL, print_table
+from sp.commands.shell.terminal import INTERVAL, print_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "nvidia-h200"

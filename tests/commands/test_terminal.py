@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sp.commands.terminal import print_table
+from sp.commands.shell.terminal import print_table
 
 
 @pytest.mark.parametrize("output", ["table", "md"])

@@ -16,6 +16,7 @@ import numpy as np
 from sp.decode import Chooser, Sample
 from sp.decode.base import GraphDecoder
 from sp.models import load_model, prefill
+from sp.ops.sampling.biased import Penalties
 N, NEW = 100, 30
 model, ids = load_model(sys.argv[2], device="cuda"), np.arange(N)
 
@@ -38,7 +39,8 @@ def begin():
 
 told = []
 ways = (Sample(), Sample(0.7, top_k=20, top_p=0.9, min_p=0.05), Chooser(None, 0, constraint=Low()),
-        Chooser(None, 0, on_choice=told.append, top=20), None)
+        Chooser(None, 0, on_choice=told.append, top=20), Chooser(None, 0, penalties=Penalties(bias={3: 2.0})),
+        Chooser(None, 0, penalties=Penalties(1.0, 0.5, 1.1, prompt=lambda: range(70))), None)
 for way in ways:
     logits, cache = begin()
     decoder = GraphDecoder(model, cache, NEW)

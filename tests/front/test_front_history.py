@@ -198,3 +198,28 @@ def test_compress() -> None:
     assert compress(text, "x", keep_ratio=1, scorer="bm25").text == text
     with pytest.raises(PromptError, match="the text is empty"):
         compress(" \n", "x", scorer="bm25")
+
+
+def test_marks_for_a_cache_on_system_and_newest_block_leave_the_rest_open(words: Compressor) -> None:
+    """As coding agents send them: what an earlier turn marked is marked no more, and is shortened then."""
+    history, mark = History(words), {"cache_control": {"type": "ephemeral"}}
+    messages: list[dict] = [
+        {"role": "user", "content": [{"type": "text", "text": "Find the red violin's size.", **mark}]}
+    ]
+    sizes = []
+    for turn in range(3):
+        use = {"type": "tool_use", "id": f"t{turn}", "name": "look", "input": {"n": turn}}
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": story(turn, 80), **mark}
+        for each in messages:
+            each["content"] = [{k: v for k, v in part.items() if k != "cache_control"} for part in each["content"]]
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        body = {"system": [{"type": "text", "text": "You are an agent.", **mark}], "messages": messages}
+        done = history.shorten("messages", body, RULES)
+        sizes.append([len(each["content"][0].get("content", "")) for each in done.body["messages"][2::2]])
+        assert done.body["messages"][-1] == messages[-1]
+        assert done.body["system"] == body["system"]
+        assert [each["content"][0].get("tool_use_id") for each in done.body["messages"][2::2]] == [
+            f"t{n}" for n in range(turn + 1)
+        ]
+    assert sizes[2][:2] == [*sizes[1][:1], sizes[2][1]]
+    assert max(sizes[2][:2]) < len(story(0, 80)) / 2

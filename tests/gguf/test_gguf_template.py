@@ -17,8 +17,8 @@ from plain_jinja import plain_render
 from raw_gguf import build, string, u32
 
 from sp.errors import GGUFError
-from sp.gguf import GGUFFile, chat_template, render_chat
-from sp.gguf.template import check_template
+from sp.gguf import ChatTemplate, GGUFFile, chat_template, render_chat
+from sp.gguf.template import TOOL_USE, check_template
 
 CHATML = """\
 {%- macro block(role, content) %}
@@ -220,6 +220,23 @@ def test_template_of_a_file(tmp_path: Path) -> None:
     path.write_bytes(build([u32("tokenizer.chat_template", 3)]))
     with GGUFFile.open(path) as file, pytest.raises(GGUFError, match=r"'tokenizer.chat_template' is not a string"):
         chat_template(file)
+
+
+def test_the_template_of_a_name(tmp_path: Path) -> None:
+    path, key = tmp_path / "m.gguf", "tokenizer.chat_template"
+    path.write_bytes(build([string(key, CHATML), string(f"{key}.tool_use", "{{ tools }}")]))
+    with GGUFFile.open(path) as file:
+        assert (chat_template(file), chat_template(file, TOOL_USE)) == (CHATML, "{{ tools }}")
+    path.write_bytes(build([string(key, CHATML), u32(f"{key}.tool_use", 3)]))
+    with GGUFFile.open(path) as file, pytest.raises(GGUFError, match=r"'tokenizer.chat_template.tool_use' is not"):
+        chat_template(file, TOOL_USE)
+
+
+def test_chats_with_tools_have_a_template_of_their_own_where_the_other_shows_none() -> None:
+    plain = ChatTemplate("{{ messages }}", "<s>", "</s>", "{{ tools }}")
+    assert plain.for_tools == ChatTemplate("{{ tools }}", "<s>", "</s>")
+    for template in (ChatTemplate("{{ tools }}{{ messages }}", tool_use="{{ tools }}"), ChatTemplate("x")):
+        assert template.for_tools is template
 
 
 fragments = st.sampled_from(

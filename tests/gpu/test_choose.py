@@ -10,6 +10,7 @@ from sampling_reference import LEAST, agree, shares
 from sp.decode import Chooser, Sample
 from sp.decode.base import GraphDecoder, generate
 from sp.models import prefill
+from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import Sampling, allowed_logits
 
 START, NEW = 120, 40  # crosses a page border
@@ -59,6 +60,17 @@ def test_bits_of_tokens(vocab, bits, guarded) -> None:
     np.testing.assert_array_equal(
         allowed_logits(guarded(row.shape, np.float32, row), words).get(), allowed_logits(row, words)
     )
+
+
+@pytest.mark.parametrize(("vocab", "said"), [(1, 1), (100, 7), (151_936, 300), (151_936, 30_000)])
+def test_bias_and_penalties_are_the_twins(vocab, said, guarded) -> None:
+    rng = np.random.default_rng(vocab)
+    row = rng.standard_normal((1, vocab)).astype(np.float32)
+    prompt, bias = rng.integers(0, vocab, said).tolist(), {int(t): 3.0 for t in rng.integers(0, vocab, 5)}
+    found = PenaltyState(Penalties(0.3, 0.7, 1.3, bias=bias, prompt=lambda: prompt))
+    for token in rng.integers(0, vocab, 40).tolist():
+        found.take(token)
+    np.testing.assert_array_equal(found.apply(guarded(row.shape, np.float32, row)).get(), found.apply(row))
 
 
 def read(model, ids):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sp.serve import app
-from sp.serve.app import Answer
+from sp.serve import streams
+from sp.serve.streams import Answer
 from sp.serve.text import Piece
 
 
@@ -43,7 +43,7 @@ def test_a_stalled_loop_holds_the_worker_only_shortly_and_once() -> None:
 
 
 def test_the_worker_goes_on_when_the_first_piece_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "HANDOVER_SECONDS", 20.0)
+    monkeypatch.setattr(streams, "HANDOVER_SECONDS", 20.0)
 
     async def served(stream: bool) -> float:
         told = answer(stream)

@@ -19,9 +19,9 @@ from test_serve_tools import SEEN, scripted
 from thinking_templates import OPENED, SWITCHED
 from tool_templates import SCHEMA, TAGGED
 
-from sp.serve import app
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import RequestError
+from sp.serve.http import Limits
 from sp.serve.text import Speaker
 from sp.session import Conversations, Pipeline
 
@@ -282,8 +282,7 @@ def test_a_marked_block_stays(pair: Pipeline) -> None:
             assert told["kept_blocks"] == 0
 
 
-def test_a_stream_that_waits_has_pings(agent: tool.Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PING_SECONDS", 0.02)
+def test_a_stream_that_waits_has_pings(agent: tool.Running, pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Speaker.hear
 
     def slow(self: Speaker, token: int) -> bool:
@@ -291,7 +290,8 @@ def test_a_stream_that_waits_has_pings(agent: tool.Running, monkeypatch: pytest.
         return hear(self, token)
 
     monkeypatch.setattr(Speaker, "hear", slow)
-    found = events(agent, {**HELLO, "max_tokens": 5})
+    with tool.serving(scripted(pair, TAGGED, SAID), answer=256, limits=Limits(silent_seconds=0.02)) as waiting:
+        found = events(waiting, {**HELLO, "max_tokens": 5})
     assert [each["type"] for each in found].count("ping") > 2
     assert put_together(found) == post(agent, {**HELLO, "max_tokens": 5})["content"]
 

@@ -19,7 +19,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.models import Cards
 from sp.models.shards.shards import SharedModel
 from sp.parallel.host import HostGroup
-from sp.serve.fields import GrammarConstraint
+from sp.serve.grammars import GrammarConstraint
 from sp.serve.options import ServerOptions
 from sp.session import Pipeline, embedded, load
 
@@ -52,6 +52,7 @@ def ask(server: tool.Running, **changes: Any) -> httpx.Response:
         {"temperature": 0.8, "seed": 7, "logprobs": True, "top_logprobs": 2},
         {"stop": ["a"]},
         {"sp": {"off": True}},
+        {"repeat_penalty": 1.4, "presence_penalty": 0.5, "temperature": 0.8, "seed": 7},
         {"response_format": {"type": "json_object"}, "max_tokens": 24},
         {"response_format": {"type": "json_object"}, "temperature": 0.9, "seed": 4, "logprobs": True, "max_tokens": 24},
     ],

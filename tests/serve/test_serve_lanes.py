@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.prompt import Prompt
-from sp.serve.worker import Lanes, lane_of
+from sp.serve.lanes import Lanes, lane_of
 from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sp.chat import Call
-from sp.chat.calls import CALLS, Calling
+from sp.chat.call_splitter import Calling
+from sp.chat.calls import CALLS
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt
@@ -100,7 +101,7 @@ def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) 
 
 def test_marks_of_calls_may_be_special_tokens(pair: Pipeline) -> None:
     style = replace(next(one for one in CALLS if one.name == "tagged_json"), begin="<|im_start|>", end="<|im_end|>")
-    answer = ReplyText(pair.target.tokenizer, calling=Calling(style, ()))
+    answer = ReplyText(pair.target.tokenizer, calling=Calling(style, [{"function": {"name": "f"}}]))
     ids = pair.target.tokenizer.encode('Look. <|im_start|>{"name": "f"}<|im_end|>').ids.tolist()
     parts = [answer.push(token) for token in ids]
     assert "".join(part.content for part in parts) == "Look."

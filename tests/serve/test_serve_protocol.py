@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sp.chat import Call
 from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
-from sp.serve.protocol import ToolUse, parse_json, parse_request
+from sp.serve.protocol import parse_json, parse_request
+from sp.serve.tools import ToolUse
 
 HELLO = [{"role": "user", "content": "hi"}]
 DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)
@@ -50,7 +51,10 @@ def parse(**body: Any) -> Any:
         (b"[]", "send an object"),
         (b"\xff", "not UTF-8"),
         (b'{"a": NaN}', "no JSON"),
-        (b'{"a": 1e999}', "not finite"),
+        (b'{"a": 1e999}', "only schemas"),
+        (b'{"tools": 1e9999}', "10000 digits"),
+        (b'{"tools": -1e99999999999999999999}', "more digits"),
+        (b'{"tools": [' + b"9" * 4301 + b"]}", "4301 digits"),
         (b'{"max_tokens": -18446744073709551617}', "more than 2\\^53"),
         (b'{"max_tokens": ' + b"9" * 100_000 + b"}", "digits"),
         (b"[" * 200_000, "nested too deeply"),
@@ -103,7 +107,6 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
             "response_format.json_schema",
             "over 65536",
         ),
-        ({"response_format": {"type": "json_object"}, "tools": [tool()]}, "response_format", "exclude each other"),
         ({"sp": {"decode": "sample"}, "temperature": 3}, "temperature", "from 0 to 2"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
@@ -191,9 +194,46 @@ def test_what_is_null_is_left_out() -> None:
     assert parse(stream_options={"chunks": 3}).ignored == ("stream_options.chunks: unknown field",)
 
 
-def test_tools_may_be_called_strictly_and_it_is_told() -> None:
-    tools = [tool(), {"type": "function", "function": {"name": "find", "strict": True}}]
-    assert parse(tools=tools).ignored == ("tools[1].function.strict: arguments are not held to a schema",)
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [("1e400", 10**400), ("-2.5E400", -25 * 10**399), ("9" * 4300, int("9" * 4300)), ("1" * 21, int("1" * 21))],
+    ids=["exponent", "negative", "longest", "long"],
+)
+def test_numbers_of_schemas_are_data(raw: str, value: int) -> None:
+    found = parse_json(f'{{"tools": [{{"bound": {raw}}}], "a": 1e300}}'.encode())
+    assert found == {"tools": [{"bound": value}], "a": 1e300}
+    assert json.loads(json.dumps(found)) == found
+    with pytest.raises(RequestError, match="digits; only schemas") as caught:
+        parse_json(f'{{"seed": [{raw}]}}'.encode())
+    assert caught.value.param == "seed"
+
+
+LARGE = st.sampled_from([10**20, -(10**400), 10**4299])
+
+
+@given(LARGE, st.sampled_from(["tools", "messages", "response_format", "text", "metadata"]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_large_numbers_anywhere_in_data_are_taken_or_refused(large: int, name: str, data: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"maximum": 1}}}
+    whole: Any = {
+        "messages": [{"role": "user", "content": "hi"}, say(tool_calls=[call()]), result()],
+        "tools": [tool(parameters=schema, strict=True, description="x")],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+        "text": {"a": [1]},
+        "metadata": {"a": "b"},
+    }
+    at = whole
+    keys = [name]
+    while isinstance(at[keys[-1]], dict | list) and at[keys[-1]] and data.draw(st.booleans()):
+        at = at[keys[-1]]
+        keys.append(data.draw(st.sampled_from(list(at) if isinstance(at, dict) else list(range(len(at))))))
+    at[keys[-1]] = large
+    try:
+        parse(**whole)
+    except RequestError as error:
+        body = error.body()["error"]
+        assert len(body["message"]) <= 300
+        assert body["param"] in body["message"]
 
 
 def test_many_lines_are_not_all_told() -> None:

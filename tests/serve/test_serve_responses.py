@@ -33,6 +33,8 @@ from pydantic import TypeAdapter  # noqa: E402
 EVENT: Any = TypeAdapter(types.ResponseStreamEvent)
 DEFAULTS = Defaults(max_new_tokens=64)
 TOOL: Any = {"type": "function", **READ["function"], "strict": True}
+LISTING: Any = {"type": "function", "name": "list_files", "parameters": None, "strict": None}
+BOTH = [TOOL, LISTING]
 CALL: Any = {"type": "function_call", "call_id": "c1", "name": "read_file", "arguments": '{"path": "a.py"}'}
 SEEN_IT: Any = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
 TEXT = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
@@ -143,15 +145,14 @@ def test_an_effort_that_the_model_cannot_be_told_is_ignored(thinker: tool.Runnin
 
 
 def test_calls_of_tools_and_their_results(agent: tool.Running) -> None:
-    found = events(agent, tools=[TOOL, {"type": "web_search"}], max_output_tokens=200)
+    found = events(agent, tools=[*BOTH, {"type": "web_search"}], max_output_tokens=200)
     assert order(found) == ["created", "in_progress", *item(*TEXT), *item(*CALLED), *item(*CALLED), "completed"]
     output = found[-1]["response"]["output"]
     assert [each["type"] for each in output] == ["message", "function_call", "function_call"]
     assert json.loads(output[1]["arguments"]) == {"path": "a.py", "all": True}
-    assert found[-1]["response"]["tools"] == [TOOL]
+    assert found[-1]["response"]["tools"] == BOTH
     assert found[-1]["response"]["usage"]["sp"]["ignored"] == [
-        "tools[1]: tools of type web_search are not shown to the model",
-        "tools[0].strict: arguments are not held to a schema",
+        "tools[2]: tools of type web_search are not shown to the model"
     ]
     results = [
         {"type": "function_call_output", "call_id": each["call_id"], "output": f"seen by {each['call_id']}"}
@@ -159,7 +160,7 @@ def test_calls_of_tools_and_their_results(agent: tool.Running) -> None:
     ]
     turns = [{"role": "user", "content": "What is in a.py?"}, *output, *results]
     for _ in range(2):
-        told = post(agent, input=turns, tools=[TOOL]).json()
+        told = post(agent, input=turns, tools=BOTH).json()
         assert told["status"] == "completed", told
         ids = [each["call_id"] for each in output[1:]]
         assert f"<|im_start|>assistant\n{TWO}<|im_end|>\n<|im_start|>user\n<tool_response>\nseen by {ids[0]}" in (
@@ -191,7 +192,7 @@ def test_results_stand_behind_their_calls_wherever_they_came(agent: tool.Running
     ],
 )  # fmt: skip
 def test_choices_of_tools(agent: tool.Running, choice: Any, types_: list[str]) -> None:
-    told = post(agent, tools=[TOOL], tool_choice=choice, parallel_tool_calls=not isinstance(choice, str)).json()
+    told = post(agent, tools=BOTH, tool_choice=choice, parallel_tool_calls=not isinstance(choice, str)).json()
     assert [each["type"] for each in told["output"]][: len(types_)] == types_
     types.Response.model_validate(told)
 
@@ -283,7 +284,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
 )  # fmt: skip
 def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(RequestError, match=said.replace("[", r"\[")) as caught:
-        Asked.of({"input": "x"} | body).job(DEFAULTS, lambda _: None)
+        Asked.of({"input": "x"} | body).job(DEFAULTS, lambda job: job)
     assert caught.value.param == param
     assert len(str(caught.value)) <= 300
 
@@ -321,7 +322,7 @@ def test_functions_of_a_namespace(pair: Pipeline) -> None:
         assert (call["name"], call["namespace"]) == ("read_file", "mcp__files")
         assert found[-1]["response"]["tools"] == [space]
         assert [each.split(":")[0] for each in found[-1]["response"]["usage"]["sp"]["ignored"]] == [
-            "tools[0]", "tools[1].tools[1]", "tools[1].tools[0].strict",
+            "tools[0]", "tools[1].tools[1]",
         ]  # fmt: skip
         turns = [{"role": "user", "content": "x"}, call, {**SEEN_IT, "call_id": call["call_id"]}]
         choice = {"type": "function", "name": "read_file", "namespace": "mcp__files"}
@@ -344,7 +345,7 @@ def test_a_later_system_message_that_no_template_shows_is_the_user_s(agent: tool
 
 
 def test_unknown_fields_are_told_or_refused() -> None:
-    job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda _: None)
+    job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda job: job)
     assert job.ignored == ("depth: unknown field",)
     with pytest.raises(RequestError, match="unknown field 'depth'"):
         Asked.of({"input": "x", "depth": 3}, replace(DEFAULTS, strict_fields=True))
@@ -382,7 +383,7 @@ def test_any_json_is_a_request_or_an_error_that_can_be_sent(body: dict[str, Any]
     told = None
     try:
         given_ = parse_json(json.dumps({"input": "x"} | body).encode())
-        job = Asked.of(given_).job(DEFAULTS, lambda _: None)
+        job = Asked.of(given_).job(DEFAULTS, lambda job: job)
         json.dumps(job.ignored, ensure_ascii=False).encode()
     except RequestError as error:
         told = error

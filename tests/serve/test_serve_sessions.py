@@ -176,7 +176,7 @@ def test_a_client_that_leaves_ends_its_turn_and_spoils_nothing(pair: Pipeline) -
         talks.tokens = 0
         body = {"messages": asked(FACTS, keys), "stream": True, "max_tokens": 64}
         with web.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
-            assert next(line for line in reply.iter_lines() if line)
+            assert next(line for line in reply.iter_lines() if line.startswith("data: "))
         tool.until(lambda: not server.worker.state["running"])
         assert 0 < talks.tokens < 8  # of the nine that the answer has
         assert metric(server, 'sp_requests_total{outcome="cancelled"}') == 1

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import serving as tool
 import web
-from thinking_templates import OPENED
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tool_templates import BARE, IN_CHANNEL, LIST, PARAMETERS, READ, TAGGED, TEXTUAL, TOOLS
 
-from sp.chat import Call
+from sp.chat import Call, Thinks, marks_of
+from sp.chat.call_splitter import Calling
+from sp.chat.calls import CALLS
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt
 from sp.serve.fields import RequestError
 from sp.serve.messages import chat_prompt
+from sp.serve.text import ReplyText
 from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")
@@ -160,6 +164,79 @@ def test_a_call_after_thinking(pair: Pipeline) -> None:
         assert again.content is None
 
 
+NOBODY = '<tool_call>{"name": "nobody"}</tool_call>'
+
+
+def test_a_call_of_no_tool_is_text_and_is_told(pair: Pipeline) -> None:
+    with tool.serving(scripted(pair, TAGGED, f"So {NOBODY}"), answer=LONG) as running:
+        reply = create(running)
+        assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == (f"So {NOBODY}", None)
+        assert reply.choices[0].finish_reason == "stop"
+        told = ["a call of nobody: there is no such tool, so it stays text"]
+        assert reply.usage.model_extra["sp"]["ignored"] == told
+        assert "ignored" not in create(running, tools=None).usage.model_extra["sp"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_at_the_end_of_thinking_that_never_closes(pair: Pipeline, stream: bool) -> None:
+    said = f"<think>\nI thought of {ONE} first.\n{ONE}"
+    with tool.serving(scripted(pair, TAGGED + "{# </think> #}", said), answer=LONG) as running:
+        given: Any = {"model": "x", "messages": ASK, "tools": list(TOOLS), "max_tokens": LONG}
+        with tool.client(running).chat.completions.stream(**given) as events:
+            choice = events.get_final_completion().choices[0] if stream else create(running).choices[0]
+        assert [call.function.name for call in choice.message.tool_calls] == ["read_file"]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None or choice.message.content == ""
+        assert stream or choice.message.reasoning_content == f"I thought of {ONE} first."
+
+
+SAID = (
+    "<think>",
+    "</think>",
+    "hm ",
+    ONE,
+    NOBODY,
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    "é",
+    "<",
+    '{"name": "list_files"}',
+)
+
+
+@given(data=st.data(), said=st.lists(st.sampled_from(SAID), max_size=8), opened=st.booleans(), single=st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_a_reply_is_the_same_in_whatever_tokens(
+    pair: Pipeline, data: Any, said: list[str], opened: bool, single: bool
+) -> None:
+    """And of thinking that was closed nothing is a call."""
+    tokenizer, whole = pair.target.tokenizer, "".join(said)
+    style = next(style for style in CALLS if style.name == "tagged_json")
+
+    def read(pieces: list[str], thinks: Thinks | None) -> tuple[str, str, list[str]]:
+        text = ReplyText(tokenizer, thinks=thinks, calling=Calling(style, TOOLS, single))
+        parts = [text.push(token) for piece in pieces for token in tokenizer.encode(piece, begins=False).ids.tolist()]
+        parts.append(text.finish())
+        calls = [call.name for part in parts for call in part.calls]
+        assert text.called == bool(calls)
+        begun = next((at for at, part in enumerate(parts) if part.content), len(parts))
+        assert not any(part.reasoning for part in parts[begun + 1 :]), "thinking is out before the answer"
+        return "".join(part.reasoning for part in parts), "".join(part.content for part in parts), calls
+
+    edges = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    thinks = Thinks(marks_of("</think>"), opened)
+    found = read([whole], thinks)
+    assert read([whole[a:b] for a, b in zip([0, *edges], [*edges, len(whole)], strict=True)], thinks) == found
+    thought, closed, rest = whole.partition("</think>")
+    if opened and closed:
+        assert found[0].split() == thought.split()
+        assert found[1:] == read([rest.lstrip()], None)[1:]
+    elif opened:
+        assert found[1] == ""
+        assert not found[2] or whole.rstrip().endswith(("}", "</tool_call>"))
+
+
 def test_calls_in_channels(pair: Pipeline) -> None:
     call = ' to=functions.read_file<|channel|>commentary json<|message|>{"path": "a.py"}<|call|>'
     said = f"<|channel|>analysis<|message|>It must be read.<|end|><|start|>assistant{call}"
@@ -182,6 +259,22 @@ def test_calls_in_channels(pair: Pipeline) -> None:
         assert names == ["read_file", None]
 
 
+def test_a_template_of_its_own_for_tools(pair: Pipeline) -> None:
+    plain = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    pipeline = Scripted(replace(pair.target, template=ChatTemplate(plain, tool_use=TAGGED)), pair.drafter)
+    with tool.serving(pipeline, answer=LONG) as running:
+        assert [call.function.name for call in create(running).choices[0].message.tool_calls] == [
+            "read_file",
+            "list_files",
+        ]
+        assert json.dumps(READ) in SEEN[-1].text
+        create(running, tools=None)
+        assert (
+            SEEN[-1].text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is in a.py?<|im_end|>\n"
+        )
+        assert web.get(f"{running.url}/props", timeout=60).json()["chat_template_tool_use"] == TAGGED
+
+
 def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None:
     cut = create(agent, max_tokens=10).choices[0]
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
@@ -202,8 +295,6 @@ def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {"tools": None, "tool_choice": None, "messages": [
             *ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "x"}]},
          "messages[2]", "tool_calls once"),
-        (OPENED.replace("{%- for m", "{{ tools | tojson if tools }}<tool_call>{'name'\n{%- for m"),
-         {"tool_choice": "required"}, "tool_choice", "thinks first"),
     ],
 )  # fmt: skip
 def test_what_a_template_cannot_show_is_one_line(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.asked import Draft, OnDevice, Results, draft_of, kernels_of
-from sp.commands.line import Part, opt
-from sp.commands.terminal import check_folder, progress_bar
+from sp.commands.asked import Q8_0, Draft, FileType, OnDevice, Results, ShapeName, draft_of, kernels_of
+from sp.commands.shell.line import Part, opt
+from sp.commands.shell.terminal import check_folder, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
@@ -40,13 +40,13 @@ def bench_decode(
     ] = None,
     draft: Draft = None,
     synthetic: Annotated[
-        str | None, opt(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
+        ShapeName | None, opt(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
     ] = None,
     type_: Annotated[
-        str | None,
+        FileType | None,
         opt("--type", help="File type of the target's random weights; the shape's own if left out, q4_k_m of most."),
     ] = None,
-    draft_type: Annotated[str, opt(help="File type of the draft's random weights.")] = "q8_0",
+    draft_type: Annotated[FileType, opt(help="File type of the draft's random weights.")] = Q8_0,
     accept: Annotated[
         tuple[int, ...], opt(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
     ] = (),
@@ -68,7 +68,7 @@ def bench_decode(
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Repetitions, and samples of a pass.")] = 5,
     nodes: Annotated[
         tuple[int, ...],
-        opt(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated."),
+        opt(empty=True, help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated."),
     ] = (16, 23),
     device: OnDevice = "auto",
     trace: Annotated[Path | None, opt(help="Write the accepted lengths of every way, for --simulate.")] = None,
@@ -109,7 +109,7 @@ def bench_decode(
     options = replace(run, compress="off")
     made = read_strategies(tasks, KNOWN, "--tasks")
     where = pick_device(device)
-    type_ = type_ if synthetic is None else type_of_shape(synthetic, type_)
+    type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
     ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))

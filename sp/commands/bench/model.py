@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from sp.commands.asked import KernelPath, OnDevice, Prompts, Results, kernels_of
+from sp.commands.asked import BF16, FileType, KernelPath, OnDevice, Prompts, Results, ShapeName, kernels_of
 from sp.commands.bench.ttft import SparseWays
-from sp.commands.line import arg, opt
-from sp.commands.terminal import AsJson, Column, cells_of, print_json, progress_bar
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import USUAL, KVType
@@ -26,10 +26,11 @@ def bench_model(
     results: Results,
     file: Annotated[Path | None, arg("A GGUF file; or use --synthetic.")] = None,
     synthetic: Annotated[
-        str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
+        ShapeName | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
     ] = None,
     type_: Annotated[
-        str | None, opt("--type", help="File type of the random weights; the shape's own if left out, q4_k_m of most.")
+        FileType | None,
+        opt("--type", help="File type of the random weights; the shape's own if left out, q4_k_m of most."),
     ] = None,
     prompts: Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")] = (512,),
     new: Annotated[tuple[Tokens, ...], opt("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = (64,),
@@ -73,7 +74,7 @@ def bench_model(
     tests = [Trial(n, sparse=sparse) for n in prompts if n] + [Trial(d, n) for d in depth for n in new if n]
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
-    type_ = type_ if synthetic is None else type_of_shape(synthetic, type_)
+    type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
     where, asked = pick_device(device), read_math(math, "--math")
     if kernels and cards > 1:
         raise ConfigError("--kernels is for one card; leave --cards away")
@@ -246,9 +247,9 @@ def bench_drafter(
         Path | None, opt("-m", "--model", help="A GGUF file; the embedded drafter if nothing is named.")
     ] = None,
     synthetic: Annotated[
-        str | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3-0.6b.")
+        ShapeName | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3-0.6b.")
     ] = None,
-    type_: Annotated[str, opt("--type", help="File type of the random weights.")] = "bf16",
+    type_: Annotated[FileType, opt("--type", help="File type of the random weights.")] = BF16,
     prompts: Prompts = (8192,),
     sparse: SparseWays = (),
     layers: Annotated[int | None, opt(least=1, help="Run only so many layers.")] = None,

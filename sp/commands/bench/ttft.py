@@ -10,9 +10,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sp.commands.asked import KernelPath, Prompts, Results, Synthetic, kernels_of, settled
-from sp.commands.line import Part, opt
-from sp.commands.terminal import check_folder, progress_bar, text_width
+from sp.commands.asked import KernelPath, Prompts, Results, Share, Synthetic, kernels_of, settled
+from sp.commands.shell.line import Part, opt
+from sp.commands.shell.terminal import check_folder, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.scoring.base import Sparse
@@ -79,7 +79,7 @@ def bench_ttft(
     place: Annotated[PlaceOptions, Part("vram break_even")],
     results: Results,
     prompts: Prompts = (4096, 8192, 16384),
-    keep_ratio: Annotated[tuple[float, ...], opt(help="Shares of the prompt the target reads, comma-separated.")] = (
+    keep_ratio: Annotated[tuple[Share, ...], opt(help="Shares of the prompt the target reads, comma-separated.")] = (
         0.05,
     ),
     scorer: Annotated[str, opt(help="Scorers, comma-separated.")] = "auto",
@@ -92,7 +92,7 @@ def bench_ttft(
         int, opt(least=0, help="Full prefills a length, after a shorter one; 0 where they would take too long.")
     ] = 1,
     full_seconds: Annotated[
-        float, opt(help="No further full prefill of a length once its repeats have taken so long.")
+        float, opt(least=0, help="No further full prefill of a length once its repeats have taken so long.")
     ] = 60.0,
     path: KernelPath = "auto",
     resume: Annotated[bool, opt(help="Leave out what the records below --record hold already.")] = False,
@@ -262,7 +262,7 @@ def bench_turn(
     results: Results,
     prompts: Prompts = (1 << 17,),
     new_tokens: Annotated[Tokens, opt(least=1, help="Tokens that a turn adds, its question among them.")] = 4096,
-    keep_ratio: Annotated[float, opt(help="Share of the new tokens the target reads.")] = 0.1,
+    keep_ratio: Annotated[float, opt(least=1e-6, most=1, help="Share of the new tokens the target reads.")] = 0.1,
     policies: Annotated[
         tuple[str, ...], opt(help="conversation, cold (all compressed anew), prefix (all that is new is read).")
     ] = ("conversation", "cold", "prefix"),
@@ -294,8 +294,6 @@ def bench_turn(
     for name in policies:
         if name not in POLICIES:
             raise unknown_name("policy", name, POLICIES)
-    if not policies:
-        raise ConfigError(f"--policies needs at least one of {', '.join(POLICIES)}")
     settings = settings_of((keep_ratio,), scorer, selector, sparse, replace(run, max_new_tokens=new))
     if len(settings) > 1:
         raise ConfigError("give one --scorer and one --sparse; a policy is timed in one way")

@@ -10,8 +10,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.eval.run import Asked, check_writable, gather, run_tasks, trained_for, write_page
-from sp.commands.line import Part, arg, opt
-from sp.commands.terminal import print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import Part, arg, opt
+from sp.commands.shell.terminal import print_json, print_table, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.named import read_options

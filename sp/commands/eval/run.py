@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 from sp.chat import Thinking
 from sp.commands.asked import open_pair, read_shares, tell_thinking
 from sp.commands.front import missing_module
-from sp.commands.line import Part, opt
-from sp.commands.terminal import Column, cells_of, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.line import Part, opt
+from sp.commands.shell.terminal import Column, cells_of, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens
 from sp.errors import ConfigError
 from sp.named import read_names, read_strategies

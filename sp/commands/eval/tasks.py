@@ -29,9 +29,9 @@ from sp.commands.eval.run import (
     trained_for,
     write_page,
 )
-from sp.commands.line import Part, opt
+from sp.commands.shell.line import Part, opt
+from sp.commands.shell.terminal import AsJson, print_json, print_table, read_text
 from sp.commands.sweep import carry_on, expected
-from sp.commands.terminal import AsJson, print_json, print_table, read_text
 from sp.config import Tokens, summary_of
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
@@ -229,7 +229,7 @@ def discriminates(
     ] = "top_chunks",
     device: OnDevice = "auto",
     devices: Devices = "",
-    seed: Annotated[int, opt(help="Of the examples and of the random control.")] = 0,
+    seed: Annotated[int, opt(least=0, help="Of the examples and of the random control.")] = 0,
     out: Annotated[
         Path | None, opt(help="Rows as sp sweep writes them; what is there already is not run again.")
     ] = None,

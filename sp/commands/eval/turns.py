@@ -10,8 +10,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sp.commands.eval.run import Asked, check_writable, gather, trained_for, write_page
-from sp.commands.line import arg, opt
-from sp.commands.terminal import check_file, print_json, print_table, text_width
+from sp.commands.shell.line import arg, opt
+from sp.commands.shell.terminal import check_file, print_json, print_table, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.named import read_strategies
@@ -32,7 +32,7 @@ def turns(
         tuple[Tokens, ...], opt("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
     ] = (16384,),
     number: Annotated[
-        int, opt("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
+        int, opt("--turns", least=0, help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
     ] = 0,
     n: Annotated[int, opt("-n", "--n", least=1, help="Transcripts a length.")] = 4,
     ways: Annotated[str, opt("--ways", help="How the pair goes through turns, comma-separated; all if left out.")] = "",

@@ -66,6 +66,8 @@ class NolimaFile(FileTask):
     @cached_property
     def book(self) -> str:
         """The haystack."""
+        if Path(self.haystack).exists() and not Path(self.haystack).is_file():
+            raise ConfigError(f"cannot read {self.haystack}: not a file; check haystack=")
         try:
             return decoded(Path(self.haystack).read_bytes(), self.haystack)
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +17,7 @@ from sp.errors import plain
 from sp.serve.anthropic.request import Asked
 from sp.serve.fields import LONGEST_MESSAGE, TOO_LONG, RequestError
 from sp.serve.text import Ended, Piece
-from sp.serve.worker import Done
+from sp.serve.worker import Done, Reading
 
 PATH = "/v1/messages"
 VERSION = "anthropic-version"  # the header by which requests of these clients are known
@@ -126,6 +127,18 @@ class MessageReply:
                 block["signature"] = signature_of(block["thinking"])
         return {**self._head, "content": blocks, **_why(end), "usage": usage_of(done.usage, self._asked)}
 
+    def begin(self) -> bytes:
+        """The message without its content, before everything else; what was read is known at its end."""
+        if self._begun:
+            return b""
+        self._begun = True
+        nothing: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(USED, 0)}
+        return named("message_start", message={**self._head, "content": [], **nothing})
+
+    def progress(self, read: Reading) -> bytes:
+        """An event of a name that clients do not know, and pass over."""
+        return self._started() + named("sp.progress", progress=asdict(read))
+
     def piece(self, piece: Piece) -> bytes:
         """Events of one more piece: blocks end where another kind begins, and every call is a block of its own."""
         said = [self._started()]
@@ -162,12 +175,8 @@ class MessageReply:
         return self._asked.translated(error)
 
     def _started(self) -> bytes:
-        """Before everything else the message without its content; what was read is known at its end."""
-        if self._begun:
-            return b""
-        self._begun = True
-        nothing: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(USED, 0)}
-        return named("message_start", message={**self._head, "content": [], **nothing}) + self.ping
+        """The begin where it was not told yet, with a ping as Anthropic has one."""
+        return begun + self.ping if (begun := self.begin()) else b""
 
     def _delta(self, kind: str, **value: str) -> bytes:
         return named("content_block_delta", index=self._index, delta={"type": kind, **value})

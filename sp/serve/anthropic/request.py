@@ -15,9 +15,11 @@ from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK
 from sp.serve.fields import BIGGEST, MAX_NAME, PARAM, RequestError, number, shown, text_of
+from sp.serve.grammars import can_hold
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
-from sp.serve.protocol import MAX_STOPS, MOST_CALLS, MOST_TOOLS, NAME, Job, Range, id_of, parse_request
+from sp.serve.protocol import MAX_STOPS, Job, Range, parse_request
+from sp.serve.tools import MOST_CALLS, MOST_TOOLS, NAME, id_of
 
 CHANGING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 """Lines of system blocks that say nothing to a model and differ from request to request: no prefix would be found."""
@@ -89,7 +91,7 @@ def asked_of(body: Mapping[str, Any]) -> Asked:
     chat |= {"messages": turns.messages, "stop": _stops(body.get("stop_sequences"))}
     tools, unknown = _tools(body.get("tools"))
     chat |= {"tools": tools, **_choice(body.get("tool_choice"), tools, unknown)}
-    unknown += _format(body, chat)
+    _format(body, chat)
     known = (*SAME, *READ, *WITHOUT_EFFECT, "output_config")
     ignored = (*turns.ignored, *unknown, *(name for name in body if name not in known))
     return Asked(chat, tuple(turns.kept), tuple(turns.places), tuple(dict.fromkeys(ignored)), turns.lines)
@@ -316,9 +318,7 @@ def _tools(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
         name, schema = text_of(tool.get("name"), f"{where}.name"), tool.get("input_schema")
         if not isinstance(schema, dict):
             raise RequestError(f"{where}.input_schema is {shown(schema)}; send a JSON schema", f"{where}.input_schema")
-        if tool.get("strict"):
-            unknown.append(f"{where}.strict")
-        said = {} if tool.get("description") is None else {"description": tool["description"]}
+        said = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
         tools.append({"type": "function", "function": {"name": name, **said, "parameters": schema}})
     return tools, unknown
 
@@ -345,21 +345,18 @@ def _choice(given: Any, tools: Sequence[Any], unknown: list[str]) -> dict[str, A
     return {"tool_choice": chosen, **({"parallel_tool_calls": False} if single else {})}
 
 
-def _format(body: Mapping[str, Any], chat: dict[str, Any]) -> list[str]:
-    """Put the format of ``output_config`` into a chat; returns what of it has no effect."""
+def _format(body: Mapping[str, Any], chat: dict[str, Any]) -> None:
+    """Put the format of ``output_config`` into a chat."""
     given = body.get("output_config")
     if not isinstance(given, dict | None):
         raise RequestError(f"output_config is {shown(given)}; send an object", "output_config")
     wanted = (given or {}).get("format")
     if wanted is None:
-        return []
+        return
     schema = wanted.get("schema") if isinstance(wanted, dict) else None
     if not isinstance(schema, dict) or wanted.get("type") != "json_schema":
         raise RequestError("output_config.format is none; send {'type': 'json_schema', 'schema': {...}}", PARAM)
-    if chat["tools"] and chat.get("tool_choice") != "none":
-        return ["output_config.format beside tools"]
     chat[PARAM] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    return []
 
 
 def job_of(
@@ -379,6 +376,9 @@ def job_of(
     if job.tools.forced:
         job, note = near(job, template, tokenizer)
         ignored += note
+    if job.format and job.tools.tools and template is not None and not can_hold(job.tools, template, beside=True):
+        job = replace(job, format=None)
+        ignored.append("output_config.format beside tools")
     return job, replace(asked, ignored=(*asked.ignored, *ignored))
 
 

@@ -14,12 +14,13 @@ from starlette.routing import Route
 
 from sp.serve.anthropic.reply import PATH, MessageReply, refusal
 from sp.serve.anthropic.request import Asked, job_of
-from sp.serve.fields import as_request_error
+from sp.serve.fields import RequestError, as_request_error
 from sp.serve.http import Bodies
+from sp.serve.lanes import Lane, lane_of
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, parse_json
-from sp.serve.worker import Lane, Worker, lane_of
+from sp.serve.worker import Worker
 
 log = logging.getLogger("sp.serve")
 
@@ -94,8 +95,10 @@ class Messages:
         service, body = self._service, parse_json(raw)
         target = service.worker.pipeline.target
         job, asked = job_of(body, service.defaults, target.template, target.tokenizer)
-        if job.format is not None:
-            service.worker.grammars.check(job.format)
+        try:
+            job = service.worker.grammars.checked(job)
+        except RequestError as error:
+            raise asked.translated(error) from None
         service.worker.metrics.lines.inc(asked.lines)
         return job, asked, lane_of(asked.body, *whose(request))
 

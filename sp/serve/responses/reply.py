@@ -6,13 +6,15 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sp.chat import Call
 from sp.serve.fields import TOO_LONG, RequestError
 from sp.serve.responses.request import Asked
+from sp.serve.streams import COMMENT
 from sp.serve.text import Ended, Piece, TokenLogprob, chat_logprobs
-from sp.serve.worker import Done
+from sp.serve.worker import Done, Reading
 
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt", 500: "server_error"}
 """What a response that failed may say of its error, by the status that the error would have had."""
@@ -28,7 +30,7 @@ class ResponseReply:
     ('completed', 'Hi.', 5)
     """
 
-    ping = b""
+    ping = COMMENT
 
     def __init__(self, asked: Asked, model: str) -> None:
         self._asked = asked
@@ -48,6 +50,14 @@ class ResponseReply:
             else:
                 self.ended(each)
         return self._response(self._status, done)
+
+    def begin(self) -> bytes:
+        """The response, before anything is in it."""
+        return self._begin()
+
+    def progress(self, read: Reading) -> bytes:
+        """An event of a type that clients do not know, and pass over."""
+        return self._begin() + self._event("sp.progress", progress=asdict(read))
 
     def piece(self, piece: Piece) -> bytes:
         """Events of a piece: what begins with it, what it adds, what ends before it."""

@@ -15,13 +15,13 @@ from sp.chat import Thinking
 from sp.chat.reasoning import EFFORT
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import ChatTemplate
-from sp.serve.fields import MAX_NAME, NUMBERS, PARAM, RequestError, not_null, shown, text_of, typed
+from sp.serve.fields import BIAS, MAX_NAME, NUMBERS, PARAM, RequestError, not_null, shown, text_of, typed
 from sp.serve.options import Defaults
 from sp.serve.protocol import KWARGS, Job, parse_request, told
 from sp.serve.responses.turns import Turns, flat, part_of, results_of, shows_later
 
 SAME = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "sp", KWARGS,
-        *(name for name in NUMBERS if name != "n"))  # fmt: skip
+        BIAS, *(name for name in NUMBERS if name != "n"))  # fmt: skip
 """Fields that a chat has by the same name."""
 OTHER = ("input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "include",
          "top_logprobs")  # fmt: skip
@@ -106,11 +106,10 @@ class Asked:
         asked._echo(given)
         return asked
 
-    def job(self, defaults: Defaults, check: Callable[[Job], None]) -> Job:
-        """What the worker is to do; `check` may refuse it. RequestError: in the words of the request."""
+    def job(self, defaults: Defaults, checked: Callable[[Job], Job]) -> Job:
+        """What the worker is to do; `checked` may refuse or change it. RequestError: in the words of the request."""
         with self.named():
-            job = parse_request("chat", self.body, defaults)
-            check(job)
+            job = checked(parse_request("chat", self.body, defaults))
         return replace(job, ignored=told([*self.ignored, *(self._name(each) for each in job.ignored)]))
 
     @contextmanager

@@ -28,7 +28,7 @@ def shows_later(template: ChatTemplate, tools: bool) -> bool:
         {"tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}]} if tools else {}
     )
     try:
-        return render_chat(template, messages, **given).count("(part 3)") == 1
+        return render_chat(template.for_tools if tools else template, messages, **given).count("(part 3)") == 1
     except SpError:
         return False
 

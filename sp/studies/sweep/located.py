@@ -71,6 +71,8 @@ def read_yaml(path: Path) -> Located:
     ...     read_yaml(path).mapping()["cells"].mapping()["keep_ratio"].where
     'x.yaml, line 3'
     """
+    if path.exists() and not path.is_file():  # a pipe may have no writer, a device no end
+        raise ConfigError(f"cannot read {path}: not a file; name one of YAML")
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)

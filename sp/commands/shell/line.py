@@ -85,6 +85,11 @@ class Entry:
         return get_origin(self.kind) is list
 
     @property
+    def needs_value(self) -> bool:
+        """Whether a text that says nothing is none of its values."""
+        return self.field.value != "" and not self.field.option.empty
+
+    @property
     def shown(self) -> str:
         """Its default as it is written; empty where that says nothing."""
         default = self.field.value
@@ -193,6 +198,8 @@ class Command:
                 found[one.dest] = one.field.value
             elif one.kind is bool:
                 found[one.dest] = given[one.dest]
+            elif one.needs_value and not all(text.strip(" ,") for text in _texts(given[one.dest])):
+                raise UsageError(f"{label} is empty; give it a value, or leave it out")
             elif one.many:
                 found[one.dest] = [from_text(text, get_args(one.kind)[0], label) for text in given[one.dest]]
             else:
@@ -243,6 +250,11 @@ class Command:
             *HELP, action="store_true", dest="help", default=False, help="Show this and exit."
         )
         return parser
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    """What was written for an option that may be given several times, or once."""
+    return [given] if isinstance(given, str) else given
 
 
 def _made(hint: Any, value: Any) -> Any:

@@ -6,15 +6,16 @@ import csv
 import json
 import os
 import shutil
+import stat
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from sp.commands.line import opt
+from sp.commands.shell.line import opt
 from sp.errors import CONTROL, ConfigError, PromptError, printable
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def clock(seconds: float) -> str:
 
 
 STANDARD_INPUT = Path("-")
+MOST_BYTES = 256 << 20  # of a text: some 64 million tokens
 
 
 def read_text(path: Path, option: str, *, piped: bool = False) -> str:
@@ -91,11 +93,24 @@ def read_text(path: Path, option: str, *, piped: bool = False) -> str:
     if piped and path == STANDARD_INPUT:
         return read_input(option)
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return _text_of(file, str(path), option)
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to {option}") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def _text_of(file: BinaryIO, name: str, option: str) -> str:
+    """All of a file, line ends made one; PromptError for one that has more than any prompt, or no end."""
+    with suppress(OSError):  # of what is read from memory
+        mode = os.fstat(file.fileno()).st_mode
+        if not file.isatty() and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+            raise PromptError(f"{name} is a device, which may have no end; give {option} a text file")
+    raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise PromptError(f"{name} has more than {MOST_BYTES >> 20} MiB; give {option} a shorter text")
+    return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_input(option: str) -> str:
@@ -105,7 +120,7 @@ def read_input(option: str) -> str:
     if sys.stdin.isatty():
         print("sp: reading the text from the terminal; end it with Ctrl-D on a line of its own", file=sys.stderr)
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return _text_of(sys.stdin.buffer, "standard input", option)
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise PromptError(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None

@@ -1,0 +1,1 @@
+"""What commands share: their options and help, what is read from and written to a terminal."""
