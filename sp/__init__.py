@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sp.errors import names_keywords
+
 if TYPE_CHECKING:
     from sp.evals import Example as Example
     from sp.evals import Task as Task
@@ -76,6 +78,7 @@ HOMES = {
 __all__ = ["__version__", "load", *HOMES]
 
 
+@names_keywords
 def load(
     target: str | Path | None = None,
     drafter: str | Path | None = None,
@@ -118,6 +121,10 @@ def load(
 
     budget = None if vram is None else parse_bytes(vram, "vram")
     return Pipeline.open(target, drafter, device=device, vram=budget, math=math, drafter_math=drafter_math)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

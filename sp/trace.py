@@ -117,3 +117,37 @@ Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | N
 def silent(what: str, total: int) -> AbstractContextManager[None]:
     """A reporter that shows nothing."""
     return nullcontext()
+
+
+OnProgress = Callable[[str, int, int], object]
+"""Takes (stage, done, total): how much of a stage is done, in units of its own, of which there are `total`."""
+
+
+def reporting(progress: OnProgress | None, reporter: Reporter = silent) -> Reporter:
+    """A reporter that calls a function when a stage begins, and whenever more of it is done; without one `reporter`.
+
+    >>> with reporting(print)("scoring", 20) as advance:
+    ...     advance(5)
+    scoring 0 20
+    scoring 5 20
+    """
+    if progress is None:
+        return reporter
+    call = progress
+
+    @contextmanager
+    def telling(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        done = 0
+        with reporter(what, total) as shown:
+
+            def advance(amount: int) -> None:
+                nonlocal done
+                done += amount
+                if shown is not None:
+                    shown(amount)
+                call(what, done, total)
+
+            call(what, 0, total)
+            yield advance
+
+    return telling

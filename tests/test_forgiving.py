@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import sp
 from sp.chat import Turn
 from sp.errors import ConfigError, PromptError
 from sp.prompt.prompt import prompt_of
+from sp.serve.fields import RequestError
+from sp.serve.options import Defaults
+from sp.serve.protocol import parse_request
 from sp.session import Pipeline, embedded
 
 TEXT = "The sky is blue. The grass is green.\n\nWhat is green?"
@@ -49,9 +53,15 @@ def test_messages_are_a_chat(pair: Pipeline, messages: Any) -> None:
         (None, "not NoneType"),
         (b"text", "not bytes"),
         ({"role": "user", "content": "a"}, "not dict"),
-        (["a"], r"messages\[0\] must have a role and a content, and is of type str"),
-        ([{"role": "user"}, 3], r"messages\[1\] must have"),
-        ([{"role": "user", "content": 3}], r"messages\[0\] must have a role and a content, both strings"),
+        (["a"], r"messages\[0\] is a 'a'; send an object with role and content"),
+        ([{"role": "user", "content": "a"}, 3], r"messages\[1\] is a 3; send"),
+        ([{"role": "user"}], r"messages\[0\]\.content is missing; send a string"),
+        ([{"role": "user", "content": 3}], r"messages\[0\]\.content is 3; send a string"),
+        ([{"role": "usr", "content": "a"}], r"messages\[0\]\.role is 'usr'; use one of system, developer, user"),
+        ([Turn("usr", "a")], r"messages\[0\]\.role is 'usr'; use one of"),
+        ([{"role": "user", "text": "a"}], r"messages\[0\]\.text is unknown; send the turn's text as content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\] is no text; the models"),
+        ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\.content has a lone surrogate at character 0"),
         ([], "the conversation is empty"),
         ("", "the prompt is empty"),
     ],
@@ -60,6 +70,28 @@ def test_what_is_no_prompt_is_told_in_a_line(pair: Pipeline, given: Any, message
     with pytest.raises(PromptError, match=message) as caught:
         pair.run(given)
     assert "\n" not in str(caught.value)
+
+
+def test_messages_are_refused_in_the_words_of_the_server(pair: Pipeline) -> None:
+    wrong = [
+        *("a", 3, {"role": "user"}, {"role": "usr", "content": "a"}, {"role": "user", "content": []}),
+        *({"role": "user", "content": [{"type": "audio"}]}, {"role": "user", "content": "a", "tool_calls": [1]}),
+        *({"role": "assistant", "content": None, "reasoning": 3}, {"role": "user", "content": "\ud800"}),
+    ]
+    for message in wrong:
+        with pytest.raises(RequestError) as server:
+            parse_request("chat", {"messages": [message]}, Defaults(sp.RunOptions(), strict_fields=True))
+        with pytest.raises(PromptError) as python:
+            pair.run([message])
+        assert str(python.value) == str(server.value)
+
+
+def test_the_last_part_of_a_message_is_the_question(pair: Pipeline) -> None:
+    parts = [{"type": "text", "text": text} for text in ("The sky is blue.", "What is blue?")]
+    prompt = prompt_of([{"role": "user", "content": parts}], pair.target)
+    shown = [prompt.text[span.start : span.end] for span in prompt.spans if span.kind == "question"]
+    assert shown == ["What is blue?"]
+    assert "The sky is blue.\n\nWhat is blue?" in prompt.text
 
 
 def test_a_budget_is_a_size_as_people_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +131,31 @@ def test_short_forms(pair: Pipeline) -> None:
         assert "array" not in text.replace("arrays,", "")
     assert f"{result.kept_tokens:,} of {len(result.prompt):,} tokens kept" in repr(result)
     assert repr(pair) == "Pipeline(target='target.gguf', drafter='drafter.gguf', device='cpu')"
+
+
+def test_the_public_names_are_listed_and_typed() -> None:
+    shown = [name for name in dir(sp) if not name.startswith("__")]
+    assert shown == sorted(set(sp.__all__) - {"__version__"})
+    assert (Path(sp.__file__).parent / "py.typed").is_file()  # without it, type checkers take all of it for Any
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda pair: sp.RunOptions(keep_ration=0.2), "RunOptions 'keep_ration'; did you mean 'keep_ratio'"),
+        (lambda pair: sp.ConversationOptions(recal="off"), "ConversationOptions 'recal'; did you mean 'recall'"),
+        (lambda pair: sp.load(vrma="24g"), "load 'vrma'; did you mean 'vram'"),
+        (lambda pair: Pipeline.open(devise="cpu"), "open 'devise'; did you mean 'device'"),
+        (lambda pair: sp.Conversation(pair, option=None), "Conversation 'option'; did you mean 'options'"),
+        (lambda pair: pair.run(TEXT, option=None), "run 'option'; did you mean 'options'"),
+        (lambda pair: pair.run(TEXT, max_new_tokens=3), r"it is one of sp\.RunOptions: options=sp\.RunOptions"),
+        (lambda pair: pair.stream(TEXT, progres=None), "stream 'progres'; did you mean 'progress'"),
+        (lambda pair: sp.Conversation(pair).ask([], tool=[]), "ask 'tool'; did you mean 'tools'"),
+    ],
+)
+def test_an_unknown_keyword_is_told_with_the_nearest(pair: Pipeline, call: Any, hint: str) -> None:
+    for kind in (TypeError, ConfigError):
+        with pytest.raises(kind, match=f"unknown keyword of {hint}" if "'; " in hint else hint) as caught:
+            call(pair)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= 300

@@ -14,6 +14,7 @@ import numpy as np
 from sp.arrays import Bools, Ints
 from sp.chat import Call, Located, Segment, Thinking, Thinks, Turn, render_located, segments_of, spells_markup
 from sp.chat.calls import call_of
+from sp.chat.messages import known_role, parts_of, role_of, text_of, thought_of
 from sp.chat.turn import keys
 from sp.errors import PromptError, plain
 from sp.gguf.template import ChatTemplate, render_chat
@@ -289,8 +290,6 @@ class TokenisedPrompt:
 
 
 Message = Turn | Mapping[str, Any]
-FIELDS = {"role": "role", "content": "content", "reasoning": "reasoning", "call_id": "tool_call_id", "name": "name"}
-"""Strings of a `Turn`, and what messages call them."""
 
 
 class Speaker(Protocol):
@@ -309,10 +308,12 @@ class Speaker(Protocol):
         """Its vocabulary."""
 
 
-def as_prompt(given: Prompt | str | Sequence[Message], loaded: Speaker) -> Prompt:
-    """A prompt as it is, a text as `Prompt.from_text` takes it, or messages as `prompt_of` does.
+def as_prompt(
+    given: Prompt | str | Sequence[Message], loaded: Speaker, tools: Sequence[Mapping[str, Any]] = ()
+) -> Prompt:
+    """A prompt as it is, a text as `Prompt.from_text` takes it, or messages, and tools, as `prompt_of` does.
 
-    PromptError for anything else, and as those two do.
+    PromptError for anything else, for tools beside what is no chat, and as those two do.
 
     >>> from sp.session import embedded, load
     >>> target = load(embedded("target"), device="cpu")
@@ -322,13 +323,13 @@ def as_prompt(given: Prompt | str | Sequence[Message], loaded: Speaker) -> Promp
     Traceback (most recent call last):
     sp.errors.PromptError: a prompt is a text, a Prompt or a list of messages, not dict
     """
-    if isinstance(given, Prompt):
-        return given
-    if isinstance(given, str):
-        return Prompt.from_text(given)
+    if isinstance(given, Prompt | str):
+        if tools:
+            raise PromptError("tools are shown by a chat template; give messages with them, or leave tools out")
+        return Prompt.from_text(given) if isinstance(given, str) else given
     if not isinstance(given, list | tuple):
         raise PromptError(f"a prompt is a text, a Prompt or a list of messages, not {type(given).__name__}")
-    return prompt_of(given, loaded)
+    return prompt_of(given, loaded, tools)
 
 
 def prompt_of(
@@ -341,16 +342,18 @@ def prompt_of(
 ) -> Prompt:
     """A chat as the model's template shows it; see `Prompt.from_chat`.
 
-    `messages`: mappings have a `role`, a `content` that is a string, if any the `reasoning` before it, and
-    `tool_calls`, `tool_call_id` and `name` as OpenAI's clients write them; `loaded`: whose template it is; a `Loaded`
-    model is one; `kept_from`: character of the user's last message with which its question begins; what stands before
-    may be left out; PromptError without a template, without messages, for a message that is none, or one that the
-    template does not show.
+    `messages`: mappings have a `role`, a `content` (a string, or parts of type `text`), if any the `reasoning` before
+    it, and `tool_calls`, `tool_call_id` and `name` as OpenAI's clients write them; `loaded`: whose template it is; a
+    `Loaded` model is one; `kept_from`: character of the user's last message with which its question begins; what stands
+    before may be left out; by default the question is that message, or its last part; PromptError without a template,
+    without messages, for a message that is none, and for one, or tools, that the template does not show.
     """
     template = loaded.template
     if template is None:
         raise PromptError(f"{loaded.path.name} has no chat template, so it cannot be told who says what")
-    turns = [_turn(index, message) for index, message in enumerate(messages)]
+    template = template.for_tools if tools else template
+    read = [_turn(index, message) for index, message in enumerate(messages)]
+    turns = [turn for turn, _ in read]
     if not turns:
         raise PromptError("the conversation is empty; give at least one message")
     told: dict[str, Any] = thinking.told(template)
@@ -361,21 +364,30 @@ def prompt_of(
         if any(is_markup(word) for call in turn.calls for word in (call.name, *keys(call.arguments))):
             raise PromptError(f"messages[{index}] has a call that spells a special token in a name; rename it")
     found = render_located(template, turns, told, is_markup)
-    return Prompt.from_chat(found, turns, template, thinking, kept_from=kept_from)
+    if tools and not found.tools:
+        raise PromptError("the chat template of this model does not show tools; leave them out")
+    last = next((at for turn, at in reversed(read) if turn.role == "user"), 0)
+    return Prompt.from_chat(found, turns, template, thinking, kept_from=kept_from or last)
 
 
-def _turn(index: int, message: Message) -> Turn:
+def _turn(index: int, message: Message) -> tuple[Turn, int]:
+    """A message as templates know it, and the character at which the last part of its content begins."""
+    where = f"messages[{index}]"
     if isinstance(message, Turn):
-        return message
-    if not isinstance(message, Mapping):
-        raise PromptError(f"messages[{index}] must have a role and a content, and is of type {type(message).__name__}")
-    given = {field: message.get(name) for field, name in FIELDS.items()}
-    strings = {field: "" if value is None else value for field, value in given.items()}
-    if not all(isinstance(value, str) for value in strings.values()) or not strings["role"]:
-        raise PromptError(f"messages[{index}] must have a role and a content, both strings")
-    where = f"messages[{index}].tool_calls"
-    calls = tuple(_call(f"{where}[{at}]", one) for at, one in enumerate(message.get("tool_calls") or ()))
-    return Turn(**strings, calls=calls)
+        known_role(message.role, where)
+        text_of(message.content, f"{where}.content")
+        return message, 0
+    role, calls, reasoning, call_id = role_of(message, where), tuple[Call, ...](), "", ""
+    if role == "assistant":
+        given = message.get("tool_calls") or ()
+        calls = tuple(_call(f"{where}.tool_calls[{at}]", one) for at, one in enumerate(given))
+        reasoning = thought_of(message, where)
+    elif role == "tool":
+        call_id = text_of(message.get("tool_call_id") or "", f"{where}.tool_call_id")
+    name = text_of(message.get("name") or "", f"{where}.name")
+    *before, last = parts_of(message, where, spoken=bool(calls or reasoning))
+    content = DOCUMENT_MARK.join([*before, last])
+    return Turn(role, content, reasoning, calls, call_id, name), len(content) - len(last)
 
 
 def _call(where: str, given: Any) -> Call:

@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
+from sp.chat import messages
 from sp.chat.calls import MOST_DEPTH, shallow
+from sp.chat.messages import BIGGEST as BIGGEST
+from sp.chat.messages import MAX_NAME as MAX_NAME
+from sp.chat.messages import FieldError
+from sp.chat.messages import shown as shown
 from sp.config import Field, Option, fields_of
 from sp.decode import Decoder, Greedy, Sample, Speculative
 from sp.decode.base import COLDEST
@@ -63,10 +68,6 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError("internal error; the server's log says more", status=500, code="internal_error")
 
 
-MAX_NAME = 64
-BIGGEST = 1 << 53  # what JSON readers agree on
-
-
 MOST_VALUES = 200_000
 """Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -92,13 +93,10 @@ def check_shape(raw: bytes) -> None:
 
 def text_of(given: Any, where: str) -> str:
     """A string that UTF-8 can write, or RequestError."""
-    if not isinstance(given, str):
-        raise RequestError(f"{where} is {shown(given)}; send a string", where)
     try:
-        given.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{where} has a lone surrogate at character {error.start}; send UTF-8 text", where) from None
-    return given
+        return messages.text_of(given, where)
+    except FieldError as error:
+        raise RequestError(str(error), error.param) from None
 
 
 def not_null(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,19 +155,6 @@ def number_of(body: Mapping[str, Any], field: Field) -> Any:
 def like(neutral: Any) -> tuple[type, ...]:
     """Types in which a neutral value may come: JSON writes 0 and 0.0, but false is no number."""
     return (int, float) if type(neutral) is int else (type(neutral),)
-
-
-def shown(value: Any) -> str:
-    """A value for an error: numbers and short strings as they are, else the JSON type."""
-    if value is None or isinstance(value, bool):
-        return {None: "missing", True: "true", False: "false"}[value]
-    if isinstance(value, int) and abs(value) > BIGGEST:
-        return f"a number of {len(str(abs(value)))} digits"
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, str):
-        return repr(value) if len(value) <= MAX_NAME else f"string of {len(value)} characters"
-    return "list" if isinstance(value, list) else "object"
 
 
 MOST_CHOICES = 16

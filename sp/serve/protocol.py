@@ -10,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from sp.chat import Thinking
+from sp.chat.messages import FieldError, parts_of, role_of, thought_of
 from sp.chat.reasoning import EFFORT, SWITCHES
 from sp.decode import Speculative
 from sp.errors import ConfigError, unknown_name
@@ -119,49 +120,24 @@ def messages_of(given: Any, ignored: list[str] | None = None) -> tuple[dict[str,
     """
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    messages = [_message(item, f"messages[{index}]", ignored) for index, item in enumerate(given)]
+    try:
+        messages = [_message(item, f"messages[{index}]", ignored) for index, item in enumerate(given)]
+    except FieldError as error:
+        raise RequestError(str(error), error.param) from None
     for index, name in paired(messages).items():
         messages[index]["name"] = name
     return tuple(messages)
 
 
 def _message(given: Any, where: str, ignored: list[str] | None) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise RequestError(f"{where} is a {shown(given)}; send an object with role and content", where)
-    roles = ("system", "developer", "user", "assistant", "tool")
-    role = given.get("role")
-    if role not in roles:
-        raise RequestError(f"{where}.role is {shown(role)}; use one of {', '.join(roles)}", f"{where}.role")
-    own = {"assistant": ("reasoning_content", "reasoning", "tool_calls"), "tool": ("tool_call_id",)}.get(role, ())
-    for name, value in given.items():
-        if name in ("role", "content", "name", *own) or value in (None, []):
-            continue
-        place = f"{where}.{name[:MAX_NAME]}"
-        what = "not supported" if name in ("function_call", "audio", "tool_calls") else "unknown"
-        if what == "unknown" and ignored is not None:
-            ignored.append(f"{place}: unknown field")
-            continue
-        raise RequestError(f"{place} is {what}; send the turn's text as content", place)
-    said: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    if role == "assistant":
-        name = "reasoning" if given.get("reasoning_content") is None else "reasoning_content"
-        thought = given.get(name)
-        said["reasoning"] = "" if thought is None else text_of(thought, f"{where}.{name}")
+    said: dict[str, Any] = {"role": role_of(given, where, ignored)}
+    if said["role"] == "assistant":
+        said["reasoning"] = thought_of(given, where)
         said["calls"] = calls_of(given.get("tool_calls"), f"{where}.tool_calls")
-    elif role == "tool":
+    elif said["role"] == "tool":
         said["call_id"] = id_of(given.get("tool_call_id"), f"{where}.tool_call_id")
-    spoken = said.get("reasoning") or said.get("calls")
-    content = "" if spoken and given.get("content") in (None, []) else given.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = []
-    for index, part in enumerate(parts):
-        place = f"{where}.content[{index}]" if isinstance(content, list) else f"{where}.content"
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise RequestError(f"{place} is no text; the models read text only", place)
-        texts.append(text_of(part.get("text"), place))
-    if not texts:
-        raise RequestError(f"{where}.content is empty; leave the message out", f"{where}.content")
-    return {**said, "parts": texts}
+    spoken = bool(said.get("reasoning") or said.get("calls"))
+    return {**said, "parts": parts_of(given, where, spoken=spoken)}
 
 
 MAX_STOPS = 16

@@ -11,7 +11,10 @@ from typing import Any
 
 from sp.arrays import Ints
 from sp.chat import Thinking, Turn
+from sp.chat.answer import AnswerText, calling_of
+from sp.chat.call_splitter import Calling
 from sp.decode import Decoder
+from sp.errors import names_keywords
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import request
@@ -22,10 +25,12 @@ from sp.session.options import ConversationOptions, RunOptions
 from sp.session.pipeline import Pipeline
 from sp.session.recall import Memory, Recollection, told
 from sp.session.result import OnToken, TurnResult, Usage
+from sp.session.stream import AsyncStream, Stream, Work
 from sp.session.tokenise import Vocabularies
-from sp.trace import Reporter, silent
+from sp.trace import OnProgress, Reporter, reporting, silent
 
 
+@names_keywords
 class Conversation:
     """A transcript that grows, and what both models remember of it.
 
@@ -76,6 +81,7 @@ class Conversation:
     def __repr__(self) -> str:
         return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them held, {self.pipeline!r})"
 
+    @names_keywords
     def ask(
         self,
         messages: Sequence[Turn | Mapping[str, Any]],
@@ -85,10 +91,58 @@ class Conversation:
         thinking: Thinking = Thinking(),  # noqa: B008
         kept_from: int = 0,
         reporter: Reporter = silent,
+        progress: OnProgress | None = None,
     ) -> TurnResult:
-        """Answer the last message of a chat, all of which is given each time; see `prompt_of` and `answer`."""
+        """Answer the last message of a chat, all of which is given each time; see `prompt_of` and `answer`. `progress`
+        as for `Pipeline.run`.
+        """
         prompt = prompt_of(messages, self.pipeline.target, tools or (), thinking, kept_from=kept_from)
-        return self.answer(prompt, on_token, reporter=reporter)
+        calling = calling_of(self.pipeline.target.template, tools)
+        return self._ask(prompt, calling, reporter=reporting(progress, reporter), on_token=on_token)
+
+    @names_keywords
+    def stream(
+        self,
+        messages: Sequence[Turn | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        thinking: Thinking = Thinking(),  # noqa: B008
+        kept_from: int = 0,
+        progress: OnProgress | None = None,
+    ) -> Stream[TurnResult]:
+        """What `ask` answers, as pieces of text that come while it is decoded."""
+        return Stream(*self._work(messages, tools, thinking, kept_from), reporting(progress))
+
+    @names_keywords
+    def astream(
+        self,
+        messages: Sequence[Turn | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        thinking: Thinking = Thinking(),  # noqa: B008
+        kept_from: int = 0,
+        progress: OnProgress | None = None,
+    ) -> AsyncStream[TurnResult]:
+        """The same for an async loop."""
+        return AsyncStream(*self._work(messages, tools, thinking, kept_from), reporting(progress))
+
+    def _work(
+        self,
+        messages: Sequence[Turn | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking,
+        kept_from: int,
+    ) -> tuple[Work[TurnResult], AnswerText]:
+        target = self.pipeline.target
+        prompt = prompt_of(messages, target, tools or (), thinking, kept_from=kept_from)
+        calling = calling_of(target.template, tools)
+        return partial(self._ask, prompt, calling), AnswerText(target.tokenizer, prompt.thinks, calling)
+
+    def _ask(
+        self, prompt: Prompt, calling: Calling | None, *, reporter: Reporter, on_token: OnToken | None
+    ) -> TurnResult:
+        result = self.answer(prompt, on_token, reporter=reporter)
+        return replace(result, answer=result.answer.with_calls(calling))
 
     def answer(
         self,

@@ -136,6 +136,18 @@ def embedded(role: str) -> Path:
     return Path(str(files("sp") / "assets" / EMBEDDED[role]))
 
 
+def with_tools() -> str:
+    """The chat template of the embedded target and drafter with tools, which their files' own does not show. The files
+    stay as they are, as records name them by their hash; without tools the two templates say the same.
+    """
+    return (files("sp") / "assets" / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+def own(path: Path) -> bool:
+    """Whether a file is an embedded model that chats."""
+    return any(path.resolve() == embedded(role).resolve() for role in ("target", "drafter"))
+
+
 def load(
     path: str | Path,
     *,
@@ -212,7 +224,8 @@ def load(
     if group is not None:
         card_config(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
-    template = ChatTemplate.of_file(chat_template(file), tokenizer, chat_template(file, TOOL_USE))
+    source = with_tools() if own(file.path) else chat_template(file)
+    template = ChatTemplate.of_file(source, tokenizer, chat_template(file, TOOL_USE))
     retrieval = known_retrieval(file.path, config, scorers)
     if retrieval is None and makes_one(scorers):
         whole = load_model(file, device=where, context=longest(config.context))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
-from sp.errors import ConfigError
+from sp.errors import ConfigError, names_keywords
 from sp.models import AskedScaling, Gaps, ModelConfig
 from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
@@ -21,6 +22,24 @@ from sp.session.device_memory import Size, Where
 if TYPE_CHECKING:
     from sp.session.loaded import Loaded
 
+T = TypeVar("T")
+if TYPE_CHECKING:
+
+    class Written(Generic[T]):
+        """A field that may be given by name: what type checkers let it be set to, and what it is then."""
+
+        def __get__(self, instance: object, owner: object) -> T: ...
+        def __set__(self, instance: object, value: T | str) -> None: ...
+
+else:
+
+    class Written:
+        """The type itself, for whoever looks at fields."""
+
+        def __class_getitem__(cls, kind):
+            return kind
+
+
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
@@ -29,6 +48,7 @@ BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "
 MathName = Literal["auto", "bf16", "fp8", "int8"]
 
 
+@names_keywords
 @dataclass(frozen=True)
 class ModelOptions:
     """Which models there are, and what is asked of them.
@@ -59,6 +79,7 @@ class ModelOptions:
     drafter_math: MathName = "bf16"
 
 
+@names_keywords
 @dataclass(frozen=True)
 class PlaceOptions:
     """Where models run.
@@ -86,6 +107,7 @@ class PlaceOptions:
     break_even: Path | None = None
 
 
+@names_keywords
 @dataclass(frozen=True)
 class RunOptions:
     """How a prompt is compressed and answered.
@@ -148,20 +170,20 @@ class RunOptions:
     group: ClassVar[str] = "Reading"
 
     keep_ratio: float = 0.05
-    scorer: Scorer = "auto"  # type: ignore[assignment]  # a name until it is read
-    selector: Selector = "top_chunks"  # type: ignore[assignment]
+    scorer: Written[Scorer] = "auto"  # type: ignore[assignment]  # a name until it is read
+    selector: Written[Selector] = "top_chunks"  # type: ignore[assignment]
     compress: Compress = "auto"
-    threshold: Annotated[Tokens, Option(least=0)] = 0
+    threshold: Annotated[Written[Tokens], Option(least=0)] = 0  # type: ignore[assignment]
     positions: Annotated[Positions, Option(fixed=True)] = "original"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: Annotated[KVType, Option(fixed=True)] = USUAL
+    kv: Annotated[Written[KVType], Option(fixed=True)] = USUAL  # type: ignore[assignment]
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
     target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
-    decode: Decoder = "greedy"  # type: ignore[assignment]
-    max_new_tokens: Annotated[Tokens, Option(least=1)] = 64
+    decode: Written[Decoder] = "greedy"  # type: ignore[assignment]
+    max_new_tokens: Annotated[Written[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -197,9 +219,18 @@ class RunOptions:
         return rotates(self.kv, self.rotate)
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def takes_options(method: Method) -> Method:
+    """`names_keywords` for what takes a `RunOptions`, and gets its fields by mistake."""
+    return names_keywords(method, [one.name for one in fields(RunOptions)])
+
+
 Recall = Literal["auto", "append", "rewind", "off"]
 
 
+@names_keywords
 @dataclass(frozen=True)
 class ConversationOptions:
     """How the turns of a conversation share what was read before.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from sp.arrays import Bools, Floats
-from sp.errors import ConfigError, ModelError, plain
+from sp.chat.answer import AnswerText, calling_of
+from sp.chat.call_splitter import Calling
+from sp.errors import ConfigError, ModelError, check_keywords, plain
 from sp.kernels.device import pick_device
 from sp.models import Model, load_draft
 from sp.models.cache.kv_type import USUAL, known_kv
@@ -30,10 +33,11 @@ from sp.session.device_memory import Where, format_bytes
 from sp.session.key_bases import FileBases
 from sp.session.loaded import OF_ONE_CARD, Loaded, default_drafter, draft_on_cards, embedded, load, sharing, spread
 from sp.session.measured import known_break_evens
-from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions
+from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions, takes_options
 from sp.session.residency import Residency
 from sp.session.result import Answer, OnToken, RunResult, Scored
-from sp.trace import Reporter, Trace, peak_bytes, silent
+from sp.session.stream import AsyncStream, Stream, Work
+from sp.trace import OnProgress, Reporter, Trace, peak_bytes, reporting, silent
 
 NOT_NAMED = "the best drafter that is here, as none was named"
 
@@ -90,7 +94,9 @@ class Pipeline(Pair):
         models; on several `cards` the drafter reads together with copies of itself, and they share the target, or
         `target_cards` do. `reporter` and errors as for `load`; TypeError for another keyword.
         """
-        own = {one.name: options.pop(one.name) for one in fields(PlaceOptions) if one.name in options}
+        places, known = [one.name for one in fields(PlaceOptions)], [one.name for one in fields(ModelOptions)]
+        check_keywords("open", options, [*known, *places, "scorers", "reporter"])
+        own = {name: options.pop(name) for name in places if name in options}
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
         group = sharing(place.cards, place.target_cards, pick_device(place.device), place.vram)
         how: dict[str, Any] = {"rope": models.target_rope, "room": place.vram, "math": models.math, "group": group}
@@ -254,13 +260,16 @@ class Pipeline(Pair):
         whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
         self.run(prompt, whole, full=False)
 
+    @takes_options
     def run(
         self,
         prompt: Prompt | str | Sequence[Message],
         options: RunOptions | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         full: bool = False,
         reporter: Reporter = silent,
+        progress: OnProgress | None = None,
         on_token: OnToken | None = None,
         by_head: bool = False,
     ) -> RunResult:
@@ -269,17 +278,91 @@ class Pipeline(Pair):
         A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.prompt.prompt_of` makes of
         them, and no options for those of `RunOptions()`.
 
-        `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
-        keeps the importance map of every head of the drafter.
+        Parameters
+        ----------
+        prompt : Prompt, str or messages
+        options : RunOptions, optional
+        tools : sequence of mapping, optional
+            That the model may call, as OpenAI describes them, beside messages. `Answer.calls` has what it calls.
+        full : bool
+        reporter : Reporter
+        progress : callable, optional
+            Called with a stage, how much of it is done, and of how much: layer by layer, or chunk by chunk. What it
+            raises ends the run there, and comes out of this call; the pipeline is as before.
+        on_token : callable, optional
+            Called with each token of the answer as it is decoded; ends it by returning True.
+        by_head : bool
+            Keep the importance map of every head of the drafter.
 
         Raises
         ------
         PromptError
-            The prompt fits the context, or a budget of device memory, neither whole nor compressed.
+            The prompt fits the context, or a budget of device memory, neither whole nor compressed; messages are none.
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
-        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
+        prompt, calling = self._asked(prompt, tools)
+        reporter = reporting(progress, reporter)
+        return self._run(prompt, options, calling, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
+
+    @takes_options
+    def stream(
+        self,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        progress: OnProgress | None = None,
+    ) -> Stream[RunResult]:
+        """What `run` answers, as pieces of text that come while it is decoded; see `Stream`. `progress` is called in
+        the thread that works.
+
+        Examples
+        --------
+        >>> for piece in Pipeline.open().stream(messages):  # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+        """
+        return Stream(*self._work(prompt, options, tools), reporting(progress))
+
+    @takes_options
+    def astream(
+        self,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        progress: OnProgress | None = None,
+    ) -> AsyncStream[RunResult]:
+        """`stream` for an async loop: ``async for piece in pipeline.astream(...)``; see `AsyncStream`."""
+        return AsyncStream(*self._work(prompt, options, tools), reporting(progress))
+
+    def _asked(
+        self, prompt: Prompt | str | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Prompt, Calling | None]:
+        return as_prompt(prompt, self.target, tools or ()), calling_of(self.target.template, tools)
+
+    def _work(
+        self,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[Work[RunResult], AnswerText]:
+        prompt, calling = self._asked(prompt, tools)
+        text = AnswerText(self.target.tokenizer, prompt.thinks, calling)
+        return partial(self._run, prompt, options, calling), text
+
+    def _run(
+        self,
+        prompt: Prompt,
+        options: RunOptions | None,
+        calling: Calling | None,
+        *,
+        reporter: Reporter,
+        on_token: OnToken | None,
+        full: bool = False,
+        by_head: bool = False,
+    ) -> RunResult:
+        options = options or RunOptions()
         check_draft(options, self.draft)
         self.ready(options, reporter)
         done = request.answer(self, prompt, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
@@ -287,8 +370,8 @@ class Pipeline(Pair):
         return RunResult(
             done.prompt,
             settled.decision,
-            done.answer,
-            done.full,
+            done.answer.with_calls(calling),
+            done.full and done.full.with_calls(calling),
             scored.importance if scored else None,
             done.scores,
             done.selection,

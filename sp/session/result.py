@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.chat import Call
+from sp.chat.answer import read_calls
+from sp.chat.call_splitter import Calling
 from sp.errors import plain
 from sp.prompt import TokenisedPrompt, Transfer
 from sp.prompt.heat import as_heat
@@ -28,7 +31,8 @@ SHOWN = 60  # characters of an answer that a short form shows
 class Answer:
     """One pass of the target over a prompt; `densities` and `passes` as in `Begun`.
 
-    `reasoning` is what the model thought before, by the marks of its chat template; it is no part of the `text`.
+    `reasoning` is what the model thought before, by the marks of its chat template, and `calls` what it called of the
+    tools that it was given; neither is a part of the `text`.
     """
 
     text: str
@@ -38,9 +42,17 @@ class Answer:
     densities: tuple[float, ...] = ()
     passes: tuple[int, ...] = ()
     reasoning: str = ""
+    calls: tuple[Call, ...] = ()
 
     def __repr__(self) -> str:
         return f"Answer({plain(self.text, SHOWN)!r}, {len(self.tokens):,} tokens, the first after {self.ttft_s:.3g} s)"
+
+    def with_calls(self, calling: Calling | None) -> Answer:
+        """The same with calls of tools read from the text; as it is where none can be there."""
+        if calling is None:
+            return self
+        text, calls = read_calls(self.text, calling)
+        return replace(self, text=text, calls=calls)
 
     @property
     def acceptance_length(self) -> float | None:

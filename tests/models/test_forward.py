@@ -143,7 +143,8 @@ def test_progress_adds_up(model, prompt) -> None:
         steps: list[int] = []
         walk(model, *prompt, model.new_cache(N), chunk=77, hooks=Hooks(progress=steps.append))
         assert sum(steps) == total
-        assert min(steps) > 0
+        assert min(steps) >= 0
+        assert len(steps) >= model.config.layers  # a place to stop at after each one
 
 
 STORAGE = [("f32", True, 2e-5), ("f16", False, 2e-3), ("f16", True, 2e-3), ("q4_0", True, 0.3)]

@@ -81,8 +81,6 @@ def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
         (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"\\ud800": 1}}', 400, "unknown option"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"scorer": "oracle", "compress": "always", '
          b'"keep_ratio": 1}}', 400, "known needle"),
-        (b'{"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", '
-         b'"function": {"name": "f"}}]}', 400, "does not show tools"),
         (b'{"messages": [{"role": "user", "content": "' + b"7 " * 170_000 + b'"}]}', 400,
          r"context of 163840; sp.keep_ratio 0.5 leaves \d+ of them, which do not fit either: lower it"),
         (b'{"sp": {"compress": "off"}, "messages": [{"role": "user", "content": "' + b"7 " * 90_000 + b'"}]}', 400,

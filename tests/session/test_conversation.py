@@ -257,11 +257,14 @@ def test_bytes_do_not_grow(target: str) -> None:
     assert max(sizes[5:]) <= max(sizes[:5])
 
 
+GREP = {"type": "function", "function": {"name": "grep"}}
+
+
 def test_tools_are_shown_by_the_template_and_kept() -> None:
     base = pair()
     shown = ChatTemplate("{{ tools }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
     talk = Conversation(replace(base, target=replace(base.target, template=shown)), options(0.5))
-    result = talk.ask([said("user", "mora " * 60), said("tool", "tilo " * 20), said("user", "?")], [{"name": "grep"}])
+    result = talk.ask([said("user", "mora " * 60), said("tool", "tilo " * 20), said("user", "?")], [GREP])
     assert "grep" in result.prompt.prompt.text
     assert result.present[: result.prompt.prompt.text.encode().index(b"[") - 2].sum() > 0
     check(talk, result)
@@ -320,6 +323,6 @@ def test_bad_options_are_refused(bad: dict) -> None:
 
 def test_bad_messages_are_refused() -> None:
     talk = Conversation(pair(), options())
-    for bad, match in (([], "empty"), ([{"content": "x"}], r"messages\[0\]"), ([said("user", 3)], "strings")):
+    for bad, match in (([], "empty"), ([{"content": "x"}], r"messages\[0\]"), ([said("user", 3)], "send a string")):
         with pytest.raises(PromptError, match=match):
             talk.ask(bad)

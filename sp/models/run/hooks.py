@@ -17,7 +17,8 @@ from sp.models.network.model import Model
 
 AfterLayer = Callable[[int, Floats], None]
 Progress = Callable[[int], None]
-"""Takes what was finished since the last call: tokens, or of an executor that goes layer by layer tokens x layers."""
+"""Takes what was finished since the last call: tokens, or of an executor that goes layer by layer tokens x layers. On
+the CPU it is called after each layer of each chunk, if need be with 0. What it raises ends the work."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def through(
             x = model.pass_layer(layers[index], flow)
             if hooks.after_layer is not None:
                 hooks.after_layer(index, model.whole(x))
+            if hooks.progress is not None and model.device == "cpu":
+                hooks.progress(0)  # a place to stop at: there a chunk through all layers of a large model takes minutes
     return x
 
 
