@@ -138,7 +138,7 @@ def test_what_waits_is_refused_with_a_status(server: tool.Running, gate: threadi
         ("/v1/completions", {"prompt": LONG} | off, "context of 163840"),
         ("/v1/responses", {"input": LONG} | off, "context of 163840"),
         ("/v1/messages", HELLO | {"messages": [{"role": "user", "content": LONG}]} | off, "prompt is too long"),
-        ("/v1/messages", HELLO | {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "not show tools"),
+        ("/v1/chat/completions", HELLO | {"chat_template_kwargs": {"mood": 1}}, "does not read"),
     ]
     with busy(server):
         for path, body, said in wrong:
