@@ -7,7 +7,8 @@
 Appends to results/<machine>/agent_turns.jsonl and prints a table by turn. The transcript is made of Python's own
 sources, the same wherever Python is: a system message, a task, and of each turn a call and its result of 2,000 to 4,000
 tokens. `sp serve`, with the model as target and drafter, is asked as Claude Code asks, at /v1/messages with a line
-`x-anthropic-billing-header` that differs each time, once compressing and once with `off`; and as `--peer` any server of
+`x-anthropic-billing-header` that differs each time, once compressing and once with `off` (and without notice of its
+marks, or each result would be read whole); and as `--peer` any server of
 OpenAI's API on the same file, such as llama.cpp's, at /v1/chat/completions without that line. Each turn is sent twice:
 the share that was reused is of the second request, the time of the first.
 
@@ -108,6 +109,7 @@ def claude(turns: Sequence[Turn], stamp: int, more: dict[str, Any]) -> tuple[str
         result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": turn.result}
         said = {"type": "text", "text": f"I read {turn.path}."}
         messages += [{"role": "assistant", "content": [said, call]}, {"role": "user", "content": [result]}]
+    messages[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
     system = [{"type": "text", "text": header}, {"type": "text", "text": SYSTEM * 40}]
     body = {"model": "any", "system": system, "messages": messages, "tools": [READ], "max_tokens": TOKENS}
     return MESSAGES, {**body, "stream": True, **more}
@@ -196,7 +198,7 @@ def main() -> None:
         turns = transcript(Tokenizer.from_gguf(file), given.turns, (least, most))
     device, arms = pick_device(given.device), {}
     own = ("--target", given.model, "--drafter", given.model, "--device", device, "--keep-ratio", given.keep_ratio)
-    modes: dict[str, dict[str, Any]] = {"compressed": {"compress": "always"}, "off": {"off": True}}
+    modes: dict[str, dict[str, Any]] = {"compressed": {"compress": "always", "marked": False}, "off": {"off": True}}
     for name, options in modes.items():
         with serving(*own) as (address, _):
             arms[name] = play("http://{}:{}".format(*address), claude, turns, {"sp": options})

@@ -22,6 +22,7 @@ from tool_templates import TAGGED
 
 from sp.session import Pipeline
 
+ROOT = Path(__file__).parents[2]
 PYTHON, CODEX = (given and Path(given).absolute() for given in map(os.environ.get, ("SP_CLIENTS_PYTHON", "SP_CODEX")))
 SAID = ["I look.", RAIN]
 OFF = ("apps", "goals", "multi_agent", "plugins", "skill_search")  # what makes Codex's prompt five times as long
@@ -100,3 +101,14 @@ def test_codex_runs_a_command_and_goes_on(reading: tool.Running, tmp_path: Path)
     assert first[0]["thread_id"] == second[0]["thread_id"]
     used = [each[-1]["usage"]["input_tokens"] for each in (first, second)]
     assert 0 < used[0] < used[1]
+
+
+def test_the_table_of_clients_names_the_versions_that_are_tried() -> None:
+    """Of `openai` and others that the tests' own environment has, `pyproject.toml` pins none."""
+    pinned = [line.split("==") for line in (ROOT / ".ci" / "clients.txt").read_text().splitlines() if line[0] != "#"]
+    for folder in (CLIENTS, CLIENTS / "codex"):
+        pinned += json.loads((folder / "package.json").read_text())["dependencies"].items()
+    rows = [line.split("|")[1:3] for line in (ROOT / "docs" / "server.md").read_text().splitlines() if line[:1] == "|"]
+    assert len(pinned) == 6
+    for name, version in pinned:
+        assert any(f"`{name}`" in client and told.strip() == version for client, told in rows), name
