@@ -7,10 +7,9 @@
 Appends to results/<machine>/agent_turns.jsonl and prints a table by turn. The transcript is made of Python's own
 sources, the same wherever Python is: a system message, a task, and of each turn a call and its result of 2,000 to 4,000
 tokens. `sp serve`, with the model as target and drafter, is asked as Claude Code asks, at /v1/messages with a line
-`x-anthropic-billing-header` that differs each time, once compressing and once with `off` (and without notice of its
-marks, or each result would be read whole); and as `--peer` any server of
-OpenAI's API on the same file, such as llama.cpp's, at /v1/chat/completions without that line. Each turn is sent twice:
-the share that was reused is of the second request, the time of the first.
+`x-anthropic-billing-header` that differs each time, once compressing, without notice of its marks, and once with
+`off`; and as `--peer` any server of OpenAI's API on the same file, such as llama.cpp's, at /v1/chat/completions without
+that line. Each turn is sent twice: the share that was reused is of the second request, the time of the first.
 
 Published small models know no tools and have short windows, so `--write` makes a copy with a chat template that shows
 them and with a longer window. What it says beyond the window that it was trained for means nothing; what it costs does

@@ -58,7 +58,7 @@ class Client:
         await self.writer.wait_closed()
 
     async def post(self, body: bytes, path: str = "/v1/chat/completions") -> tuple[int, bytes, tuple[float, float]]:
-        """Status, what came, and when the request began to be sent and the first of the answer's body was there."""
+        """Status, what came, and when the request began to be sent and the first event of the answer was there."""
         http = h11.Connection(h11.CLIENT)
         headers = {"Host": self.host, "Content-Type": "application/json", "Content-Length": str(len(body))}
         request = h11.Request(method="POST", target=path, headers=list(headers.items()))
@@ -71,8 +71,9 @@ class Client:
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
-                first = first or time.perf_counter()
                 got.append(bytes(event.data))
+                if not first and b"data:" in got[-1]:  # not the comment that tells that a prompt is being read
+                    first = time.perf_counter()
         return status, b"".join(got), (start, first)
 
 
