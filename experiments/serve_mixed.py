@@ -30,6 +30,7 @@ from sp.kernels.device import pick_device
 
 TURNS = 5
 TOKENS = 8
+REFUSED = "status "
 KEYS = ("quiet-lantern", "amber-coral")
 SP = {"compress": "always", "keep_ratio": 0.3}
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
@@ -79,7 +80,7 @@ async def one(address: tuple[str, int], number: int, requests: int) -> list[str]
             turns += [{"role": "user", "content": question}]
             api, stream = rng.choice(list(PATHS)), rng.random() < 0.5
             status, got, _ = await client.post(body(api, turns, stream), PATHS[api])
-            told.append(text_of(api, stream, got) if status == 200 else f"{status}: {got.decode()[:300]}")
+            told.append(text_of(api, stream, got) if status == 200 else f"{REFUSED}{status}: {got.decode()[:300]}")
             turns += [{"role": "assistant", "content": told[-1].strip() or "Nothing."}]
     return told
 
@@ -132,7 +133,7 @@ def main() -> int:
     pairs = [(one, all_) for ones, alls in zip(alone, told, strict=True) for one, all_ in zip(ones, alls, strict=True)]
     memory, descriptors = quarters(held, "rss_bytes"), quarters(held, "descriptors")
     metrics = {
-        "answered": sum(not each[:4].endswith(":") for _, each in pairs),
+        "answered": sum(not each.startswith(REFUSED) for _, each in pairs),
         "different": sum(one != all_ for one, all_ in pairs),
         "distinct_answers": len({one for one, _ in pairs}),
         "requests_per_second": len(pairs) / seconds,
