@@ -20,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,11 @@ class Client:
         self.writer.close()
         await self.writer.wait_closed()
 
-    async def post(self, body: bytes) -> tuple[int, bytes, tuple[float, float]]:
-        """Status, what came, and when the request began to be sent and the first of the answer's body was there."""
+    async def post(self, body: bytes, path: str = "/v1/chat/completions") -> tuple[int, bytes, tuple[float, float]]:
+        """Status, what came, and when the request began to be sent and the first event of the answer was there."""
         http = h11.Connection(h11.CLIENT)
         headers = {"Host": self.host, "Content-Type": "application/json", "Content-Length": str(len(body))}
-        request = h11.Request(method="POST", target="/v1/chat/completions", headers=list(headers.items()))
+        request = h11.Request(method="POST", target=path, headers=list(headers.items()))
         wire = b"".join(http.send(part) or b"" for part in (request, h11.Data(body), h11.EndOfMessage()))
         start, first, status, got = time.perf_counter(), 0.0, 0, []
         self.writer.write(wire)
@@ -69,8 +71,9 @@ class Client:
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
-                first = first or time.perf_counter()
                 got.append(bytes(event.data))
+                if not first and b"data:" in got[-1]:  # not the comment that tells that a prompt is being read
+                    first = time.perf_counter()
         return status, b"".join(got), (start, first)
 
 
@@ -133,6 +136,23 @@ async def measure(
     return parts
 
 
+@contextmanager
+def serving(*options: str) -> Iterator[tuple[tuple[str, int], int]]:
+    """`sp serve`, on a port that it picks itself: its address, and the id of its process."""
+    command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--no-access-log", *options]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # which nobody reads after its first lines
+    try:
+        assert server.stderr is not None
+        said = ""
+        while not (found := re.search("http://([0-9.]+):([0-9]+)", said)):
+            said = server.stderr.readline()
+            assert said, "the server did not start"
+        yield (found[1], int(found[2])), server.pid
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
 def summary(answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     """Medians and tails of the answers that came."""
     good = [answer for answer in answers if answer["status"] == 200]
@@ -160,19 +180,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     given = parser.parse_args()
     device, lengths = pick_device(given.device), [int(item) for item in given.characters.split(",")]
-    command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--queue", str(4 * given.clients)]
-    command.append("--no-access-log")  # nobody reads the pipe
-    server = subprocess.Popen([*command, "--device", device], stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        said = ""
-        while not (found := re.search("http://([0-9.]+):([0-9]+)", said)):
-            said = server.stderr.readline()
-            assert said, "the server did not start"
-        parts = asyncio.run(measure((found[1], int(found[2])), lengths, given.requests, given.clients))
-    finally:
-        server.terminate()
-        server.wait(60)
+    with serving("--queue", str(4 * given.clients), "--device", device) as (address, _):
+        parts = asyncio.run(measure(address, lengths, given.requests, given.clients))
     for config, answers, seconds in parts:
         metrics = summary(answers, seconds)
         samples = [{k: v for k, v in answer.items() if k != "text"} for answer in answers]

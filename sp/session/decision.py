@@ -30,6 +30,7 @@ from sp.session.options import Compress, Positions, RunOptions
 from sp.session.residency import Residency
 
 LONGEST = 1 << 22
+MOST = 1 << 53  # tokens; of the smallest ratios a quotient would be infinite
 LEAST = 64
 """Tokens that `compress="auto"` must be able to choose: sink and tail take half of them, a chunk the other half."""
 
@@ -139,7 +140,7 @@ def decide(
     else:
         length = break_even(target, drafter, keep_ratio, protected, scorer, sparse)
     if length is not None:
-        length = max(length, protected + ceil(LEAST / keep_ratio))
+        length = max(length, protected + ceil(min(LEAST / keep_ratio, MOST)))
     kept, free = token_budget(keep_ratio, tokens, protected) - protected, tokens - protected
     source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
     activated = False

@@ -266,7 +266,12 @@ class Memory:
         decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
         found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
         parted = decided < len(target.transcript)
-        if found.recalling and (begin := reopened(found.old, message_starts(prompt), decided, parted)) is not None:
+        if not found.recalling or (begin := reopened(found.old, message_starts(prompt), decided, parted)) is None:
+            return found
+        asked = np.flatnonzero(prompt.mask("question"))
+        if decided == len(prompt) - 1 and len(asked) and asked[-1] < begin:
+            found.recalling = False  # sent again behind what a tool has told: what the question asks for came back then
+        else:
             found.old, found.decided = found.old.first(found.old.before(begin)), begin
         return found
 

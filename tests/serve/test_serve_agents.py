@@ -22,8 +22,10 @@ RAIN = "It rains in Oslo."
 class Looking(Scripted):
     """Calls the tool, and once it was answered says what it was told."""
 
+    calls, result, tells = CALL, "rain in Oslo", RAIN
+
     def run(self, prompt: Any, options: Any, **given: Any) -> RunResult:
-        self.said = RAIN if "<tool_response>\nrain in Oslo" in prompt.text else CALL
+        self.said = self.tells if f"<tool_response>\n{self.result}" in prompt.text else self.calls
         return super().run(prompt, options, **given)
 
 

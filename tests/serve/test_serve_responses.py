@@ -280,6 +280,10 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "send a string"),
         ({"reasoning": "low"}, "reasoning", "an object"),
         ({"sp": {"keep_ration": 1}}, "sp", "did you mean"),
+        ({"user": "\ud800"}, "user", "lone surrogate"),
+        ({"metadata": {"\ud800": "a"}}, "metadata", "lone surrogate"),
+        ({"text": {"verbosity": "\ud800"}}, "text", "lone surrogate"),
+        ({"reasoning": {"summary": "\ud800"}}, "reasoning", "lone surrogate"),
     ],
 )  # fmt: skip
 def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str) -> None:

@@ -18,7 +18,9 @@ import serving as tool
 import web
 from command_line import invoke
 from serving import client, document, question
+from tool_templates import TAGGED, TOOLS
 
+from sp.gguf import ChatTemplate
 from sp.selection import SELECTORS
 from sp.session import Conversations, Pipeline
 from sp.session.disk.shelf import Shelf
@@ -306,3 +308,20 @@ def test_a_folder_of_sessions_is_for_one_server_with_sessions(more: list[str], t
     result = invoke(["serve", "--session-dir", str(tmp_path / "x"), *more])
     assert str(result.exception) == "--session-dir is for one server with sessions, on one card; leave it away"
     assert not (tmp_path / "x").exists()
+
+
+def test_an_agent_that_sends_a_result_again_has_nothing_read_again(pair: Pipeline) -> None:
+    """Nothing was asked since what came back for the result came back; agents retry, and change a line of no effect."""
+    agent = Pipeline(replace(pair.target, template=ChatTemplate(TAGGED)), pair.drafter)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question("quiet-coral")}]
+    with remembering(agent) as server:
+        for number, (key, value) in enumerate(FACTS.items()):
+            function = {"name": "read_file", "arguments": "{}"}
+            call = {"id": f"c{number}", "type": "function", "function": function}
+            result = {"role": "tool", "tool_call_id": f"c{number}", "content": document(key, int(value), 6)}
+            messages += [{"role": "assistant", "content": "I look.", "tool_calls": [call]}, result]
+            (first, before), (again, after) = (ask(server, messages, tools=list(TOOLS)) for _ in range(2))
+            assert again == first
+            assert before.sp["kept"] < 0.8 * before.prompt_tokens
+            assert after.sp["kept"] == before.sp["kept"]
+            assert after.sp["cached"] > 0.95 * after.prompt_tokens

@@ -95,6 +95,7 @@ def test_a_cheaper_way_of_scoring_gains_more() -> None:
         ({"tokens": 3700, "protected": 300, "keep_ratio": 0.1}, True, "less prefill work"),
         ({"tokens": 3700, "protected": 300}, True, "less prefill work"),
         ({"drafter": TARGET}, False, "more than it saves"),
+        ({"keep_ratio": 5e-324}, False, "0 would be kept"),
     ],
 )
 def test_every_decision_names_its_reason(changes: dict[str, object], activated: bool, reason: str) -> None:

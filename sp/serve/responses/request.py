@@ -5,6 +5,7 @@ Nothing is kept between requests but what sessions know of a text: the client se
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -245,6 +246,8 @@ class Asked:
             "truncation": "disabled",
             "user": given.get("user"),
         }
+        for name, value in self.echo.items():
+            text_of(json.dumps(value, ensure_ascii=False), name)  # an answer must be able to repeat it
 
 
 FUNCTION = ("name", "description", "parameters", "strict")
