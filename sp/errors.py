@@ -113,11 +113,12 @@ def names_keywords(function: Named, options: Iterable[str] = ()) -> Named:
         return function
     code = function.__code__
     known = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]
-    what = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    what, names = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], frozenset(known)
 
     @wraps(function)
     def called(*args: Any, **keywords: Any) -> Any:
-        check_keywords(what, keywords, known, options)
+        if not keywords.keys() <= names:
+            check_keywords(what, keywords, known, options)
         return function(*args, **keywords)
 
     return called  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from types import FrameType
 import sp
 
 ROOT = f"{Path(sp.__file__).parent}/"
-MOST_FILES, MOST_FUNCTIONS = 43, 180
+MOST_FILES, MOST_FUNCTIONS = 45, 180
 """Held as they are now; 45 and 180 were asked for."""
 
 

@@ -103,9 +103,9 @@ def begin(
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
-    check_draft(options, draft)
-    if draft is not None and isinstance(decoder, Speculative):
-        tokens += decoder.nodes(draft.block_size)
+    if isinstance(decoder, Speculative):
+        check_draft(options, draft)
+        tokens += decoder.nodes(draft.block_size) if draft is not None else 0
     if target.model.cold is not None:
         target.model.cold.restart()
     pooled = pool.take(target.model, tokens, options.kv, options.rotate)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from sp.arrays import Bools, Floats
 from sp.chat.answer import AnswerText, calling_of
-from sp.chat.call_splitter import Calling
+from sp.decode import Speculative
 from sp.errors import ConfigError, ModelError, check_keywords, plain
 from sp.kernels.device import pick_device
 from sp.models import Model, load_draft
@@ -301,9 +301,27 @@ class Pipeline(Pair):
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
-        prompt, calling = self._asked(prompt, tools)
-        reporter = reporting(progress, reporter)
-        return self._run(prompt, options, calling, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
+        asked = as_prompt(prompt, self.target, tools or ())
+        calling = calling_of(self.target.template, tools) if tools else None
+        reporter = reporter if progress is None else reporting(progress, reporter)
+        options = options or RunOptions()
+        if isinstance(options.decode, Speculative):
+            check_draft(options, self.draft)
+        self.ready(options, reporter)
+        done = request.answer(self, asked, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
+        scored, settled = done.scored, done.settled
+        return RunResult(
+            done.prompt,
+            settled.decision,
+            done.answer.with_calls(calling),
+            done.full and done.full.with_calls(calling),
+            scored.importance if scored else None,
+            done.scores,
+            done.selection,
+            peak_bytes(),
+            None if scored is None or isinstance(settled.options.scorer, ModelFreeScorer) else scored.drafted,
+            settled.options,
+        )
 
     @takes_options
     def stream(
@@ -336,49 +354,14 @@ class Pipeline(Pair):
         """`stream` for an async loop: ``async for piece in pipeline.astream(...)``; see `AsyncStream`."""
         return AsyncStream(*self._work(prompt, options, tools), reporting(progress))
 
-    def _asked(
-        self, prompt: Prompt | str | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[Prompt, Calling | None]:
-        return as_prompt(prompt, self.target, tools or ()), calling_of(self.target.template, tools)
-
     def _work(
         self,
         prompt: Prompt | str | Sequence[Message],
         options: RunOptions | None,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> tuple[Work[RunResult], AnswerText]:
-        prompt, calling = self._asked(prompt, tools)
-        text = AnswerText(self.target.tokenizer, prompt.thinks, calling)
-        return partial(self._run, prompt, options, calling), text
-
-    def _run(
-        self,
-        prompt: Prompt,
-        options: RunOptions | None,
-        calling: Calling | None,
-        *,
-        reporter: Reporter,
-        on_token: OnToken | None,
-        full: bool = False,
-        by_head: bool = False,
-    ) -> RunResult:
-        options = options or RunOptions()
-        check_draft(options, self.draft)
-        self.ready(options, reporter)
-        done = request.answer(self, prompt, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
-        scored, settled = done.scored, done.settled
-        return RunResult(
-            done.prompt,
-            settled.decision,
-            done.answer.with_calls(calling),
-            done.full and done.full.with_calls(calling),
-            scored.importance if scored else None,
-            done.scores,
-            done.selection,
-            peak_bytes(),
-            None if scored is None or isinstance(settled.options.scorer, ModelFreeScorer) else scored.drafted,
-            settled.options,
-        )
+        asked, calling = as_prompt(prompt, self.target, tools or ()), calling_of(self.target.template, tools)
+        return partial(self.run, asked, options, tools=tools), AnswerText(self.target.tokenizer, asked.thinks, calling)
 
     def check(
         self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = False

@@ -283,7 +283,7 @@ def select(
         if not activated:
             return scores, None
         wanted = selection_request(scores, fixed, options.keep_ratio, prompt, start, scored.importance.fineness)
-        selection = options.selector(replace(wanted, prepared=prepared))
+        selection = options.selector(wanted if prepared is None else replace(wanted, prepared=prepared))
         first = int(prompt.bytes[start, 0]) if start else 0
         read = {start + at: tuple((a + first, b + first) for a, b in parts) for at, parts in selection.read.items()}
         selection = replace(selection, kept=selection.kept | wanted.protected, read=read)

@@ -133,7 +133,7 @@ def test_answers_streams_and_errors_are_those_of_one_server(url: str, expected: 
         assert len(whole.headers.get_list("x-request-id")) == 1
         body = {"messages": tool.chat(key, value), "stream": True, **always}
         with web.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as reply:
-            events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+            events = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
         pieces = [json.loads(each)["choices"][0]["delta"].get("content") or "" for each in events[:-1]]
         assert "".join(pieces) == expected[key]

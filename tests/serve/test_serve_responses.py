@@ -63,6 +63,8 @@ def events(server: tool.Running, **body: Any) -> list[dict[str, Any]]:
     """Those of a stream, each as the client's library knows it, under its own name."""
     found = []
     for block in post(server, stream=True, **body).text.removesuffix("\n\n").split("\n\n"):
+        if block.startswith(": "):  # a comment, where the answer takes a while
+            continue
         name, data = block.split("\n")
         value = json.loads(data.removeprefix("data: "))
         assert name == f"event: {value['type']}"
