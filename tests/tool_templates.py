@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sp.chat import Call, Turn
+from sp.chat.turn import message_of
+from sp.gguf import render_chat
+
 TAGGED = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}{{ messages[0].content + '\\n' if messages[0].role == 'system' }}
@@ -162,3 +166,12 @@ READ: dict[str, Any] = {
 }
 LIST: dict[str, Any] = {"type": "function", "function": {"name": "list_files"}}
 TOOLS = (READ, LIST)
+
+
+def written(name: str, call: Call) -> str:
+    """A call as a template writes it in an assistant's turn."""
+    message = message_of(Turn("assistant", "", calls=(call,)), None)
+    said = render_chat(STYLES[name], [message], add_generation_prompt=False)
+    if name == "in_channel":
+        return said.rpartition("<|start|>assistant")[2]
+    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 from sp.chat.located import SegmentKind
@@ -233,16 +234,16 @@ class History:
         new: dict[Path, str] = {}
         changes = list[Change]()
         sent, view = 0, plan.view
-        for index, place in enumerate(view.found):
-            passages, kept, text, size = plan.past.get(index, ""), list[tuple[int, int]](), "", 0
+        for index, pieces in groupby(enumerate(view.pieces), key=lambda one: one[1].place):
+            place, passages = view.found[index], plan.past.get(index, "")
+            kept, text, size = list[tuple[int, int]](), "", 0
             sent += self._tokens(passages)
-            for at, piece in enumerate(view.pieces):
-                if piece.place == index:
-                    short, length = plan.known[at], len(piece.text.encode())
-                    text += piece.text if short is None else short.text
-                    sent += plan.sizes[at] if short is None else short.kept_tokens
-                    kept += [(size + a, size + b) for a, b in (((0, length),) if short is None else short.kept)]
-                    size += length
+            for at, piece in pieces:
+                short, length = plan.known[at], len(piece.text.encode())
+                text += piece.text if short is None else short.text
+                sent += plan.sizes[at] if short is None else short.kept_tokens
+                kept += [(size + a, size + b) for a, b in (((0, length),) if short is None else short.kept)]
+                size += length
             if passages or text != place.text:
                 new[place.path] = passages + text
                 changes.append(Change(place.kind, place.text, tuple(kept), passages))

@@ -26,7 +26,7 @@ from sp.front.page import changes_page
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import RequestError
 from sp.serve.guard import Guard, around
-from sp.serve.http import HEADERS
+from sp.serve.http import EXPOSITION, HEADERS, too_long
 
 HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -187,7 +187,7 @@ class Front:
         return HTMLResponse(changes_page(self.upstream, list(self.shown), self.show), headers=HEADERS)
 
     async def told(self, _: Request) -> Response:
-        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self.metrics.registry), media_type=EXPOSITION)
 
     async def passed(self, request: Request) -> Response:
         """Pass a request on."""
@@ -211,8 +211,7 @@ class Front:
         async for chunk in request.stream():
             size += len(chunk)
             if size > self.most_bytes:
-                said = f"the body has more than {self.most_bytes} bytes; shorten the prompt or raise --max-body"
-                raise RequestError(said, status=413, code="body_too_large")
+                raise too_long(self.most_bytes)
             chunks.append(chunk)
         return b"".join(chunks)
 
@@ -226,7 +225,7 @@ class Front:
             return raw, None
         asked = body.pop("sp", None)
         header = request.headers.get("x-sp-keep-ratio")
-        given = "sp" if asked is not None else ""
+        given = asked is not None
         rules = self._rules(asked, header)
         if rules is None:
             return (json.dumps(body, ensure_ascii=False).encode() if given else raw), None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +297,7 @@ class Layout:
 
     @classmethod
     def of(cls, texts: Sequence[Text], question: str) -> Layout:
-        raw, places, spans, segments = b"", list[tuple[int, int]](), list[Span](), list[Segment]()
+        raw, places, spans, segments = bytearray(), list[tuple[int, int]](), list[Span](), list[Segment]()
         for index, text in enumerate(texts):
             start, end = len(raw), len(raw) + len(text.text.encode())
             raw += (text.text + GAP).encode()
@@ -313,27 +315,33 @@ class Layout:
         segments = [each for each in segments if each.start < each.end]
         return cls(tuple(texts), tuple(places), Prompt(raw.decode(), tuple(spans), segments=tuple(segments)))
 
+    @cached_property
+    def omitted(self) -> Omitted:
+        """What is written in gaps, which looks for JSON values in the whole transcript once."""
+        return Omitted(self.prompt)
+
     def short(self, index: int, drafted: TokenisedPrompt, kept: Bools, read: Reading, mark: bool, whole: bool) -> Short:
         """A text without what was left out of it."""
         start, end = self.places[index]
-        mine = (drafted.bytes[:, 0] < end) & (drafted.bytes[:, 1] > start)
-        tokens = np.flatnonzero(mine & kept)
+        first = bisect_right(drafted.bytes[:, 1], start)
+        behind = max(bisect_left(drafted.bytes[:, 0], end), first)
+        tokens = first + np.flatnonzero(kept[first:behind])
         pieces: list[tuple[int, int]] = []
-        raw = self.prompt.text.encode()
+        raw = self.omitted.raw
         for token in tokens.tolist():
             low, high = drafted.bytes[token].tolist()
             pieces += [(max(a, start), min(b, end)) for a, b in read.get(token, ((low, high),))]
         if not whole:
             pieces = [(max(a, start), min(b, end)) for a, b in (widen(raw, *piece) for piece in pieces)]
         ranges = merge_spans(np.array([piece for piece in pieces if piece[0] < piece[1]], np.int64).reshape(-1, 2))
-        omitted, out, last = Omitted(self.prompt), b"", start
+        out, last = b"", start
         for low, high in [*ranges.tolist(), (end, end)]:
             if last < low and mark:
-                out += omitted.mark(last, low).encode()
+                out += self.omitted.mark(last, low).encode()
             out += raw[low:high]
             last = high
         held = tuple((low - start, high - start) for low, high in ranges.tolist())
-        return Short(out.decode(), held, int(mine.sum()), len(tokens))
+        return Short(out.decode(), held, behind - first, len(tokens))
 
     def present(self, drafted: TokenisedPrompt) -> Bools:
         """Which tokens the reader has, (n,): all but those that were left out of a text earlier."""
@@ -349,7 +357,7 @@ class Layout:
 
     def passages(self, drafted: TokenisedPrompt, runs: Sequence[Run]) -> tuple[str, ...]:
         """The text of runs of tokens, those that follow each other in one."""
-        raw, found = self.prompt.text.encode(), list[tuple[int, int]]()
+        raw, found = self.omitted.raw, list[tuple[int, int]]()
         edges: Ints = drafted.bytes
         for run in runs:
             low, high = int(edges[run.start, 0]), int(edges[run.end - 1, 1])

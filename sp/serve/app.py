@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sp.chat import Call
 from sp.errors import short
 from sp.serve.anthropic.reply import VERSION, model_of, models_of, refusal
-from sp.serve.anthropic.routes import Messages
-from sp.serve.fields import RequestError, as_request_error
+from sp.serve.anthropic.routes import Messages, guarded
+from sp.serve.fields import RequestError
 from sp.serve.guard import Guard, around
-from sp.serve.http import HEADERS, Bodies, Limits, chat_page
+from sp.serve.http import EXPOSITION, HEADERS, Bodies, Limits, chat_page
 from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults
 from sp.serve.protocol import Job, Kind, parse_json, parse_request
@@ -181,20 +181,17 @@ class Service:
             yield
             await asyncio.to_thread(self.worker.stop)
 
-        async def chat(request: Request) -> Response:
-            return await self.answer(request, "chat")
-
-        async def completion(request: Request) -> Response:
-            return await self.answer(request, "completion")
-
-        async def response(request: Request) -> Response:
-            return await self.answer(request, "response")
-
+        answers: dict[str, Spoken] = {
+            "/v1/chat/completions": "chat",
+            "/v1/completions": "completion",
+            "/v1/responses": "response",
+        }
         routes = [
             Route("/", self.page),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
-            Route("/v1/responses", response, methods=["POST"]),
+            *(
+                Route(path, partial(guarded, self, partial(self.answer, kind)), methods=["POST"])
+                for path, kind in answers.items()
+            ),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
             *Messages(self).routes(),
@@ -211,22 +208,13 @@ class Service:
         """Take no more requests; the one at work goes on."""
         self.worker.close()
 
-    async def answer(self, request: Request, kind: Spoken) -> Response:
-        """Serve one request; whatever goes wrong becomes one JSON error."""
-        try:
-            self.worker.check_room()
-            async with self.bodies.read(request) as raw:
-                parse = partial(self._parse, request, kind, raw)
-                job, lane, reply = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
-            return await self.respond(request, job, lane, reply)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:
-            told = as_request_error(error)
-            self.worker.metrics.refused(told)
-            if told.status == 500:
-                log.exception("a request failed")
-            return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status in (429, 503) else None)
+    async def answer(self, kind: Spoken, request: Request) -> Response:
+        """Parse one request, and have it answered."""
+        self.worker.check_room()
+        async with self.bodies.read(request) as raw:
+            parse = partial(self._parse, request, kind, raw)
+            job, lane, reply = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
+        return await self.respond(request, job, lane, reply)
 
     def _parse(self, request: Request, kind: Spoken, raw: bytes) -> tuple[Job, Lane, Writer | None]:
         """A body, checked, whose request it is, and what writes its answer if not `Reply`; on any thread."""
@@ -290,7 +278,7 @@ class Service:
         return JSONResponse(state, 200 if state["status"] == "ok" else 503)
 
     async def show_metrics(self, _: Request) -> Response:
-        return Response(self.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.worker.metrics.text(), media_type=EXPOSITION)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

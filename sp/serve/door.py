@@ -26,7 +26,7 @@ from sp.serve.anthropic.reply import refusal
 from sp.serve.app import SMALL
 from sp.serve.fields import RequestError
 from sp.serve.guard import Guard, around
-from sp.serve.http import HEADER, Bodies, Limits
+from sp.serve.http import EXPOSITION, HEADER, Bodies, Limits
 from sp.serve.protocol import parse_json
 from sp.serve.replica import PASSED, Call, Message
 from sp.serve.streams import disconnected, event
@@ -178,7 +178,7 @@ class Door:
         """Metrics of all replicas, each sample with the label `replica`."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Together(await self._all("metrics")))
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(registry), media_type=EXPOSITION)
 
     async def states(self) -> list[dict[str, Any]]:
         """What all replicas say of themselves."""

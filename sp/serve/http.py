@@ -63,7 +63,7 @@ class Bodies:
             raise RequestError("the content type must be application/json; set the header", status=415)
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._limits.body_bytes:
-            raise _too_long(self._limits.body_bytes)
+            raise too_long(self._limits.body_bytes)
         chunks, seconds = list[bytes](), self._limits.body_seconds
         try:
             try:
@@ -79,14 +79,15 @@ class Bodies:
         own, most = 0, self._limits.body_bytes
         async for chunk in request.stream():
             if (own := own + len(chunk)) > most:
-                raise _too_long(most)
+                raise too_long(most)
             if self._held + len(chunk) > AT_ONCE * most:
                 raise busy("other bodies fill the memory for them")
             chunks.append(chunk)
             self._held += len(chunk)
 
 
-def _too_long(most: int) -> RequestError:
+def too_long(most: int) -> RequestError:
+    """What is said of a body of more bytes."""
     said = f"the body has more than {most} bytes; shorten the prompt or raise --max-body"
     return RequestError(said, status=413, code="body_too_large")
 
@@ -215,6 +216,7 @@ def _talk() -> Html:
     )  # fmt: skip
 
 
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"  # media type of what `/metrics` says
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 

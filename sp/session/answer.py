@@ -84,10 +84,11 @@ def cut(passes: Sequence[int], tokens: int) -> list[int]:
     return found
 
 
-def check_draft(options: RunOptions, draft: Draft | None) -> None:
-    """ConfigError if the options' way of decoding needs a draft and there is none."""
-    if draft is None and isinstance(options.decode, Speculative):
+def needed(draft: Draft | None) -> Draft:
+    """The draft of a way of decoding that guesses ahead; ConfigError if there is none."""
+    if draft is None:
         raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+    return draft
 
 
 def begin(
@@ -104,8 +105,7 @@ def begin(
     pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
     if isinstance(decoder, Speculative):
-        check_draft(options, draft)
-        tokens += decoder.nodes(draft.block_size) if draft is not None else 0
+        tokens += decoder.nodes(needed(draft).block_size)
     if target.model.cold is not None:
         target.model.cold.restart()
     pooled = pool.take(target.model, tokens, options.kv, options.rotate)
@@ -213,7 +213,8 @@ def begin_on_cards(
     model, pools = target.model, pool.cards
     assert isinstance(model, SharedModel), "one card answers by itself"
     assert pools is not None
-    check_draft(options, draft)
+    if isinstance(options.decode, Speculative):
+        needed(draft)
     told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:

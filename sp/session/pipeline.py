@@ -27,7 +27,7 @@ from sp.scoring.base import ModelFreeScorer
 from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
 from sp.selection import Selection
 from sp.session import request
-from sp.session.answer import check_draft
+from sp.session.answer import needed
 from sp.session.decision import Pair, check_scoring, settle
 from sp.session.device_memory import Where, format_bytes
 from sp.session.key_bases import FileBases
@@ -306,7 +306,7 @@ class Pipeline(Pair):
         reporter = reporter if progress is None else reporting(progress, reporter)
         options = options or RunOptions()
         if isinstance(options.decode, Speculative):
-            check_draft(options, self.draft)
+            needed(self.draft)
         self.ready(options, reporter)
         done = request.answer(self, asked, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
         scored, settled = done.scored, done.settled
@@ -376,7 +376,8 @@ class Pipeline(Pair):
         sp.errors.TooLongError: the prompt has 6 tokens and the answer up to 200000, but target.gguf has a context ...
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
-        check_draft(options, self.draft)
+        if isinstance(options.decode, Speculative):
+            needed(self.draft)
         self.ready(options)
         tokenised = self.tokenise(prompt)
         if settle(self, tokenised, options, full).decision.activated:

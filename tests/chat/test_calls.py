@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS
+from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS, written
 
 from sp.chat import Call, Turn, render_located
 from sp.chat.call_splitter import MOST_TRIES, Calling, CallSplitter, Said, ThoughtCalls
 from sp.chat.calls import CALLS, MOST_DEPTH, call_style_of, read_json, read_object
-from sp.chat.turn import message_of
 from sp.errors import SpError
-from sp.gguf import ChatTemplate, render_chat
+from sp.gguf import ChatTemplate
 
 STYLE = {style.name: style for style in CALLS}
 PATH = Call("read_file", {"path": "a.py"})
@@ -29,15 +28,6 @@ def taken(name: str, *pieces: str, **given: Any) -> tuple[str, tuple[Call, ...]]
     splitter = CallSplitter(Calling(STYLE[name], TOOLS, **given))
     found = [*map(splitter.push, pieces), splitter.finish()]
     return "".join(each.text for each in found), tuple(call for each in found for call in each.calls)
-
-
-def written(name: str, call: Call) -> str:
-    """A call as a template writes it in an assistant's turn."""
-    message = message_of(Turn("assistant", "", calls=(call,)), None)
-    said = render_chat(STYLES[name], [message], add_generation_prompt=False)
-    if name == "in_channel":
-        return said.rpartition("<|start|>assistant")[2]
-    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")
 
 
 def test_styles_are_known_by_their_templates() -> None:

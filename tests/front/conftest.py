@@ -1,12 +1,9 @@
-"""A scripted server behind, and fronts before it that go by words or by the embedded drafter."""
+"""A scripted server behind, and what shortens by words."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,27 +12,9 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
-from sp.front.history import History, Rules, Store
-from sp.front.proxy import Front
+from fronting import Behind
+
 from sp.front.shorten import Compressor
-from sp.serve.http import Server, listen
-
-
-@dataclass
-class Behind:
-    """What the scripted server got, and what it says."""
-
-    url: str = ""
-    got: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    reply: bytes = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}'
-    status: int = 200
-    media: str = "application/json"
-    extra: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def body(self) -> Any:
-        """The last body."""
-        return json.loads(self.got[-1][3])
 
 
 @pytest.fixture
@@ -81,19 +60,3 @@ def behind() -> Iterator[Behind]:
 @pytest.fixture(scope="session")
 def words() -> Compressor:
     return Compressor.open(scorer="bm25")
-
-
-@contextmanager
-def before(url: str, compressor: Compressor, rules: Rules | None = None) -> Iterator[tuple[str, Front]]:
-    """A front on a free port."""
-    front = Front(History(compressor, Store(1 << 20)), url, rules or Rules(threshold=256))
-    server, listener = Server(front, grace=1), listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    thread = threading.Thread(target=server.serve_on, args=[listener])
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{port}", front
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()

@@ -8,8 +8,7 @@ import time
 
 import httpx
 import pytest
-from conftest import Behind
-from front.conftest import before
+from fronting import Behind, before
 from test_front_history import story
 
 from sp.errors import ConfigError

@@ -13,15 +13,14 @@ import serving as tool
 import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_templates import LIST, STYLES
+from tool_templates import LIST, STYLES, written
 
-from sp.chat import Call, Turn, marks_of
+from sp.chat import Call, marks_of
 from sp.chat.call_grammar import CallGrammar
 from sp.chat.call_splitter import Calling, CallSplitter
 from sp.chat.calls import CALLS
-from sp.chat.turn import message_of
 from sp.decode import Chooser, DDTree
-from sp.gguf import ChatTemplate, render_chat
+from sp.gguf import ChatTemplate
 from sp.serve.anthropic.request import job_of
 from sp.serve.fields import RequestError
 from sp.serve.grammars import Grammars, lazy
@@ -89,15 +88,6 @@ class Words:
 @pytest.fixture(scope="module")
 def words(pair: Pipeline) -> Words:
     return Words(pair)
-
-
-def written(name: str, call: Call) -> str:
-    """A call as a template writes it in an assistant's turn."""
-    message = message_of(Turn("assistant", "", calls=(call,)), None)
-    said = render_chat(STYLES[name], [message], add_generation_prompt=False)
-    if name == "in_channel":
-        return said.rpartition("<|start|>assistant")[2]
-    return said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n").removesuffix("</s>")
 
 
 def arguments(data: st.DataObject) -> dict[str, Any]:
