@@ -191,7 +191,8 @@ class History:
         over = most is not None and total > most
         if total < rules.threshold and not over:
             return Outcome(dict(body), total, total, reason=f"{total:,} tokens, below {rules.threshold:,}")
-        plan = _Plan(view, sizes, [self.store.get(self._key(piece, rules)) for piece in view.pieces])
+        known = [None if piece.fixed else self.store.get(self._key(piece, rules)) for piece in view.pieces]
+        plan = _Plan(view, sizes, known)
         plan.past = {at: held for at in view.chain if isinstance(held := self.store.get(view.chain[at]), str)}
         plan.open = [short is None and piece.may_go(over) for piece, short in zip(view.pieces, plan.known, strict=True)]
         ratio = rules.keep_ratio

@@ -128,6 +128,15 @@ def test_what_was_marked_for_a_cache_stays(words: Compressor) -> None:
     assert History(words).shorten("messages", body, RULES).body == body
 
 
+def test_what_is_marked_stays_though_the_same_text_was_shortened_before(words: Compressor) -> None:
+    history, text = History(words), story(4, 100)
+    plain, asks = {"type": "text", "text": text}, {"type": "text", "text": "Which room?"}
+    body = {"messages": [{"role": "user", "content": [plain, asks]}]}
+    assert history.shorten("messages", body, RULES).shortened == 1
+    marked = {"messages": [{"role": "user", "content": [plain | {"cache_control": {"type": "ephemeral"}}, asks]}]}
+    assert history.shorten("messages", marked, RULES).body == marked
+
+
 def test_a_window_is_kept_to(words: Compressor) -> None:
     history = History(words)
     text = story(5, 600, "The password of the archive is vermilion.")
