@@ -257,18 +257,21 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def first_result(records: Iterable[Record]) -> str:
-    """Markdown of a few of the newest `ttft` records on one card: rows for the full prefill and each way to draft. Of
-    several machines and targets those with the most records, of these a drafter with real weights if there is one, and
-    the longest prompt."""
+    """Return a short Markdown table of the newest `ttft` records on one GPU: the full prefill of llama.cpp where it was
+    measured on the same machine, ours, and every compressed prefill. Of several machines and targets it shows those
+    with the most records, of these a drafter with real weights if there is one, and the longest prompt."""
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    peers = []
     for record in records:
+        if record.get("bench") == "prefill":
+            peers.append(record)
         alone = record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1
         if alone and record["metrics"].get("ttft_s"):
             key = json.dumps(record["config"], sort_keys=True)
             groups[machine_slug(record), record["config"]["target"]][key] = record
     if not groups:
         return NOTHING
-    (_, target), group = max(groups.items(), key=lambda one: (len(one[1]), one[0]))
+    (machine, target), group = max(groups.items(), key=lambda one: (len(one[1]), one[0]))
     drafted = min(by_drafter(list(group.values())), key=lambda some: _name(some).endswith(".synthetic"))
     plain = [r for r in drafted if r["config"]["vram"] is None and r["config"]["keep_ratio"] in (KEEP, 1.0)]
     plain = [r for r in plain if r["config"]["keep_ratio"] == 1 or not is_control(str(r["config"]["scorer"]))]
@@ -278,6 +281,11 @@ def first_result(records: Iterable[Record]) -> str:
     shown = sorted((r for r in plain if r["config"]["prompt_tokens"] == longest), key=row_order)
     heads = [f"{longest:,} tokens", "first token after (s)", "against our full prefill", "peak memory (GiB)"]
     cells = []
+    peer = best_peer((r for r in peers if machine_slug(r) == machine and _is_of(r, target)), longest)
+    if peer is not None:
+        seconds, full = longest / peer["metrics"]["tok_s"], full_by_math(shown).get("bf16")
+        gain = f"{full / seconds:.1f}x" if full else ""
+        cells.append([_setting(peer["config"]), show_seconds(seconds), gain, ""])
     for r in shown:
         seconds, peak = r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")
         full = r["metrics"].get("full_ttft_s")
@@ -288,4 +296,4 @@ def first_result(records: Iterable[Record]) -> str:
     drafters = sorted({r["config"]["drafter"] for r in shown if r["config"]["drafter"]})
     where, runs = shown[0].get("gpu") or shown[0]["cpu"], _range(sorted(len(r["samples"]) for r in shown))
     note = f"{where}, target {target}, drafter {', '.join(drafters) or 'none'}; medians of {runs} runs."
-    return f"{markdown(heads, cells)}\n\n{note}"
+    return f"{markdown(heads, cells)}\n\n{' '.join([note, *_densities(shown)])}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp.bench.llama_cpp import ENGINE, best_peer
@@ -155,9 +155,10 @@ def mixtures(records: Sequence[Record]) -> str:
     return markdown(heads, rows) if rows else NO_MIXTURES
 
 
-def mixture_result(records: Iterable[Record]) -> str:
-    """As `first_result`, of the mixture alone."""
-    return first_result(r for r in records if r.get("bench") == "ttft" and r["config"]["target"] == TARGET)
+def mixture_result(records: Sequence[Record]) -> str:
+    """Return `first_result` of the mixture alone, with llama.cpp's full prefill."""
+    requests = [r for r in records if r.get("bench") == "ttft" and r["config"]["target"] == TARGET]
+    return first_result([*requests, *(r for r in records if r.get("bench") == "prefill")])
 
 
 def experts(records: Sequence[Record]) -> str:
