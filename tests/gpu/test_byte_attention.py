@@ -9,9 +9,10 @@ from paged import PagedCase
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.attention.byte_attention.attend import byte_output, byte_pages, prefill, sampled_centre
+from sp.ops.attention.byte_attention.attend import byte_output, byte_pages, prefill, sampled_centre, within_window
 from sp.ops.attention.byte_attention.twin import byte_attention
 from sp.ops.attention.key_blocks import BlockLists
+from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.sparse.block_lists import lists_of
 from sp.quant import F16, Q4_0
 
@@ -61,6 +62,26 @@ def test_twin(guarded, n: int, prefix: int, group: int, sparse: bool) -> None:
         assert nmse(out, case.want(q)) < EXACT
     else:
         assert not to_float64(out)[:128, 0].any()
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 1000, 9999])
+@pytest.mark.parametrize(("n", "prefix"), [(1, 5000), (127, 1), (129, 255), (1000, 1000), (3000, 77)])
+def test_windows(guarded, n: int, prefix: int, window: int) -> None:
+    rng = np.random.default_rng([n, prefix, window])
+    case = PagedCase.make(rng, n + prefix, 2, 128, F16)
+    q = (2 * rng.standard_normal((n, 4, 128))).astype(np.float16)
+    at, rule = case.device(), ScoreRule(window=window, scale=0.1)
+    centre = sampled_centre(at)
+    out = guarded(q.shape, np.uint16)
+    prefill(guarded(q.shape, np.float16, q), byte_pages(at, centre), 0.1, out=out, rule=rule)
+    k, v = (each.get().astype(np.float32) for each in at.gather())
+    reach = rule.first_seen(n, at.tokens, q)
+    want = byte_attention(q.astype(np.float32), k, v, 0.1, centre=centre.get(), reach=reach)
+    assert nmse(out, want) < TWIN
+    seen, inside = within_window(at, n, rule, out)
+    assert seen.tokens <= n + window + 127
+    again = prefill(guarded(q.shape, np.float16, q), byte_pages(seen), 0.1, rule=inside)
+    assert nmse(again, want) < EXACT
 
 
 @pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)

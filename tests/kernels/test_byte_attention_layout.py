@@ -41,13 +41,13 @@ extern "C" void bytes(const u8* k, const u8* v, const i32* table, const f32* cen
 ATTENTION = """
 extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* v, const f32* key_scales,
                        const f32* peaks, const i32* counts, const i32* indices, u16* out, i32* next, i32 tokens, i32 n,
-                       i32 heads, i32 group, i32 early, i32 width, f32 scale, i32 blocks) {
+                       i32 heads, i32 group, i32 early, i32 width, f32 scale, i32 blocks, const i32* reach) {
     gridDim = {unsigned(blocks), 1, 1};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
         memset(memory, 0xff, sizeof memory);
         run_block(384, [=] {
             attention_bytes(*q, *k, *v, key_scales, peaks, counts, indices, out, next, tokens, n, heads, group, group,
-                            early, width, scale);
+                            early, width, scale, reach);
         });
     }
 }
@@ -62,6 +62,11 @@ def rounding(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("products") / "3", STAGES=3)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("windowed") / "3", STAGES=3, WINDOW=1)
 
 
 def key_place(token: int) -> int:
@@ -149,7 +154,9 @@ def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...
     return aligned(words)
 
 
-def attended(lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def attended(
+    lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | None, reach: np.ndarray | None = None
+) -> np.ndarray:
     """Out (n, heads, 128)."""
     n, heads, d = q.shape
     q = aligned(q.astype(np.float16))
@@ -166,7 +173,7 @@ def attended(lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | Non
     sizes = (case.tokens, n, heads, group, 0, width)
     lib.attend(
         *(None if each is None else pointer(each) for each in arrays), *map(ctypes.c_int, sizes),
-        ctypes.c_float(d**-0.5), ctypes.c_int(2),
+        ctypes.c_float(d**-0.5), ctypes.c_int(2), None if reach is None else pointer(reach),
     )  # fmt: skip
     return (out.astype(np.uint32) << 16).view(np.float32)
 
@@ -192,6 +199,26 @@ def test_lists_of_blocks(rounding: Any, products: ctypes.CDLL) -> None:
     got = attended(products, case, q, mask)
     close(got, byte_attention(q, case.k, case.v, 128**-0.5, lists_of(mask), case.centre))
     assert not got[128:256, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("n", "tokens", "window"), [(1, 1, 1), (200, 300, 1), (200, 300, 90), (130, 700, 128), (60, 60, 99)]
+)
+def test_windows(rounding: Any, windowed: ctypes.CDLL, n: int, tokens: int, window: int) -> None:
+    case = Case(rounding, tokens, 1)
+    q = np.random.default_rng(n).standard_normal((n, 2, 128)).astype(np.float16).astype(np.float32)
+    reach = aligned(np.maximum(np.arange(tokens - n, tokens) - (window - 1), 0).astype(np.int32))
+    got = attended(windowed, case, q, None, reach)
+    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre, reach=reach))
+
+
+def test_windows_of_gaps(rounding: Any, windowed: ctypes.CDLL) -> None:
+    case = Case(rounding, 600, 2)
+    rng = np.random.default_rng(8)
+    q = rng.standard_normal((300, 2, 128)).astype(np.float16).astype(np.float32)
+    reach = aligned(np.minimum(np.sort(rng.integers(0, 599, 300)), np.arange(300, 600)).astype(np.int32))
+    got = attended(windowed, case, q, None, reach)
+    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre, reach=reach))
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:

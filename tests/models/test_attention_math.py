@@ -9,11 +9,12 @@ import pytest
 from dry_walk import walked
 
 from sp.bench.record import running
-from sp.models import Hooks, load_model, read_by_layer
+from sp.models import Hooks, load_model, prefill, read_by_layer
 from sp.models.layer import steps
 from sp.models.network import arithmetic
 from sp.models.run import layer_attention
 from sp.models.run.layer_attention import SparseAttention
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
@@ -27,7 +28,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import Hooks, load_model, read_by_layer
+from sp.models import Hooks, load_model, prefill, read_by_layer
 from sp.models.layer.steps import dense_attention
 from sp.models.run.layer_attention import SparseAttention
 from sp.ops.sparse.flashprefill import TopDensity
@@ -105,3 +106,18 @@ def test_a_pair_loads_its_drafter_to_score_and_its_target_to_answer(monkeypatch:
     )
     found = Pipeline.open(device="cpu", math="auto", drafter_math="auto")
     assert asked == [found.drafter.model.config.head_dim]
+
+
+def test_layers_with_windows_and_scales_of_their_own(monkeypatch, tmp_path) -> None:
+    calls = []
+    made = steps.byte_output
+    monkeypatch.setattr(steps, "byte_output", lambda *given: calls.append(given[3].window) or made(*given))
+    path, seen = write_synthetic(tmp_path / "m.gguf", "tiny-gemma3", "q8_0", 0), {}
+    for precision in ("bf16", "int8"):
+        model = load_model(path, math=precision)
+        ids = np.random.default_rng(0).integers(0, model.config.vocab, BYTE_QUERIES)
+        positions = np.cumsum(np.random.default_rng(1).integers(1, 3, BYTE_QUERIES))  # with gaps
+        seen[precision] = prefill(model, ids, positions, model.new_cache(BYTE_QUERIES), chunk=BYTE_QUERIES)
+    assert calls == list(model.config.windows[:-1])
+    error = np.mean((seen["int8"] - seen["bf16"]) ** 2) / np.mean(seen["bf16"] ** 2)
+    assert error < 0.02, error

@@ -11,6 +11,7 @@ from sp.ops.attention.attention import attention
 from sp.ops.attention.byte_attention.attend import byte_output
 from sp.ops.attention.byte_attention.twin import byte_attention, key_centre, key_codes, query_codes, value_codes
 from sp.ops.attention.kv_pages import PagedKV
+from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_lists import lists_of
 from sp.ops.sparse.block_sparse import block_sparse
@@ -62,6 +63,25 @@ def test_listed_blocks_alone_are_read() -> None:
     assert not got[256:, 1].any()
     everything = lists_of(np.arange(6) <= (np.arange(3)[:, None] * 128 + 127 + 400) // 128 * np.ones((4, 1, 1)))
     np.testing.assert_allclose(byte_attention(q, k, v, SCALE, everything), byte_attention(q, k, v, SCALE), atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "window"), [(300, 1), (300, 100), (129, 128), (500, 257), (1, 40), (300, 5000)])
+def test_keys_before_a_window_are_not_read(n: int, window: int) -> None:
+    q, k, v = inputs(n, 500, 4)
+    rule = ScoreRule(window=window, scale=0.05)
+    exact = attention(*(each.astype(np.float64) for each in (q, k, v)), rule)
+    before = max(0, 500 - n - window + 1) // 128 * 128  # of whole pages
+    k[:before], v[:before] = 1e4, 1e4  # one that is read or rounded with the others shows
+    at = stored(k, v)
+    assert relative(byte_output(q, at, rule=rule).reshape(q.shape), exact) < 0.05
+
+
+def test_gaps_of_positions_count_in_a_window() -> None:
+    q, k, v = inputs(200, 400, 4)
+    reach = np.arange(200, dtype=np.int32) // 2 + 150
+    rule = ScoreRule(window=300, reach=reach)
+    exact = attention(*(each.astype(np.float64) for each in (q, k, v)), rule)
+    assert relative(byte_output(q, stored(k, v), rule=rule).reshape(q.shape), exact) < 0.05
 
 
 def test_codes_are_within_a_step() -> None:

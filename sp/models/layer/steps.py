@@ -286,11 +286,10 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, ru
     """Causal attention of the last tokens of what a layer holds, gated: (n, heads * head_dim).
 
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
-    query and gate rows as the wide query matrix gives them. Eight bits are for the usual scores over all keys: within a
-    window there is little to gain."""
+    query and gate rows as the wide query matrix gives them."""
     at = cache.stored(layer)
-    if rule.is_plain and takes_bytes(cache.math, len(q)):
-        return byte_output(q, at, gate)
+    if rule.fits_bytes and takes_bytes(cache.math, len(q)):
+        return byte_output(q, at, gate, rule)
     return attention_output(q, at, gate, rule)
 
 

@@ -72,7 +72,7 @@ class SparseAttention:
             selector = _without_ends(selector)
         q = at.queries(q)
         corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
-        if takes_bytes(cache.math, n) and rule.is_plain and not corrects:
+        if takes_bytes(cache.math, n) and rule.fits_bytes and rule.window is None and not corrects:
             lists = selector.select(q, at, scale)
             out, counts = attend(q, at, scale, lists), lists.counts
         else:

@@ -67,6 +67,11 @@ class ScoreRule:
         """Whether scores are the usual ones, over all keys."""
         return all(one is None for one in (self.window, self.scale, self.softcap, self.sinks))
 
+    @property
+    def fits_bytes(self) -> bool:
+        """True if attention in eight bits can follow the rule: it knows windows and scales."""
+        return self.softcap is None and self.sinks is None
+
     def defines(self, *names: str) -> dict[str, int]:
         """Those of ``WINDOW``, ``SINKS`` and ``SOFTCAP``, of a kernel that knows these, which it is built with."""
         asked = {"WINDOW": self.window, "SINKS": self.sinks is not None, "SOFTCAP": self.softcap}

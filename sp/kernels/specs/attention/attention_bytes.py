@@ -1,4 +1,4 @@
-"""Attention in eight bits on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring."""
+"""Eight-bit attention on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring, WINDOW."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ATTENTION_BYTES = KernelSpec(
     args=(
         "map q_map", "map k_map", "map v_map", "const f32* key_scales", "const f32* value_peaks", "const i32*? counts",
         "const i32*? indices", "u16* out", "i32* next_tile", "i32 tokens", "i32 n", "i32 heads", "i32 group",
-        "i32 section", "i32 early", "i32 width", "f32 scale",
+        "i32 section", "i32 early", "i32 width", "f32 scale", "const i32*? reach",
     ),
     threads=384,
-    variants=({"STAGES": STAGES},),
+    variants=({"STAGES": STAGES}, {"STAGES": STAGES, "WINDOW": 1}),
     arches="90a",
     smem=smem,
 )  # fmt: skip

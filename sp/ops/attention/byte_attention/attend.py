@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from sp.ops.attention.attention import gate_output
 from sp.ops.attention.byte_attention.twin import byte_attention, sampled_blocks
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.kv_pages import PagedKV, page_head_dim
+from sp.ops.attention.score_rule import PLAIN, ScoreRule
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,15 @@ def sampled_centre(at: PagedKV) -> Any:
     return centre
 
 
-def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = None, *, out: Any = None) -> Any:
+def prefill(
+    q: Any,
+    at: BytePages,
+    scale: float,
+    blocks: BlockLists | None = None,
+    *,
+    out: Any = None,
+    rule: ScoreRule = PLAIN,
+) -> Any:
     """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them. The twin
     is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
 
@@ -77,6 +86,8 @@ def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = Non
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
     at : BytePages, at least `n` tokens; ``heads % kv_heads == 0``
     scale, blocks, out : See `sp.ops.attention.attention_sm90.prefill`
+    rule : ScoreRule
+        Without `blocks`, its window; the scale is given, and there is neither a softcap nor a sink.
     """
     cupy = import_cupy()
     n, heads, d = q.shape
@@ -91,6 +102,8 @@ def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = Non
         out = cupy.empty((n, heads, d), np.uint16)
     if n == 0:
         return out
+    assert rule.fits_bytes, "a softcap, or sinks"
+    assert blocks is None or rule.window is None, "lists of blocks, and a window"
     query_blocks, group = -(-n // BLOCK), heads // kv_heads
     counts = indices = None
     if blocks is not None:
@@ -115,12 +128,13 @@ def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = Non
         0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
-        defines={"STAGES": STAGES},
+        None if rule.window is None else rule.first_seen(n, at.tokens, q),
+        defines={"STAGES": STAGES} | rule.defines("WINDOW"),
     )
     return out
 
 
-def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None) -> Floats:
+def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None, rule: ScoreRule = PLAIN) -> Floats:
     """Causal attention of the last ``len(q)`` tokens of `at` in eight bits, over all blocks or those listed. Returns
     float32 (n, heads, 128), on the device bf16, in the basis of the cached values.
 
@@ -130,14 +144,34 @@ def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None
         In the basis of the cached keys (rotated if those are), not yet scaled.
     at : PagedKV, on the device of compute capability 9.0
     lists : BlockLists, optional, where `q` is
+    rule : ScoreRule
+        Without `lists`, its window.
     """
     if not is_device(q):
-        return byte_attention(q, *at.gather(), scale, lists)
-    out: Any = prefill(q, byte_pages(at), scale, lists)
+        reach = None if rule.window is None else rule.first_seen(len(q), at.tokens, q)
+        return byte_attention(q, *at.gather(), scale, lists, reach=reach)
+    out: Any = prefill(q, byte_pages(at), scale, lists, rule=rule)
     attended: Floats = out
     return attended
 
 
-def byte_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floats:
-    """`attend` of queries that are not rotated for the cache yet, over all blocks, then `gate_output` with `wide`."""
-    return gate_output(attend(at.queries(q), at, q.shape[2] ** -0.5), wide, at.rotated)
+def byte_output(q: Floats, at: PagedKV, wide: Floats | None = None, rule: ScoreRule = PLAIN) -> Floats:
+    """`attend` of queries that are not rotated for the cache yet, over all that `rule` lets them see, then
+    `gate_output` with `wide`."""
+    scale = q.shape[2] ** -0.5 if rule.scale is None else rule.scale
+    seen, rule = within_window(at, len(q), rule, q)
+    return gate_output(attend(at.queries(q), seen, scale, rule=rule), wide, at.rotated)
+
+
+def within_window(at: PagedKV, n: int, rule: ScoreRule, like: Any) -> tuple[PagedKV, ScoreRule]:
+    """The pages of `at` that the last `n` tokens may see, and the rule for these alone: no page before them is rounded.
+
+    Tokens have ascending positions, so that none sees more than ``window`` keys: the host need not wait for what the
+    device finds, `ScoreRule.first_seen`, where the array `like` is.
+    """
+    if rule.window is None:
+        return at, rule
+    page = at.k.shape[1]
+    first = max(0, at.tokens - n - rule.window + 1) // page
+    reach = rule.first_seen(n, at.tokens, like) - np.int32(first * page)
+    return replace(at, table=at.table[first:], tokens=at.tokens - first * page), replace(rule, reach=reach)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.byte_rows.e4m3 import LARGEST, near_exp2, round_e4m3
 from sp.ops.threads import run_parallel
@@ -83,7 +83,13 @@ MOST_SCORES = 1 << 20  # of a query block at once, in whole tiles
 
 
 def byte_attention(
-    q: Floats, k: Floats, v: Floats, scale: float, lists: BlockLists | None = None, centre: Floats | None = None
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    scale: float,
+    lists: BlockLists | None = None,
+    centre: Floats | None = None,
+    reach: Ints | None = None,
 ) -> Floats:
     """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
 
@@ -94,7 +100,7 @@ def byte_attention(
 
     `q`: float32 (n, heads, d), not yet scaled; `k`, `v`: float32 (tokens, kv_heads, d); `lists`: on the host; all
     blocks if left out; `centre`: float32 (kv_heads, d), optional, what is taken from keys before rounding; `key_centre`
-    of them if left out.
+    of them if left out; `reach`: (n,), ascending, optional and without `lists`: the first key that each query sees.
 
     Returns float32 (n, heads, d), zeros for a row that sees no key. Source: Shah et al., "FlashAttention-3", 2024;
     Zhang et al., "SageAttention2", 2024.
@@ -119,14 +125,19 @@ def byte_attention(
         head, i = place
         rows = slice(BLOCK * i, min(BLOCK * (i + 1), n))
         positions = np.arange(tokens - n + rows.start, tokens - n + rows.stop)
-        listed = np.arange(positions[-1] // BLOCK + 1) if lists is None else lists.indices[place][: lists.counts[place]]
+        first = 0 if reach is None else int(reach[rows.start]) // BLOCK
+        every = np.arange(first, positions[-1] // BLOCK + 1)
+        listed = every if lists is None else lists.indices[place][: lists.counts[place]]
         state = _Rows(len(positions), d, q.dtype)
         row_factor = queries.scales[rows, head] * factor  # (rows, 1)
         for part in _parts(listed[::-1].astype(np.int64), len(positions)):
             sums = queries.codes[rows, head] @ key_tiles[part, :, head // group].reshape(-1, d).T
             scores = (sums * row_factor).reshape(len(positions), len(part), BLOCK)
             scores *= keys.scales[part, head // group, 0][:, None]
-            scores[(part[:, None] * BLOCK + np.arange(BLOCK)) > positions[:, None, None]] = -np.inf
+            keys_at = part[:, None] * BLOCK + np.arange(BLOCK)
+            scores[keys_at > positions[:, None, None]] = -np.inf
+            if reach is not None:
+                scores[keys_at < reach[rows, None, None]] = -np.inf
             state.add(scores, value_tiles[part, :, head // group])
         out[rows, head] = state.out() * values.scales[head // group]
 

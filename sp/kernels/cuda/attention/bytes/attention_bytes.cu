@@ -1,7 +1,7 @@
 // Causal attention of many queries in eight bits on tensor cores of sm_90a, dense or over lists of key blocks.
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
-//   queries and keys as signed bytes, weights and values as e4m3; sums of bytes are exact, those of e4m3 are added up in
+//   with WINDOW j >= reach[i] as well; queries and keys as signed bytes, weights and values as e4m3; sums of bytes are exact, those of e4m3 are added up in
 //   float32 after at most 128 FLUSH keys, since tensor cores keep about 14 bits of a sum of such products.
 //
 // Layouts  q f16 (n, heads, 128), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, 128), times
@@ -12,6 +12,8 @@
 // Launch   one block of 384 threads an SM, 1-D grid of at most the number of tiles (query block, head); *next_tile = 0.
 //   `early` and `section` as in attention_sm90.cu.
 // Needs    scale > 0; 1 <= n <= tokens; blocks = ceil(tokens / 128); heads % section == 0.
+//   WINDOW: no lists, reach i32 (n,) ascending, reach[i] <= tokens - n + i.
+// Defines  STAGES; WINDOW: 0 or 1.
 // Arch     sm_90a.
 //
 // Warpgroup 0 loads. Warpgroups 1 and 2 compute 64 query rows each, from the diagonal down: while the softmax of one tile
@@ -99,6 +101,9 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         shape.place(tile, head, block);
         const i32 first_row = QUERIES * block, start = shape.tokens - shape.n + first_row;  // position of row 0
         const i32 group_start = start + 64 * group;
+        const auto reach_of = [&](i32 i) { return shape.reach[min(first_row + i, shape.n - 1)]; };
+        const i32 reached[2] = {WINDOW ? reach_of(row) : 0, WINDOW ? reach_of(row + 8) : 0};
+        const i32 far_end = WINDOW ? reach_of(64 * group + 63) : 0;  // before it some row of the group sees nothing
         round_queries(queries, codes, shared.query_scale, group);
         const f32 scales[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
         release(&shared.query_empty);
@@ -115,8 +120,10 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 const i32 key = shared.first_key[stage];
                 const f32 scale = shared.key_scale[stage], c[2] = {scales[0] * scale, scales[1] * scale};
                 release(&shared.empty[stage]);
-                if (key + KEYS - 1 > group_start) {
+                const bool far = WINDOW && key < far_end;
+                if (far || key + KEYS - 1 > group_start) {
                     hide(s, key, start + row);
+                    if (far) hide_far(s, key, reached);
                     moved = soften<true>(w, s, reference, keep, c);
                 } else {
                     moved = soften<false>(w, s, reference, keep, c);
@@ -179,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     attention_bytes(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                     const __grid_constant__ TensorMap v_map, const f32* key_scales, const f32* value_peaks,
                     const i32* counts, const i32* indices, u16* out, i32* next_tile, i32 tokens, i32 n, i32 heads,
-                    i32 group, i32 section, i32 early, i32 width, f32 scale) {
+                    i32 group, i32 section, i32 early, i32 width, f32 scale, const i32* reach) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *codes = queries + QUERY_BYTES, *stages = codes + CODE_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -193,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         reinterpret_cast<u32*>(stages + i / 256 * STAGE_BYTES + TILE_BYTES)[i % 256] = 0x38383838;
     fence_async_proxy();
     __syncthreads();
-    const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES};
+    const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES, reach};
     if (threadIdx.x < 128) {
         registers_lower<24>();
         if (threadIdx.x < 32)

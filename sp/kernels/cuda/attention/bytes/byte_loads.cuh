@@ -2,6 +2,9 @@
 #pragma once
 #include "hopper.cuh"
 
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 #define D 128
 #define QUERIES 128
 #define KEYS 128  // of a tile: a page
@@ -35,7 +38,9 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
         shape.place(tile, head, block);
         const i32 last = min(shape.tokens - shape.n + QUERIES * block + QUERIES, shape.tokens) - 1;
         const i64 list = i64(head) * shape.query_blocks + block;
-        const i32 steps = counts ? counts[list] : last / KEYS + 1;
+        const i32 blocks = counts ? counts[list] : last / KEYS + 1;
+        // Tiles wholly before the window of the first query are never asked for.
+        const i32 steps = blocks - (WINDOW ? shape.reach[QUERIES * block] / KEYS : 0);
         const i32* listed = counts ? indices + list * width : nullptr;
         if (lane == 0) {
             barrier_wait(&shared.query_empty, query_phase);
@@ -57,7 +62,7 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
         f32 my_scale = 0;
         for (i32 step = 0; step < steps; ++step) {
             if (step % 32 == 0) {  // each lane looks up one of the next 32 tiles
-                const i32 ordinal = steps - 1 - min(step + i32(lane), steps - 1);
+                const i32 ordinal = blocks - 1 - min(step + i32(lane), steps - 1);
                 mine = listed ? listed[ordinal] : ordinal;
                 my_scale = key_scales[first + mine];
             }

@@ -34,6 +34,14 @@ SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
     }
 }
 
+// Sums of keys before the first that a row sees become UNSEEN; `reach` is that of the thread's two rows.
+SP_DEVICE void hide_far(i32 (&s)[64], i32 key, const i32 (&reach)[2]) {
+    const i32 first = key + 2 * i32(threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+        if (first + i / 4 * 8 + i % 2 < reach[i / 2 % 2]) s[i] = UNSEEN;
+}
+
 // x * slope + shift within 0 and 1, NaN as 0, in one instruction; __saturatef would take two.
 SP_DEVICE f32 saturated_fma(f32 x, f32 slope, f32 shift) {
     f32 share;
