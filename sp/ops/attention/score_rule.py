@@ -67,7 +67,7 @@ class ScoreRule:
         """Whether scores are the usual ones, over all keys."""
         return all(one is None for one in (self.window, self.scale, self.softcap, self.sinks))
 
-    @property
+    @cached_property
     def fits_bytes(self) -> bool:
         """True if attention in eight bits can follow the rule: it knows windows and scales."""
         return self.softcap is None and self.sinks is None
