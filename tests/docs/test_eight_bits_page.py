@@ -51,7 +51,7 @@ def test_what_is_kept_of_the_27b_shape_is_what_the_page_says() -> None:
     told = Arithmetic(Math.INT8, Math.INT8, len(marked), len(matrices), kept=nbytes)
     assert f"`target: {told}`" in TEXT
     packed = sum(row.nbytes for row in held_weights(config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}))
-    assert f"they take {nbytes / 2**30:.2f} GiB beside {packed / 2**30:.2f} of the packed weights" in TEXT
+    assert f"they take {nbytes / 2**30:.2f} GiB next to {packed / 2**30:.2f} of the packed weights" in TEXT
     assert SHARE == 2
     assert "at most half of the memory that is free" in TEXT
 
