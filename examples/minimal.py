@@ -196,7 +196,7 @@ def speculative_prefill(
         with stage("score"):
             scores = transfer_scores(score(weights), drafted.bytes, read.bytes)  # by the bytes both cover
         with stage("select"):
-            kept = select(scores, read, keep_ratio).kept
+            kept = select(scores, read, keep_ratio).selected
     with stage("prefill and decode"):
         tokens = list(answer(target, read, kept, max_new_tokens))
     return Outcome(read, scores, kept, target.tokenizer.decode(tokens).strip(), seconds)

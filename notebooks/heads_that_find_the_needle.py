@@ -94,6 +94,6 @@ for name in ("tail", "layer_subset", "retrieval_heads", "mid_layer", "random"):
     for index in range(6):
         tokenised = pipeline.tokenise(hard.example(index, 1536, target_count).prompt(pipeline.target.template))
         _, selection = pipeline.select(pipeline.score(tokenised, options), tokenised, options)
-        recalls.append(selection.kept[tokenised.mask("needle")].mean())
+        recalls.append(selection.selected[tokenised.mask("needle")].mean())
     print(f"{name:16} needle kept {np.mean(recalls):4.0%} (prompts with all of it: {sum(r == 1 for r in recalls)} of 6)")
 print(f"\n{note_of_file(pipeline.drafter.path)}")

@@ -53,7 +53,7 @@ scored = {
 def found(name, options):
     """Prompts whose needle was kept whole, and the mean share of tokens kept."""
     chosen = [pipeline.select(s, p, options)[1] for s, p in zip(scored[name], prompts)]
-    whole = [bool(c.kept[p.mask("needle")].all()) for c, p in zip(chosen, prompts)]
+    whole = [bool(c.selected[p.mask("needle")].all()) for c, p in zip(chosen, prompts)]
     return sum(whole), float(np.mean([c.keep_ratio for c in chosen]))
 
 

@@ -84,9 +84,9 @@ rng = np.random.default_rng(0)
 for n, ratio in ((100, 0.3), (1000, 0.05), (777, 1.0)):
     request = SelectionRequest(rng.random(n, dtype=np.float32), np.arange(n) >= n - 5, ratio)
     chosen = SELECTORS.build("peaks").select(request)
-    assert chosen.kept[request.protected].all()
-    assert chosen.kept.sum() <= request.budget
-    assert ratio < 1 or chosen.kept.all()
+    assert chosen.selected[request.protected].all()
+    assert chosen.selected.sum() <= request.budget
+    assert ratio < 1 or chosen.selected.all()
 print("within the budget, protected kept, everything at ratio 1")
 
 # %% [markdown]

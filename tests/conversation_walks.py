@@ -83,7 +83,7 @@ def walk(talk: Conversation, turns: int, size: int = SIZE) -> Iterator[TurnResul
 def chosen(scores, prompt: TokenisedPrompt, start: int, run: RunOptions):  # type: ignore[no-untyped-def]
     """Which tokens from `start` on a turn keeps by scores, (n - start,)."""
     wanted = selection_request(scores, fixed(prompt, start), run.keep_ratio, prompt, start, 32)
-    return run.selector(wanted).kept | wanted.protected
+    return run.selector(wanted).selected | wanted.protected
 
 
 @contextmanager

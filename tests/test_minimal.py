@@ -77,7 +77,7 @@ def test_same_tokens_and_same_answer(
     prompt = sp.Prompt.from_document(*asked, pipeline.target.template)
     run = pipeline.run(prompt, sp.RunOptions(keep_ratio=ratio, max_new_tokens=8))
     found = MINIMAL.speculative_prefill(*pair, *asked, ratio, 8)
-    kept = np.ones(len(run.prompt), bool) if run.selection is None else run.selection.kept
+    kept = np.ones(len(run.prompt), bool) if run.selection is None else run.selection.selected
     assert np.array_equal(found.prompt.ids, run.prompt.ids)
     assert np.array_equal(found.kept, kept)
     assert found.text == run.answer.text

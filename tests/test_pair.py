@@ -67,7 +67,7 @@ def test_the_drafter_looks_at_the_needle(pipeline: Pipeline) -> None:
         prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
         options = RunOptions(0.2)
         _, selection = pipeline.select(pipeline.score(prompt, options), prompt, options)
-        whole += bool(selection.kept[prompt.mask("needle")].all())
+        whole += bool(selection.selected[prompt.mask("needle")].all())
     assert whole >= 4, "chance keeps about one in five"
 
 

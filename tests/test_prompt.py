@@ -52,7 +52,7 @@ def test_what_asks_ends_before_marks_of_thinking(template: str, prefix: str, las
     prompt = Prompt.from_document("The cat sat.", "Who sat?", template, answer_prefix=prefix)
     raw = prompt.text.encode()
     letters = TokenisedPrompt(prompt, np.arange(len(raw)), np.array([[at, at + 1] for at in range(len(raw))]))
-    assert raw[: letters.asked].decode().endswith(last)
+    assert raw[: letters.content_end].decode().endswith(last)
 
 
 def test_a_question_that_repeats_a_piece_of_the_document_is_still_found_at_the_end() -> None:

@@ -118,7 +118,7 @@ def asked(path: str, changes: dict[str, Any]) -> Any:
     with find("forced_path")(path):
         prompt = find("Prompt").from_document(text, example.question, pair().target.template, needle=example.needle)
         got = pair().run(prompt, find("RunOptions")(**options), full=False)
-    return [list(got.answer.tokens), got.answer.text, got.scores, got.selection.kept if got.selection else None]
+    return [list(got.answer.tokens), got.answer.text, got.scores, got.selection.selected if got.selection else None]
 
 
 def request_cases() -> Iterator[Case]:

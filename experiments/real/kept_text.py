@@ -111,7 +111,7 @@ def records(pipeline: Pipeline, question: Question, options: Iterable[RunOptions
         }  # fmt: skip
         runs = runs_of(selection, ~protected)
         facts = {name: verdict.columns()[name] for name in ("whole", "reason", "recall", "rank", "scored_chunks")}
-        sizes = {"kept_tokens": int(selection.kept.sum()), "prompt_tokens": len(prompt), "runs": len(runs)}
+        sizes = {"kept_tokens": int(selection.selected.sum()), "prompt_tokens": len(prompt), "runs": len(runs)}
         samples = list(shown(prompt, runs, wanted, BEST.get(names["scorer"], 1)))
         yield {"config": config, "metrics": facts | sizes, "samples": samples}
 
@@ -126,7 +126,7 @@ def runs_of(selection: Selection, free: np.ndarray) -> list[Run]:
     [Run(start=4, end=6, chunk=(4, 6), score=0.9), Run(start=0, end=2, chunk=(0, 2), score=0.5)]
     """
     scores = np.where(np.isfinite(selection.chunk_scores), selection.chunk_scores, -np.inf)
-    steps = np.diff(np.concatenate([[False], selection.kept & free, [False]]).astype(np.int8))
+    steps = np.diff(np.concatenate([[False], selection.selected & free, [False]]).astype(np.int8))
     runs = []
     for start, end in zip(np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist(), strict=True):
         first, last = np.searchsorted(selection.bounds, [start, end - 1], side="right") - 1

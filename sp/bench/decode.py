@@ -312,10 +312,10 @@ def time_round(
                 seen.append(mark())
                 tree = decoder.propose(number, guessed, rng)
                 seen.append(mark())
-                cycle.read(tree, position)
+                cycle.verify(tree, position)
                 seen.append(mark())
                 path = deepest(tree)[:kept]
-                cycle.keep(path)
+                cycle.commit(path)
                 seen.append(mark())
                 cycle.remember(path, position + tree.depths[path])
                 marks.append([*seen, mark()])

@@ -289,7 +289,7 @@ class Thinking:
     Examples
     --------
     >>> template = ChatTemplate("{% if enable_thinking %}<think>{% endif %}")
-    >>> Thinking("off").told(template)
+    >>> Thinking("off").variables(template)
     {'enable_thinking': False}
     >>> Thinking("on", "high").note(template)
     'the chat template reads no reasoning_effort, so high changes nothing'
@@ -305,7 +305,7 @@ class Thinking:
         if self.effort is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", self.effort):
             raise ConfigError(f"a reasoning effort is one word such as low, medium or high, not {self.effort[:40]!r}")
 
-    def told(self, template: ChatTemplate) -> dict[str, Any]:
+    def variables(self, template: ChatTemplate) -> dict[str, Any]:
         """Variables for a template: of those that stand for thinking, the ones it reads."""
         names, mode = template.names, self._mode(template)
         told: dict[str, Any] = {} if mode == "auto" else {name: mode == "on" for name in SWITCHES if name in names}

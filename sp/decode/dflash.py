@@ -1,4 +1,4 @@
-"""Ways of decoding with a block draft: DFlash, a chain of guesses, and DDTree, a tree of them.
+"""Speculative decoders with a block draft: DFlash, a chain of guesses, and DDTree, a tree of them.
 
 The draft guesses every depth without knowing the others, so the probability of a path is taken as the product of
 its tokens'. The tree of a given size with the greatest expected number of accepted tokens then has the likeliest
@@ -10,7 +10,7 @@ DDTree, 2026, https://github.com/liranringel/ddtree (best-first trees from one b
 "SpecInfer", 2024 (verification of token trees).
 
 Sampled guesses are accepted with probability ``min(1, p(x) / q(x))``, p being the target's and q the draft's
-distribution; the first one refused is replaced by a draw from ``max(p - q, 0)``, normalised. What comes out is
+distribution; the first one refused is replaced by a draw from ``max(p - q, 0)``, normalised. The result is
 distributed as if the target had been sampled token by token, whatever the draft.
 
 References
@@ -40,17 +40,17 @@ from sp.ops.sampling.sample import MOST_TOP, argmax, draw_tokens, token_shares, 
 @DECODERS.register("ddtree")
 @dataclass(frozen=True)
 class DDTree(Speculative):
-    """Greedy decoding that verifies a tree of guesses a pass.
+    """Greedy decoding that verifies a tree of guesses in each pass.
 
     Parameters
     ----------
     budget : int
         Guesses in a tree, 1 to 63: with the known token they are the 64 nodes that a pass takes.
     top_k : int
-        Guesses that each depth chooses among, 1 to 16.
+        Candidates at each depth, 1 to 16.
     chain_seed : bool
-        Whether the likeliest token of every depth, one after the other, is in the tree before all else. Depths are
-        guessed apart, so the probabilities of long paths are too low without it.
+        Put the likeliest token of every depth, one after the other, into the tree first. Depths are guessed
+        independently, so the probabilities of long paths are underestimated without it.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class DDTree(Speculative):
             )
 
     def nodes(self, block_size: int) -> int:
-        """See `Speculative`; short blocks have too few paths for the budget."""
+        """Return the most nodes of a tree; short blocks have fewer paths than the budget."""
         paths: int = sum(self.top_k**depth for depth in range(block_size))
         return min(self.budget + 1, paths)
 
@@ -95,8 +95,10 @@ class DDTree(Speculative):
 
 
 def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed: bool) -> Tree:
-    """The `budget` likeliest paths below `token`. `ranked` int (depths, top_k): guesses of each depth, the likeliest
-    first; `scores` float32 (depths, top_k): their log probabilities.
+    """Return the tree of the `budget` likeliest paths below `token`.
+
+    `ranked` int (depths, top_k): candidates of each depth, the likeliest first; `scores` float32 (depths, top_k): their
+    log probabilities.
     """
     depths, choices = ranked.shape
     tokens, parents = [token], [-1]
@@ -104,7 +106,7 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
     waiting: list[tuple[float, int, int, int, float]] = []
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
-        """A guess that may come in; the likeliest goes first, ties by the order of the offers' parents and ranks."""
+        """Add a candidate to the heap; the likeliest leaves it first, ties by parent and rank."""
         if depth < depths and rank < choices:
             heapq.heappush(waiting, (-(above + gains[depth][rank]), parent, rank, depth, above))
 
@@ -123,14 +125,16 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
     while waiting and len(tokens) <= budget:
         score, parent, rank, depth, above = heapq.heappop(waiting)
         node = add(parent, depth, rank)
+        # A path's sibling and its likeliest child are the only new candidates: all others are less likely than these.
         offer(parent, depth, rank + 1, above)
         offer(node, depth + 1, 0, -score)
     return Tree(np.array(tokens), np.array(parents))
 
 
 def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
-    """Down the tree for as long as it holds what the target would say. `choices` int64 (nodes,): the target's token
-    after each node; Returns token: the target's choice after the path.
+    """Return the path down the tree along the target's choices, and the target's token after the path.
+
+    `choices` int64 (nodes,): the target's token after each node.
     """
     children = {
         (int(parent), int(token)): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
@@ -144,12 +148,12 @@ def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
 @DECODERS.register("dflash")
 @dataclass(frozen=True)
 class DFlash(Speculative):
-    """One guess for each place of the block, verified in one pass.
+    """One guess for each position of the block, verified in one pass.
 
     Parameters
     ----------
     budget : int, optional
-        Most guesses of a pass, 1 to 63; all of the block's if left out.
+        Most guesses of a pass, 1 to 63; all of the block's if omitted.
     temperature : float
         0 takes the likeliest token, as greedy decoding does; above, tokens are sampled from the target's softmax at
         this temperature.
@@ -169,7 +173,7 @@ class DFlash(Speculative):
             raise ConfigError(f"decoder dflash: temperature is {self.temperature}; give 0 (greedy) or more")
         if self.budget is not None and not 1 <= self.budget < MOST_NODES:
             raise ConfigError(
-                f"decoder dflash: budget is {self.budget}; give 1 to {MOST_NODES - 1} guesses, or leave it out for "
+                f"decoder dflash: budget is {self.budget}; give 1 to {MOST_NODES - 1} guesses, or omit it for "
                 "the draft's whole block"
             )
 
@@ -177,10 +181,10 @@ class DFlash(Speculative):
         return min(block_size, MOST_NODES, (self.budget or MOST_NODES) + 1)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
-        return int(self._chosen(logits[None], rng)[0])
+        return int(self._choose(logits[None], rng)[0])
 
     def propose(self, token: int, guessed: Floats, rng: np.random.Generator) -> Tree:
-        guesses = self._chosen(guessed[: self.nodes(len(guessed) + 1) - 1], rng)
+        guesses = self._choose(guessed[: self.nodes(len(guessed) + 1) - 1], rng)
         return Tree(np.concatenate([[token], guesses]), np.arange(len(guesses) + 1) - 1)
 
     def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
@@ -188,14 +192,15 @@ class DFlash(Speculative):
             return follow(tree, on_host(seen.choices))
         guesses = tree.tokens[1:]
         p, q = (token_shares(rows[: len(guesses)], self.temperature, guesses) for rows in (seen.logits, guessed))
-        kept = stands(p, q, rng.random(len(guesses)))
-        after = slice(kept, kept + 1)
-        less = guessed[after] if kept < len(guesses) else None
-        token = draw_tokens(seen.logits[after], self.temperature, rng.random(1), less)
-        return np.arange(kept + 1), int(token[0])
+        accepted = count_accepted(p, q, rng.random(len(guesses)))
+        row = slice(accepted, accepted + 1)
+        # After a refusal the draw is from max(p - q, 0); after the last guess there is no q, and it is from p.
+        subtracted = guessed[row] if accepted < len(guesses) else None
+        token = draw_tokens(seen.logits[row], self.temperature, rng.random(1), subtracted)
+        return np.arange(accepted + 1), int(token[0])
 
-    def _chosen(self, logits: Floats, rng: np.random.Generator) -> Ints:
-        """A token for each row of logits (n, vocab), on the host."""
+    def _choose(self, logits: Floats, rng: np.random.Generator) -> Ints:
+        """Choose a token for each row of logits (n, vocab); the result is on the host."""
         if not len(logits):
             return np.empty(0, np.int64)
         if not self.temperature:
@@ -203,9 +208,11 @@ class DFlash(Speculative):
         return draw_tokens(logits, self.temperature, rng.random(len(logits)))
 
 
-def stands(p: Doubles, q: Doubles, numbers: Doubles) -> int:
-    """How many of some sampled guesses stand, up to the first that is refused. `p`, `q` float64 (n,): probability of
-    each guess by the target and by the draft; `numbers` float64 (n,): drawn from [0, 1).
+def count_accepted(p: Doubles, q: Doubles, numbers: Doubles) -> int:
+    """Count the sampled guesses that are accepted, up to the first refusal.
+
+    `p`, `q` float64 (n,): probability of each guess by the target and by the draft; `numbers` float64 (n,): drawn
+    uniformly from [0, 1).
     """
     refused = np.flatnonzero(numbers * q >= p)
     return int(refused[0]) if refused.size else len(p)

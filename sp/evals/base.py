@@ -102,7 +102,7 @@ class Example:
                 raise PromptError(f"{self.id} is a conversation, and this model has no chat template to show one")
             chat = ChatTemplate.of(template)
             is_markup = spells_markup(tokenizer) if tokenizer else lambda text: False
-            found = render_located(chat, self.turns, thinking.told(chat), is_markup)
+            found = render_located(chat, self.turns, thinking.variables(chat), is_markup)
             return Prompt.from_chat(found, self.turns, chat, thinking, needle=self.needles)
         prefix = "" if thinking.mode == "on" else self.answer_prefix
         return Prompt.from_document(

@@ -205,7 +205,7 @@ def caught(selection: Selection, evidence: Evidence) -> Caught | None:
     """Compare a selection with the evidence; None where there is no needle."""
     if not evidence.needles:
         return None
-    kept, bounds, scores = selection.kept, selection.bounds, selection.chunk_scores.astype(np.float64)
+    kept, bounds, scores = selection.selected, selection.bounds, selection.chunk_scores.astype(np.float64)
     known = np.isfinite(scores)
     left_out = known & (np.add.reduceat(kept, bounds[:-1]) == 0)
     touched = [np.add.reduceat(needle, bounds[:-1]) > 0 for needle in evidence.needles]

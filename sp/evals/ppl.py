@@ -112,7 +112,7 @@ def perplexity(
                 scored = scored or pipeline.score(prompt, options)
                 _, selection = pipeline.select(scored, prompt, options)
                 found = log_probabilities(pipeline, prompt, selection, ids, options)
-                kept = int(selection.kept.sum())
+                kept = int(selection.selected.sum())
                 yield row | {"status": "ok"} | _results(found, full, ids, kept, len(prompt))
             report(1)
 
@@ -121,7 +121,7 @@ def log_probabilities(
     pipeline: Pipeline, prompt: TokenisedPrompt, kept: Bools | Selection, ids: Ints, options: RunOptions
 ) -> Floats:
     """Log-probabilities (m, vocab) of each token of the continuation `ids` (m,), given those before it."""
-    kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
+    kept, read = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
     target, whole = pipeline.target, bool(kept.all())
     given = compress(
         prompt, kept, target.tokenizer,

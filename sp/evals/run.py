@@ -157,7 +157,7 @@ class Reading:
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
         answer = self.pipeline.read(self.prompt, selection, options, trace)
         density = float(np.mean(densities)) if (densities := scored.importance.densities) else None
-        counts = int(selection.kept.sum()), int(selection.forced.sum())
+        counts = int(selection.selected.sum()), int(selection.forced.sum())
         rope = {name: fact for name, fact in scored.trace.facts.items() if name == "rope_needed"}
         return self.row(index, cell) | self.results(answer, *counts, caught(selection, self.evidence), density) | rope
 

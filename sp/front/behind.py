@@ -57,7 +57,7 @@ class BehindPipeline(Pipeline):
         on_token: OnToken | None = None,
     ) -> Answer:
         """Have the server answer the kept text. PromptError: it refused; ConfigError: it cannot be reached."""
-        mask, parts = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
+        mask, parts = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
         cut = Cut(parts, options.mark_omitted, options.selector.whole)
         trace = Trace() if trace is None else trace
         with trace.stage("compress", int(mask.sum())):

@@ -18,7 +18,7 @@ from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import same_start
 from sp.scoring.base import SCORERS, KeptKeys, ModelFreeScorer, by_length
-from sp.selection import Reading
+from sp.selection import Selection
 from sp.session import request
 from sp.session.compress import Omitted, selection_request, widen
 from sp.session.loaded import default_drafter, embedded
@@ -251,7 +251,7 @@ class Compressor:
             assert selection is not None
             whole = options.selector.whole
             shorts = {
-                index: layout.short(index, drafted, selection.kept, selection.read, options.mark_omitted, whole)
+                index: layout.short(index, drafted, selection, options.mark_omitted, whole)
                 for index, text in enumerate(texts)
                 if text.open
             }
@@ -320,17 +320,17 @@ class Layout:
         """What is written in gaps, which looks for JSON values in the whole transcript once."""
         return Omitted(self.prompt)
 
-    def short(self, index: int, drafted: TokenisedPrompt, kept: Bools, read: Reading, mark: bool, whole: bool) -> Short:
+    def short(self, index: int, drafted: TokenisedPrompt, selection: Selection, mark: bool, whole: bool) -> Short:
         """A text without what was left out of it."""
         start, end = self.places[index]
         first = bisect_right(drafted.bytes[:, 1], start)
         behind = max(bisect_left(drafted.bytes[:, 0], end), first)
-        tokens = first + np.flatnonzero(kept[first:behind])
+        tokens = first + np.flatnonzero(selection.selected[first:behind])
         pieces: list[tuple[int, int]] = []
         raw = self.omitted.raw
         for token in tokens.tolist():
             low, high = drafted.bytes[token].tolist()
-            pieces += [(max(a, start), min(b, end)) for a, b in read.get(token, ((low, high),))]
+            pieces += [(max(a, start), min(b, end)) for a, b in selection.byte_ranges.get(token, ((low, high),))]
         if not whole:
             pieces = [(max(a, start), min(b, end)) for a, b in (widen(raw, *piece) for piece in pieces)]
         ranges = merge_spans(np.array([piece for piece in pieces if piece[0] < piece[1]], np.int64).reshape(-1, 2))

@@ -1,4 +1,4 @@
-"""The tokens of a prompt as a picture in HTML, and the whole characters and pieces that are shown."""
+"""A prompt's tokens as a heat map in HTML, and the whole characters and runs of tokens that it shows."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from sp.prompt.spans import character_starts
 
 
 def whole_characters(prompt: TokenisedPrompt) -> Ints:
-    """The token each is shown with, (n,): itself, but the one before where it begins inside a character of UTF-8.
+    """Return the token with which each token is shown, (n,): itself, or an earlier one that shares a character.
 
     >>> from sp.prompt import Prompt
     >>> spans = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
-    >>> whole_characters(TokenisedPrompt(Prompt("a\u20ac"), np.arange(4), spans)).tolist()
+    >>> whole_characters(TokenisedPrompt(Prompt("a€"), np.arange(4), spans)).tolist()
     [0, 1, 1, 1]
     """
-    found = character_starts(prompt.prompt.text.encode(), prompt.bytes)
-    return np.arange(len(prompt)) if found is None else found
+    starts = character_starts(prompt.prompt.text.encode(), prompt.bytes)
+    return np.arange(len(prompt)) if starts is None else starts
 
 
 KINDS = ("dropped", "kept", "question", "needle", "lost needle")
-"""Of the question and of the needle only what was kept, but of a lost needle."""
+"""Kinds of tokens; `question` and `needle` were kept, `lost needle` are the needle's tokens that were dropped."""
 
 
-def kinds(prompt: TokenisedPrompt, kept: Bools | None) -> Ints:
-    """Number in `KINDS` of each token, (n,); `kept` (n,) is None where all were."""
+def kinds(prompt: TokenisedPrompt, selected: Bools | None) -> Ints:
+    """Return the index into `KINDS` of each token, (n,); `selected` (n,) is None if all tokens were kept."""
     needle, question = prompt.mask("needle"), prompt.mask("question")
-    kept = np.ones(len(prompt), bool) if kept is None else kept
-    found: Ints = np.where(kept, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
-    return found
+    selected = np.ones(len(prompt), bool) if selected is None else selected
+    kind: Ints = np.where(selected, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
+    return kind
 
 
 def edges(values: Ints) -> Iterator[tuple[int, int]]:
-    """Ranges [start, end) of equal neighbours, in order."""
+    """Yield ranges [start, end) of equal neighbours, in order."""
     inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
     if len(values):
         yield from zip([0, *inner], [*inner, len(values)], strict=True)
 
 
 def text_of(raw: bytes, spans: Ints, start: int, end: int) -> str:
-    """Text of tokens [start, end), whose bytes in `raw` are `spans`; those cut off from a character become U+FFFD."""
+    """Return the text of tokens [start, end), whose bytes in `raw` are `spans`; incomplete characters become U+FFFD."""
     return raw[spans[start, 0] : spans[end - 1, 1]].decode(errors="replace")
 
 
 LEVELS = (0.5, 0.8, 0.95, 0.99)
-"""Shares of the tokens that each level of heat lies above: only their order has a meaning."""
-ROOM = 32_768  # bytes of text, and `MARKUP` for each token, that are shown of a prompt
+"""Quantiles of importance at which the levels of heat begin; scores of different scorers compare by rank only."""
+ROOM = 32_768  # bytes of a prompt that are shown, with `MARKUP` bytes added for each token
 MARKUP = 6
-BESIDE = 12  # tokens left out that are shown first: those so near to what was kept
+BESIDE = 12  # dropped tokens at most this far from a kept one are shown before other dropped ones
 
 STYLE = """<style>
 .sp-heat { font: 13px/1.6 ui-monospace, monospace; max-width: 60rem; }
@@ -68,23 +68,33 @@ STYLE = """<style>
 
 
 def heat_levels(scores: Floats | None, tokens: int) -> Ints:
-    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores."""
+    """Return the level of each token's importance, (n,): how many `LEVELS` its rank reaches; 0 without scores."""
     if scores is None:
         return np.zeros(tokens, np.int64)
-    known = np.where(np.isnan(scores), -np.inf, scores)  # equal ones are equally hot, however many
+    known = np.where(np.isnan(scores), -np.inf, scores)  # tokens of equal score share a level
     below = np.searchsorted(np.sort(known), known) / max(1, tokens)
     return np.searchsorted(np.array(LEVELS), below, side="right")
 
 
-def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
-    """A fragment of HTML, at most some 300 KB whatever the prompt holds. `kept` boolean array (n,) or None: None where
-    all of it was; `scores` float32 (n,) or None: importance, if it was scored; Returns str: needle, question, what was
-    kept and what is near to that come first where there is no room for all.
+def as_heat(prompt: TokenisedPrompt, selected: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
+    """Return an HTML fragment of at most some 300 KB, whatever the length of the prompt.
+
+    Needle, question, kept tokens and their surroundings come first where there is no room for all.
+
+    Parameters
+    ----------
+    prompt : TokenisedPrompt
+    selected : boolean array (n,) or None
+        Tokens that were kept; None if all were.
+    scores : float32 (n,) or None
+        Importance, if it was scored.
+    lines : tuple of str
+        Lines of text above the prompt.
     """
-    kind, level = kinds(prompt, kept), heat_levels(scores, len(prompt))
-    shown, body, raw = fitting(prompt, kind), list[str](), prompt.prompt.text.encode()
-    for start, end in edges(np.where(shown, kind * (len(LEVELS) + 1) + level, -1)):
-        if shown[start]:
+    kind, level = kinds(prompt, selected), heat_levels(scores, len(prompt))
+    visible, body, raw = visible_tokens(prompt, kind), list[str](), prompt.prompt.text.encode()
+    for start, end in edges(np.where(visible, kind * (len(LEVELS) + 1) + level, -1)):
+        if visible[start]:
             name = KINDS[kind[start]].split()[0]
             body.append(f'<span class="{name} h{level[start]}">{escape(text_of(raw, prompt.bytes, start, end))}</span>')
         else:
@@ -93,9 +103,10 @@ def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, 
     return f'{STYLE}<div class="sp-heat">{above}<pre>{"".join(body)}</pre></div>'
 
 
-def fitting(prompt: TokenisedPrompt, kind: Ints) -> Bools:
-    """Which tokens are shown, (n,): as many as there is room for, those of the kinds that matter most first."""
+def visible_tokens(prompt: TokenisedPrompt, kind: Ints) -> Bools:
+    """Return the tokens to show, a boolean array (n,): the most important kinds first, as far as there is room."""
     names = {name: number for number, name in enumerate(KINDS)}
+    # A token is near a kept one if a window of BESIDE tokens on either side holds one.
     near = np.convolve(kind != names["dropped"], np.ones(2 * BESIDE + 1), "same")[: len(kind)] > 0
     order = np.select(
         [kind == names["needle"], kind == names["lost needle"], kind == names["question"], kind == names["kept"], near],
@@ -104,6 +115,6 @@ def fitting(prompt: TokenisedPrompt, kind: Ints) -> Bools:
     )
     turn = np.argsort(order, kind="stable")
     cost = np.cumsum((prompt.bytes[:, 1] - prompt.bytes[:, 0] + MARKUP)[turn])
-    shown = np.zeros(len(kind), bool)
-    shown[turn[cost <= ROOM]] = True
-    return shown
+    visible = np.zeros(len(kind), bool)
+    visible[turn[cost <= ROOM]] = True
+    return visible

@@ -1,6 +1,6 @@
-"""Named byte ranges of a text, units of its tokens, and scores carried from one tokenizer's to another's.
+"""Named byte ranges of a text, units of its tokens, and transfer of scores between tokenisations.
 
-They are ranges of the UTF-8 text because bytes are what two vocabularies have in common.
+Ranges are in bytes of the UTF-8 text, the unit that two vocabularies share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes `[start, end)` of the prompt that mean something to selection or to the report."""
+    """A named byte range `[start, end)` of the prompt."""
 
     kind: SpanKind
     start: int
@@ -28,42 +28,43 @@ class Span:
 
 
 def in_bytes(text: str, spans: Sequence[Span]) -> Iterator[Span]:
-    """Spans of characters as spans of bytes."""
+    """Convert spans of characters to spans of bytes."""
     if text.isascii():
         yield from spans
         return
-    places, at, size = {0: 0}, 0, 0
+    places, last, size = {0: 0}, 0, 0  # byte offset by character offset
     for place in sorted({edge for span in spans for edge in (span.start, span.end)}):
-        size += len(text[at:place].encode())
+        size += len(text[last:place].encode())
         places[place] = size
-        at = place
+        last = place
     yield from (Span(span.kind, places[span.start], places[span.end]) for span in spans)
 
 
 def character_starts(raw: bytes, spans: Ints) -> Ints | None:
-    """The first of the tokens that hold parts of the same characters, for each token; None where none holds a part.
+    """Return the first of the tokens that share a character, for each token (n,); None if no token splits one.
 
-    A token that holds parts of two characters makes one of all that hold the rest of either.
+    A token with parts of two characters links the tokens of both.
 
     `spans` array (n, 2): byte range of each token, in order.
 
-    >>> character_starts("a\u20acb".encode(), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])).tolist()
+    >>> character_starts("a€b".encode(), np.array([[0, 1], [1, 2], [2, 4], [4, 5]])).tolist()
     [0, 1, 1, 3]
     >>> character_starts(b"ab", np.array([[0, 1], [1, 2]])) is None
     True
     """
     if raw.isascii():
         return None
-    text = np.frombuffer(raw + b"\n", np.uint8)
+    text = np.frombuffer(raw + b"\n", np.uint8)  # the byte added is read for an empty token at the end
+    # 10xxxxxx is a UTF-8 continuation byte; a token that begins with one continues the character before.
     begins = (text[np.minimum(spans[:, 0], len(text) - 1)] & 0xC0) != 0x80
     if begins.all():
         return None
-    found: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(spans)), 0))
-    return found
+    firsts: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(spans)), 0))
+    return firsts
 
 
 def with_characters(mask: Bools, starts: Ints | None) -> Bools:
-    """A mask of tokens (n,) that has all of each character of which it has a part; `starts` of `character_starts`.
+    """Widen a mask of tokens (n,) to whole characters; `starts` from `character_starts`.
 
     >>> with_characters(np.array([False, True, False, False]), np.array([0, 1, 1, 3])).tolist()
     [False, True, True, False]
@@ -77,57 +78,59 @@ def with_characters(mask: Bools, starts: Ints | None) -> Bools:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How token scores go from one tokenisation of a text to another; see `transfer_scores`.
+    """The map of token scores from one tokenisation of a text to another; see `transfer_scores`.
 
-    What takes the time is known before any score is.
+    Computed from the texts alone, so that it is ready before the scores are.
 
     Attributes
     ----------
-    shown : bool array (n,) or None
-        Source tokens that give their score, if not all do.
+    sources : bool array (n,) or None
+        Source tokens whose scores are used; None for all.
     first : int array (m,) or None
-        Of those, the one at the first byte of each target token; None where both tokenisations are the same.
+        Index among those of the token at the first byte of each target token; None where both tokenisations are equal.
     wide : int array (w,)
-        Target tokens that cover more than one.
+        Target tokens that cover more than one source token.
     ends : int array (2 w,)
-        The first of these, and the one behind the last, in turn.
+        The first source token of each of these, and the one behind the last, alternating.
     """
 
-    shown: Bools | None
+    sources: Bools | None
     first: Any
     wide: Any
     ends: Any
 
     @classmethod
     def between(cls, source: Ints, target: Ints) -> Transfer:
-        """Of byte ranges as `transfer_scores` takes them."""
-        none, shown = np.empty(0, np.int64), source[:, 0] < source[:, 1]
-        if shown.all() and np.array_equal(source, target):
+        """Return the map between byte ranges as in `transfer_scores`."""
+        none, nonempty = np.empty(0, np.int64), source[:, 0] < source[:, 1]
+        if nonempty.all() and np.array_equal(source, target):
             return cls(None, None, none, none)
-        some = None if shown.all() else shown
+        some = None if nonempty.all() else nonempty
         source = source if some is None else source[some]
-        owner = np.repeat(np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0])  # of each byte
+        owner = np.repeat(
+            np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0]
+        )  # source token of each byte
         begins = np.minimum(target[:, 0], len(owner) - 1)
         first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]
-        wide = np.flatnonzero(last > first)  # few of them: vocabularies mostly cut alike
+        wide = np.flatnonzero(last > first)  # few, because most vocabularies agree on word boundaries
         return cls(some, first, wide, np.stack([first[wide], last[wide] + 1], axis=1).ravel())
 
     def __call__(self, scores: Floats) -> Floats:
-        """Scores of the source tokens (n,) -> of the target tokens (m,)."""
-        if self.shown is not None:
-            scores = scores[self.shown]
+        """Map scores of the source tokens (n,) to scores of the target tokens (m,)."""
+        if self.sources is not None:
+            scores = scores[self.sources]
         if self.first is None:
             return scores.astype(np.float32)
-        found: Floats = scores[self.first].astype(np.float32)
+        result: Floats = scores[self.first].astype(np.float32)
         if len(self.wide):
             # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
             padded = np.append(scores, -np.inf).astype(np.float32)
-            found[self.wide] = np.maximum.reduceat(padded, self.ends)[::2]
-        return found
+            result[self.wide] = np.maximum.reduceat(padded, self.ends)[::2]
+        return result
 
 
 def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
-    """Carry token scores from one tokenisation of a text to another.
+    """Transfer token scores from one tokenisation of a text to another.
 
     A target token takes the highest score among the source tokens it shares a byte with, so an important
     source token marks every target token that covers a part of it.
@@ -137,7 +140,7 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     scores : array (n,)
         Score of each source token.
     source : array (n, 2)
-        Byte ranges of the source tokens; they tile the text, which is not empty. Empty ones give nothing.
+        Byte ranges of the source tokens; they tile the text, which is not empty. Scores of empty ranges are ignored.
     target : array (m, 2)
         Byte ranges of the target tokens of the same text; an empty one takes the score of the byte behind it.
 
@@ -155,7 +158,7 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
 
 
 def merge_spans(spans: Ints) -> Ints:
-    """Join byte ranges (n, 2), sorted by start, that touch or overlap; shape (m, 2)."""
+    """Join byte ranges (n, 2), sorted by start, that touch or overlap; returns shape (m, 2)."""
     if len(spans) == 0:
         return spans.reshape(0, 2)
     breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
@@ -164,7 +167,7 @@ def merge_spans(spans: Ints) -> Ints:
 
 
 CLOSERS = "(?:[\"')\\]]|”|’|»|」|』|）)*"
-_FIRST = b"[.!?\n\xe2\xe3\xef]"  # one set of bytes that every end begins with: `re` skips to those quickly
+_FIRST = b"[.!?\n\xe2\xe3\xef]"  # every sentence end begins with one of these bytes, to which `re` skips quickly
 SENTENCE_END = re.compile(
     _FIRST
     + rb"(?:"
@@ -178,9 +181,10 @@ a name is no end, since no space follows it."""
 
 
 def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
-    """Bounds (sentences + 1,) in tokens of sentences; those of more than `longest` tokens are cut into equal parts. A
-    token that reaches over the end of a sentence belongs to the sentence it begins in. `spans` array (n, 2): byte range
-    of each token in it.
+    """Return bounds (sentences + 1,) in tokens of sentences; those of more than `longest` tokens are split evenly.
+
+    A token that reaches over the end of a sentence belongs to the sentence it begins in. `spans` array (n, 2): byte
+    range of each token in `text`.
     """
     ends = np.array([match.end() for match in SENTENCE_END.finditer(text)], np.int64)
     cuts = np.searchsorted(spans[:, 0], ends, side="left")
@@ -188,7 +192,7 @@ def sentence_bounds(text: bytes, spans: Ints, longest: int) -> Ints:
 
 
 def cut_long(bounds: Ints, longest: int) -> Ints:
-    """The same bounds with ranges of more than `longest` tokens cut into parts that differ by one token at most.
+    """Split ranges of more than `longest` tokens into parts that differ by one token at most; returns new bounds.
 
     >>> cut_long(np.array([0, 2, 7]), 2).tolist()
     [0, 2, 3, 5, 7]
@@ -202,29 +206,29 @@ def cut_long(bounds: Ints, longest: int) -> Ints:
 
 
 def chunk_bounds(tokens: int, size: int) -> Ints:
-    """Bounds of chunks of `size` tokens; the last may be shorter."""
+    """Return bounds of chunks of `size` tokens; the last may be shorter."""
     return np.append(np.arange(0, tokens, size), tokens)
 
 
-def without(segments: Sequence[Segment], taken: Sequence[tuple[int, int]]) -> Iterator[Segment]:
-    """The parts of segments that lie in none of the ranges `taken`; both in order, by bytes."""
+def without(segments: Sequence[Segment], excluded: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+    """Yield the parts of segments outside of the ranges `excluded`; both in order, in bytes."""
     number = 0
     for segment in segments:
-        at = segment.start
-        while number < len(taken) and taken[number][0] < segment.end:
-            start, end = taken[number]
-            if at < start:
-                yield replace(segment, start=at, end=start)
-            at = max(at, end)
+        position = segment.start
+        while number < len(excluded) and excluded[number][0] < segment.end:
+            start, end = excluded[number]
+            if position < start:
+                yield replace(segment, start=position, end=start)
+            position = max(position, end)
             if end > segment.end:
-                break
+                break  # this range continues into the next segment
             number += 1
-        if at < segment.end:
-            yield replace(segment, start=at)
+        if position < segment.end:
+            yield replace(segment, start=position)
 
 
-def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
-    """Length of the longest prefix that two lists of tokens, or two texts, share."""
-    size = min(len(one), len(other))
-    different = np.flatnonzero(one[:size] != other[:size])
+def same_start(first: Ints | Bytes, second: Ints | Bytes) -> int:
+    """Return the length of the longest common prefix of two arrays of tokens or bytes."""
+    size = min(len(first), len(second))
+    different = np.flatnonzero(first[:size] != second[:size])
     return int(different[0]) if len(different) else size

@@ -1,8 +1,8 @@
-"""Selectors: from importances to the tokens to keep. The registry imports their files when a name is asked for."""
+"""Selectors: from importances to the tokens to keep. The registry imports their modules on first use of a name."""
 
 from sp.selection.base import (
     SELECTORS,
-    Reading,
+    ByteRanges,
     Selection,
     SelectionRequest,
     Selector,
@@ -13,6 +13,6 @@ from sp.selection.base import (
 from sp.selection.ranking import Constrained
 
 __all__ = [
-    "SELECTORS", "Constrained", "Reading", "Selection", "SelectionRequest", "Selector", "check_keep_ratio",
+    "SELECTORS", "ByteRanges", "Constrained", "Selection", "SelectionRequest", "Selector", "check_keep_ratio",
     "register_selector", "token_budget",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""What a selector is: a frozen dataclass with one pure method from importances to the tokens to keep.
+"""The selector interface: a frozen dataclass with one pure method from importances to the tokens to keep.
 
-The keep ratio is a share of what may be left out, and a ceiling for every selector: besides what is protected, no more
-than that share of the other tokens is kept, constraints included. Rules that set a threshold may keep less, so the
-realised ratio is part of every result. A keep ratio of 1 asks for the whole prompt and every selector then keeps it;
-between ratios, a larger one keeps all that a smaller one keeps.
+The keep ratio is a share of the unprotected tokens, and a ceiling for every selector: besides what is protected, no
+more than that share of the other tokens is kept, constraints included. Rules that set a threshold may keep less, so
+the realised ratio is part of every result. A keep ratio of 1 asks for the whole prompt and every selector then keeps
+it; between ratios, a larger one keeps all that a smaller one keeps.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from sp.prompt.spans import character_starts, with_characters
 
 @dataclass(frozen=True)
 class SelectionRequest:
-    """Importances of a prompt's tokens and what must be kept whatever they say.
+    """Importances of a prompt's tokens, and the tokens that are kept whatever the importances are.
 
     Parameters
     ----------
     scores : array (n,)
+        Importance of each token.
     protected : boolean array (n,)
-        Tokens that are always kept, whatever the keep ratio is; made whole, so that they hold no part of a character.
+        Tokens that are always kept, whatever the keep ratio is; widened to whole characters, so that none is split.
     keep_ratio : float
         Share of the other tokens to keep at most, in (0, 1].
     text : bytes
@@ -38,11 +39,11 @@ class SelectionRequest:
     spans : array (n, 2), optional
         Byte range of each token in `text`.
     segments : tuple of Segment
-        What of the text may be left out, for selectors that look at its structure; without any, all of it.
+        The parts of the text that may be left out, for selectors that look at its structure; without any, all of it.
     fineness : int
-        Tokens of a chunk, where a selector is not told; see `sp.scoring.Importance.fineness`.
+        Tokens of a chunk where a selector has no chunk size of its own; see `sp.scoring.Importance.fineness`.
     prepared : object, optional
-        What `Selector.prepare` made of the same text, if that was done before the scores were known.
+        The result of `Selector.prepare` for the same text, if it was computed before the scores were known.
     """
 
     scores: Floats
@@ -61,57 +62,58 @@ class SelectionRequest:
 
     @cached_property
     def characters(self) -> Ints | None:
-        """The first of the tokens that hold parts of the same characters, (n,); None where none is known to."""
+        """First of the tokens that share a character, for each token (n,); None if no token splits a character."""
         return None if self.spans is None or self.text.isascii() else character_starts(self.text, self.spans)
 
     @property
     def budget(self) -> int:
-        """Tokens that may be kept in all, protected ones among them."""
+        """Tokens that may be kept in all, including the protected ones."""
         return token_budget(self.keep_ratio, len(self.scores), int(self.protected.sum()))
 
 
-Reading = Mapping[int, tuple[tuple[int, int], ...]]  # ranges of bytes by token
+ByteRanges = Mapping[int, tuple[tuple[int, int], ...]]  # ranges [start, end) of the text by token
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The tokens kept, and why.
+    """The tokens a selector keeps, and why.
 
     Parameters
     ----------
-    kept : boolean array (n,)
+    selected : boolean array (n,)
+        Tokens to keep.
     forced : boolean array (n,)
-        The part of `kept` that constraints asked for, whatever the scores.
+        The part of `selected` that constraints asked for, whatever the scores.
     chunk_scores : array (chunks,)
         Score of each chunk (or token, or sentence) the rule compared; NaN where it compared none.
     bounds : array (chunks + 1,)
         Chunk i is the tokens `[bounds[i], bounds[i + 1])`.
-    told : tuple of str
-        What else there is to say, a line each.
-    read : dict of int to ranges
-        Kept tokens of which only these bytes `[start, end)` of the text are to be read, as the others are left out.
+    notes : tuple of str
+        Remarks for the report, a line each.
+    byte_ranges : dict of int to ranges
+        Selected tokens that are kept in part: only these bytes `[start, end)` of the text are read of them.
     """
 
-    kept: Bools
+    selected: Bools
     forced: Bools
     chunk_scores: Floats
     bounds: Ints
-    told: tuple[str, ...] = ()
-    read: Reading = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    byte_ranges: ByteRanges = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        forced = int(self.forced.sum())
-        return f"Selection({int(self.kept.sum()):,} of {len(self.kept):,} tokens, {forced:,} of them by constraint)"
+        count, forced = int(self.selected.sum()), int(self.forced.sum())
+        return f"Selection({count:,} of {len(self.selected):,} tokens, {forced:,} of them by constraint)"
 
     @property
     def indices(self) -> Ints:
-        """Kept positions, ascending."""
-        return self.kept.nonzero()[0]
+        """Positions of the selected tokens, ascending."""
+        return self.selected.nonzero()[0]
 
     @property
     def keep_ratio(self) -> float:
-        """Share of tokens really kept."""
-        return float(self.kept.mean())
+        """Realised share of selected tokens, in [0, 1]."""
+        return float(self.selected.mean())
 
 
 class Selector(ABC):
@@ -120,26 +122,31 @@ class Selector(ABC):
     Attributes
     ----------
     whole : bool
-        It never cuts a line, a value, a sentence or a word; what it keeps may be joined as it stands.
+        True if the selector never splits a line, a value, a sentence or a word; its pieces may be joined directly.
     """
 
     whole: ClassVar[bool] = False
 
     def prepare(self, request: SelectionRequest) -> object:
-        """What follows from the text alone, to be made while a model scores; the scores of the request say nothing."""
+        """Precompute what depends on the text alone, while a model scores; the request's scores are placeholders."""
         return None
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:
-        """Tokens to keep; sorted, unique, within the budget, protected ones among them."""
+        """Select tokens within the budget, all protected ones included."""
 
     def __call__(self, request: SelectionRequest) -> Selection:
-        """What `select` keeps, without characters of which it keeps but a part."""
-        found, starts = self.select(request), request.characters
-        if starts is None or not (torn := with_characters(~found.kept, starts) & found.kept).any():
-            return found
-        read = {token: parts for token, parts in found.read.items() if not torn[token]}
-        return replace(found, kept=found.kept & ~torn, forced=found.forced & ~torn, read=read)
+        """Return the result of `select` without characters that it selects only in part."""
+        selection, starts = self.select(request), request.characters
+        if starts is None:
+            return selection
+        # A token is split if another token of the same character is left out; half a character decodes to U+FFFD.
+        split = with_characters(~selection.selected, starts) & selection.selected
+        if not split.any():
+            return selection
+        ranges = {token: parts for token, parts in selection.byte_ranges.items() if not split[token]}
+        whole, forced = selection.selected & ~split, selection.forced & ~split
+        return replace(selection, selected=whole, forced=forced, byte_ranges=ranges)
 
 
 SELECTORS: Registry[Selector] = Registry("selector", "sp.selection")
@@ -147,19 +154,20 @@ register_selector = SELECTORS.register
 
 
 def token_budget(keep_ratio: float, tokens: int, protected: int = 0) -> int:
-    """Tokens of a prompt that may be kept: all protected ones, and ceil(keep_ratio * the others).
+    """Return how many tokens of a prompt may be kept: all protected ones, and ceil(keep_ratio * the others).
 
-    Fixed text takes nothing from what a document may keep, however long a system message or a question is.
+    Protected text does not reduce what a document may keep, however long a system message or a question is.
 
     Examples
     --------
     >>> token_budget(0.1, 1000), token_budget(0.1, 1000, protected=300)
     (100, 370)
     """
+    # Rounded first: 0.1 * 1000 may exceed 100 by the last bit, and ceil would then give 101.
     return protected + ceil(round(keep_ratio * (tokens - protected), 6))
 
 
 def check_keep_ratio(keep_ratio: float) -> None:
-    """ConfigError unless 0 < keep_ratio <= 1."""
+    """Raise ConfigError unless 0 < keep_ratio <= 1."""
     if not 0 < keep_ratio <= 1:
         raise ConfigError(f"keep_ratio must be above 0 and at most 1, not {keep_ratio:g}")

@@ -1,8 +1,8 @@
-"""From units in order of choice to the tokens kept, and the selectors that take the best units a budget has room for.
+"""From ranked units to selected tokens, and the selectors that take the best units within a budget.
 
 Every unit gets a *step*, the moment at which it is taken; neither the steps nor what is taken in a step depend on
-the budget, which only says after how many steps to stop. So a larger budget keeps all that a smaller one keeps. What is
-kept whatever the scores say, and what comes along with a choice, are fields of `Constrained`.
+the budget, which only says after how many steps to stop. So a larger budget keeps all that a smaller one keeps. Tokens
+that are kept whatever the scores are, and those that accompany a choice, are set by the fields of `Constrained`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,28 @@ WIDEST = 256
 def forced_tokens(
     protected: Bools, budget: int, sink: int, tail: int, characters: Ints | None = None
 ) -> tuple[Bools, int]:
-    """Tokens that must be kept: all protected ones, and sink and tail as far as they leave half of the rest.
+    """Return the tokens that must be kept: all protected ones, and sink and tail in at most half of the rest.
 
     Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
-    breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
-    scores would never be asked at small keep ratios.
+    breaks the answer, so both are kept. They take at most half of the budget that protected text leaves; otherwise the
+    scores would have no effect at small keep ratios.
 
-    `protected` boolean array (n,); `budget`: tokens that may be kept in all, the protected ones among them; `sink`,
-    `tail`: tokens wanted from the start and from the end of the prompt; `characters` array (n,): as in
-    `SelectionRequest`; one of which there is no room for the last token is left out; Returns torn: tokens of the budget
-    that a character left out had a claim to. No choice may have them, or a larger budget, in which that character is
-    kept, would leave less to the choices.
+    Parameters
+    ----------
+    protected : boolean array (n,)
+    budget : int
+        Tokens that may be kept in all, including the protected ones.
+    sink, tail : int
+        Tokens wanted from the start and from the end of the prompt.
+    characters : array (n,), optional
+        As in `SelectionRequest`; a character for whose last token there is no room is left out.
+
+    Returns
+    -------
+    forced : boolean array (n,)
+    split : int
+        Tokens of the budget that were reserved for a character left out. Choices may not use them: a larger budget, in
+        which that character is kept, would leave less to the choices.
     """
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
@@ -47,14 +58,14 @@ def forced_tokens(
         order = together(order, characters)
     order[protected] = np.inf
     forced = protected.copy()
-    wanted = np.flatnonzero(np.isfinite(order))
-    forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
+    candidates = np.flatnonzero(np.isfinite(order))
+    forced[candidates[np.argsort(order[candidates], kind="stable")[:free]]] = True
     whole = forced if characters is None else ~with_characters(~forced, characters)
     return whole, int(forced.sum() - whole.sum())
 
 
 def end_order(n: int, sink: int, tail: int) -> Doubles:
-    """How far each of n tokens lies from its end of the prompt, as a share of `sink` or `tail`; infinite beyond.
+    """Return the distance of each of n tokens from its end of the prompt, as a share of `sink` or `tail`; inf beyond.
 
     >>> end_order(6, 2, 1).tolist()
     [0.0, 0.5, inf, inf, inf, 0.0]
@@ -67,21 +78,21 @@ def end_order(n: int, sink: int, tail: int) -> Doubles:
 
 @dataclass(frozen=True)
 class Constrained(Selector):
-    """The constraints of every selector; all of them count inside the budget.
+    """The constraints of every selector; all of them count towards the budget.
 
-    What a rule chose is taken best first, each choice followed by its neighbours. The first of them that no
-    longer fits ends the selection, so a smaller keep ratio always keeps a subset of what a larger one keeps.
+    Units that a rule chose are taken best first, each followed by its neighbours. The first that no longer fits ends
+    the selection, so a smaller keep ratio always keeps a subset of what a larger one keeps.
 
     Parameters
     ----------
     neighbours : int or "by_length"
-        Units (chunks, tokens or sentences) kept on either side of a chosen one; an answer often stands just
-        behind the key it is asked by. `by_length` takes as many as hold 64, 128 or 256 tokens in prompts of
-        fewer than 32,768, fewer than 65,536 and more tokens, for keys lie further from values in longer texts.
+        Units (chunks, tokens or sentences) kept on either side of a chosen one; an answer often follows directly
+        after the key it is asked by. `by_length` takes as many as hold 64, 128 or 256 tokens in prompts of
+        fewer than 32,768, fewer than 65,536 and more tokens, because keys are further from values in longer texts.
     min_run : int
         Chosen units of fewer tokens are widened to this many, so that no choice is a scrap of text.
     backbone : float
-        Share of the choices that are spread evenly over the prompt whatever the scores, in [0, 1).
+        Share of the choices that are spaced evenly over the prompt whatever the scores, in [0, 1).
     sink, tail : int
         Tokens kept at the start and at the end of the prompt.
     """
@@ -102,7 +113,7 @@ class Constrained(Selector):
             raise ConfigError(f"backbone must be at least 0 and below 1, not {self.backbone:g}")
 
     def choosable(self, request: SelectionRequest) -> Bools:
-        """Tokens no constraint asks for, shape (n,).
+        """Return the tokens that no constraint forces, shape (n,).
 
         Rules that compare scores with a threshold look at these only: an attention sink would otherwise set the
         maximum of the prompt, or be most of its mass, and is kept in any case.
@@ -114,10 +125,22 @@ class Constrained(Selector):
         return free
 
     def steps(self, chosen: Ints, units: int, n: int) -> tuple[Doubles, Doubles]:
-        """Step at which each unit is taken, infinite for units that never are; and that at which each choice is, for
-        its own sake. `chosen`: units a rule chose, best first, of so many that a prompt of n tokens is divided into.
-        Neighbours are taken right after a chosen unit: +1, -1, +2, -2 ...; `backbone` follows `spread_order`.
+        """Return the step at which each unit is taken, and the step at which each choice is taken for its own sake.
 
+        The former is infinite for units that are never taken. Neighbours are taken right after a chosen unit: +1, -1,
+        +2, -2 ...; the units of `backbone` follow `spread_order`.
+
+        Parameters
+        ----------
+        chosen : array
+            Units a rule chose, best first.
+        units : int
+            Units that the prompt is divided into.
+        n : int
+            Tokens of the prompt.
+
+        Examples
+        --------
         >>> Constrained.steps(TopTokens(neighbours=1), np.array([2, 0]), 4, 4)
         (array([3., 2., 0., 1.]), array([0., 3.]))
         """
@@ -127,11 +150,12 @@ class Constrained(Selector):
         else:
             radius = self.neighbours
         radius = min(radius, units - 1)
-        turns = np.arange(int(len(chosen) / (1 - self.backbone)) + 2)  # as many as suffice
-        spread = np.floor((turns + 1) * self.backbone) > np.floor(turns * self.backbone)  # those of the backbone
-        when = turns[~spread][: len(chosen)]
-        # A turn is as many steps long as there are neighbours: the earliest choice in reach decides, and how far it
-        # lies. The least of so many consecutive turns: of windows twice as long each time, then of two that overlap.
+        turns = np.arange(int(len(chosen) / (1 - self.backbone)) + 2)  # an upper bound of the turns needed
+        is_backbone = np.floor((turns + 1) * self.backbone) > np.floor(turns * self.backbone)
+        when = turns[~is_backbone][: len(chosen)]
+        # A turn has `width` steps, one for each offset. A unit's step follows from the earliest choice within `radius`
+        # and its distance. The sliding minimum over `width` turns is built by doubling: from windows of 1, 2, 4 ...
+        # turns, and at last from two overlapping windows.
         width, span = 2 * radius + 1, 1
         never = int(when[-1]) + 1 if len(when) else 0
         earliest = np.full(units + 2 * radius, never)
@@ -142,13 +166,13 @@ class Constrained(Selector):
         earliest = np.minimum(earliest[:units], earliest[width - span :])
         unit_of = np.zeros(never + 1, np.int64)
         unit_of[when] = chosen
-        away = np.arange(units) - unit_of[earliest]
+        distance = np.arange(units) - unit_of[earliest]
         # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
-        steps: Doubles = (earliest * width + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+        steps: Doubles = (earliest * width + 2 * np.abs(distance) - (distance > 0)).astype(np.float64)
         steps[earliest == never] = np.inf
         if self.backbone and len(chosen):
             even = spread_order(units)
-            early = turns[spread & (turns < when[-1])][: len(even)]
+            early = turns[is_backbone & (turns < when[-1])][: len(even)]
             even = even[: len(early)]
             steps[even] = np.minimum(steps[even], early * width)
         return steps, np.asarray(when * width, np.float64)
@@ -156,34 +180,35 @@ class Constrained(Selector):
     def take(
         self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
     ) -> Selection:
-        """Keep what must be kept and, as far as the budget goes, what was chosen.
+        """Select the forced tokens and, as far as the budget goes, the chosen units.
 
         Parameters
         ----------
         request : SelectionRequest
         bounds : array (units + 1,)
+            Unit i is the tokens `[bounds[i], bounds[i + 1])`.
         scores : array (units,)
             For the report.
         chosen : array
             Units the rule chose, best first.
         most : int, optional
-            Tokens to keep besides the protected ones at most, where that is less than what the request allows.
+            Limit of selected tokens besides the protected ones, where it is below what the request allows.
         """
         budget = request.budget
         if most is not None and request.keep_ratio < 1:
             budget = min(int(request.protected.sum()) + most, budget)
         starts = request.characters
-        forced, torn = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
+        forced, split = forced_tokens(request.protected, budget, self.sink, self.tail, starts)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
         units = len(bounds) - 1
         steps, _ = self.steps(chosen, units, int(bounds[-1]))
-        kept = fill(forced, token_steps(steps, bounds, self.min_run), budget - torn, starts)
-        return Selection(kept, forced, scores, bounds)
+        selected = fill(forced, token_steps(steps, bounds, self.min_run), budget - split, starts)
+        return Selection(selected, forced, scores, bounds)
 
 
 def check_least(selector: Selector, least: int, *names: str) -> None:
-    """ConfigError if one of these fields is below `least`."""
+    """Raise ConfigError if one of these fields is below `least`."""
     for name in names:
         value = getattr(selector, name)
         if value < least:
@@ -191,7 +216,7 @@ def check_least(selector: Selector, least: int, *names: str) -> None:
 
 
 def check_share(selector: Selector, *names: str) -> None:
-    """ConfigError unless each of these fields is above 0 and at most 1."""
+    """Raise ConfigError unless each of these fields is above 0 and at most 1."""
     for name in names:
         value = getattr(selector, name)
         if not 0 < value <= 1:
@@ -199,7 +224,7 @@ def check_share(selector: Selector, *names: str) -> None:
 
 
 def spread_order(units: int) -> Ints:
-    """All units, so that any first few of them lie evenly: numbers with their bits reversed (van der Corput)."""
+    """Return all units in bit-reversed order (van der Corput), so that any first few are evenly spaced."""
     bits = max(units - 1, 0).bit_length()
     numbers = np.arange(1 << bits)
     order = np.zeros_like(numbers)
@@ -209,7 +234,7 @@ def spread_order(units: int) -> Ints:
 
 
 def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
-    """Step at which each token is taken, when units shorter than `min_run` are widened on both sides."""
+    """Return the step at which each token is taken when units shorter than `min_run` are widened on both sides."""
     n, lengths = int(bounds[-1]), np.diff(bounds)
     if lengths.min() >= min(min_run, n):
         return np.repeat(steps, lengths)
@@ -219,8 +244,11 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
 
 
 def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles:
-    """Least value of all ranges that hold a place, shape (n,). A range is two overlapping ones of a power of two; a
-    table of those is then halved, level by level."""
+    """Return the least value of all ranges that cover each place, shape (n,).
+
+    Each range is covered by two overlapping ranges of a power-of-two length (a sparse table). Going down from the
+    longest length, each table entry passes its value on to its two halves.
+    """
     levels = np.frexp(lengths)[1] - 1
     least = np.full(n, np.inf)
     for level in range(int(levels.max()), -1, -1):
@@ -229,45 +257,56 @@ def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles
             wider = least
             least = wider.copy()
             least[half:] = np.minimum(least[half:], wider[:-half])
-        mine = levels == level
-        first, last = starts[mine], starts[mine] + lengths[mine] - (1 << level)
-        np.minimum.at(least, first, values[mine])
-        np.minimum.at(least, last, values[mine])
+        at_level = levels == level
+        first, last = starts[at_level], starts[at_level] + lengths[at_level] - (1 << level)
+        np.minimum.at(least, first, values[at_level])
+        np.minimum.at(least, last, values[at_level])
     return least
 
 
 def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = None) -> Bools:
-    """Forced tokens, then whole steps in order until one no longer fits. Tokens that hold parts of a character are
-    taken together, at the earliest of their steps. `forced` boolean array (n,); `first` array (n,): step of each token;
-    infinite ones are never taken; `budget`: tokens that may be kept, forced ones among them; `characters` array (n,):
-    as in `SelectionRequest`; the forced tokens hold whole ones."""
+    """Select the forced tokens, then whole steps in order until one no longer fits.
+
+    Tokens that share a character are taken together, at the earliest of their steps.
+
+    Parameters
+    ----------
+    forced : boolean array (n,)
+        Tokens of whole characters.
+    first : array (n,)
+        Step of each token; infinite ones are never taken.
+    budget : int
+        Tokens that may be kept, including the forced ones.
+    characters : array (n,), optional
+        As in `SelectionRequest`.
+    """
     if characters is not None:
         first = together(first, characters)
-    wanted = first[~forced & np.isfinite(first)]
+    steps = first[~forced & np.isfinite(first)]
     room = budget - int(forced.sum())
-    if len(wanted) <= room:
+    if len(steps) <= room:
         return forced | np.isfinite(first)
     # The step of the first token without room is the first that does not fit as a whole.
-    kept: Bools = forced | (first < np.partition(wanted, room)[room])
-    return kept
+    selected: Bools = forced | (first < np.partition(steps, room)[room])
+    return selected
 
 
 def together(steps: Doubles, characters: Ints) -> Doubles:
-    """The least step of the tokens that hold parts of the same characters, (n,)."""
+    """Return, for each token (n,), the least step of the tokens that share a character with it."""
     least = np.full(len(steps), np.inf)
     np.minimum.at(least, characters, steps)
     return np.asarray(least[characters], np.float64)
 
 
 def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
-    """Bounds of sentences in tokens, see `sp.prompt.spans`; ConfigError where the text is not known."""
+    """Return bounds of sentences in tokens, see `sp.prompt.spans`; ConfigError if the request has no text."""
     if request.spans is None:
-        raise ConfigError("selector sentence needs the text of the prompt and the bytes of its tokens")
+        raise ConfigError("selector sentence needs the text of the prompt; pass text and spans to SelectionRequest")
     return bounds_of_sentences(request.text, request.spans, longest)
 
 
 def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Floats:
-    """Mean score of each unit over its `counted` tokens (all, if left out); NaN where none counts.
+    """Return the mean score of each unit over its `counted` tokens (all, if omitted); NaN where none counts.
 
     >>> unit_means(np.array([1, 3, 5], np.float32), np.array([0, 2, 3])).tolist()
     [2.0, 5.0]
@@ -281,7 +320,7 @@ def unit_means(scores: Floats, bounds: Ints, counted: Bools | None = None) -> Fl
 
 
 def best_first(scores: Floats) -> Ints:
-    """Units that were compared, by falling score; earlier ones first among equals."""
+    """Return the units with a score, by falling score; among equals the earlier ones first."""
     order = np.argsort(-scores, kind="stable")
     return order[~np.isnan(scores[order])]
 
@@ -296,8 +335,8 @@ class TopChunks(Constrained):
     Parameters
     ----------
     chunk_size : int, optional
-        Tokens in a chunk; as the scorer tells them apart if left out, see `Importance.fineness` (most: 32, as in
-        SpecPrefill).
+        Tokens in a chunk; the resolution of the scorer if omitted, see `Importance.fineness` (for most 32,
+        as in SpecPrefill).
     """
 
     chunk_size: int | None = None
@@ -308,7 +347,7 @@ class TopChunks(Constrained):
             check_least(self, 1, "chunk_size")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Chunks by rank; see `Constrained` for what else is kept."""
+        """Select chunks by rank; see `Constrained` for the tokens kept besides."""
         bounds = chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores))
@@ -317,11 +356,11 @@ class TopChunks(Constrained):
 @register_selector("token_budget")
 @dataclass(frozen=True)
 class TokenBudget(TopChunks):
-    """Chunks in order of their mean score, as far as `tokens` go.
+    """Chunks in order of their mean score, up to `tokens` tokens.
 
-    What a question needs of a text does not grow with the text, so results at different lengths compare better
-    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). What is protected comes on
-    top of them. The keep ratio stays a ceiling: raise it where it is the smaller of the two.
+    The amount of text that a question needs does not grow with the text, so results at different lengths compare better
+    at equal tokens than at equal ratios (SpecPC, arXiv 2506.08373, reports 1,024 to 3,072). Protected tokens are not
+    counted. The keep ratio stays a ceiling: raise it where it is the smaller of the two.
 
     Parameters
     ----------
@@ -338,7 +377,7 @@ class TokenBudget(TopChunks):
     def take(
         self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
     ) -> Selection:
-        """At most `tokens` tokens and what is protected."""
+        """Select at most `tokens` tokens besides the protected ones."""
         return super().take(request, bounds, scores, chosen, self.tokens)
 
 
@@ -347,21 +386,21 @@ class TokenBudget(TopChunks):
 class TopTokens(Constrained):
     """Tokens in order of their own score: SpecPrefill without chunks (arXiv 2502.02789), GemFilter (arXiv 2409.17422).
 
-    Single tokens carry little text, so this rule lives from scores that were pooled along the prompt, from
-    neighbours (SpecPC, arXiv 2506.08373, takes 64) or from a shortest run.
+    Single tokens carry little text, so this rule needs scores that were pooled along the prompt, neighbours (SpecPC,
+    arXiv 2506.08373, takes 64) or a minimum run.
     """
 
     neighbours: int | Literal["by_length"] = 0
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Tokens by rank; see `Constrained` for what else is kept."""
+        """Select tokens by rank; see `Constrained` for the tokens kept besides."""
         bounds = chunk_bounds(len(request.scores), 1)
         return self.take(request, bounds, request.scores, best_first(request.scores))
 
 
 @register_selector("sentence")
 @dataclass(frozen=True)
-class Sentence(Constrained):
+class TopSentences(Constrained):
     """Sentences in order of their mean score, so that kept text is cut where a reader would cut it.
 
     Compression by phrases is due to Selective Context (arXiv 2304.12102), there by self-information.
@@ -379,7 +418,7 @@ class Sentence(Constrained):
         check_least(self, 1, "longest")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Sentences by rank; see `Constrained` for what else is kept."""
+        """Select sentences by rank; see `Constrained` for the tokens kept besides."""
         bounds = sentence_bounds(request, self.longest)
         scores = unit_means(request.scores, bounds)
         return self.take(request, bounds, scores, best_first(scores))

@@ -1,4 +1,4 @@
-"""Selectors that take all chunks or tokens over a threshold: of share, mass, deviation, or the largest fall."""
+"""Selectors that take all chunks above a threshold of share, mass or deviation, or before the largest fall."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sp.selection.ranking import TopChunks, best_first, check_share, unit_means
 
 @dataclass(frozen=True)
 class ChunkThreshold(TopChunks):
-    """Chunks whose mean score passes a test; constraints and the keep ratio cap what that gives.
+    """Chunks whose mean score passes a test; constraints and the keep ratio limit the result.
 
-    Only tokens that no constraint asks for are compared; how many pass does not depend on the keep ratio.
+    Only tokens that no constraint forces are compared; the number that pass does not depend on the keep ratio.
     """
 
     def compare(self, request: SelectionRequest) -> tuple[Ints, Floats, Ints, Doubles]:
-        """Bounds, scores of all chunks (NaN if a chunk is kept anyway), and chunks and scores from best to worst."""
+        """Return bounds, scores of all chunks (NaN for forced ones), and chunks and scores from best to worst."""
         bounds = chunk_bounds(len(request.scores), self.chunk_size or request.fineness)
         scores = unit_means(request.scores, bounds, self.choosable(request))
         order = best_first(scores)
@@ -53,7 +53,7 @@ class Alpha(ChunkThreshold):
             raise ConfigError(f"alpha must be {bound}, not {self.alpha:g}")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Chunks that pass, best first."""
+        """Select the chunks that pass, best first."""
         bounds, scores, order, falling = self.compare(request)
         if len(order):
             order = order[falling > self.alpha * (falling[0] if self.of == "max" else falling.mean())]
@@ -85,15 +85,15 @@ class ZScore(ChunkThreshold):
             raise ConfigError(f"z must be a finite number, not {self.z:g}")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Chunks that stand out, best first."""
+        """Select the outlying chunks, best first."""
         bounds, scores, order, falling = self.compare(request)
         if len(order):
             if self.spread == "std":
-                centre, spread = float(falling.mean()), float(falling.std())
+                centre, deviation = float(falling.mean()), float(falling.std())
             else:
                 centre = float(np.median(falling))
-                spread = NORMAL * float(np.median(np.abs(falling - centre)))
-            order = order[falling > centre + self.z * spread]
+                deviation = NORMAL * float(np.median(np.abs(falling - centre)))
+            order = order[falling > centre + self.z * deviation]
         return self.take(request, bounds, scores, order)
 
 
@@ -102,9 +102,9 @@ class ZScore(ChunkThreshold):
 class TopP(ChunkThreshold):
     """The smallest set of chunks whose scores sum to `p` of the sum of all scores.
 
-    Used on tokens, pages and blocks by LongAttnComp (arXiv 2606.01336), Twilight (arXiv 2502.02770) and
-    FlexPrefill (arXiv 2502.20766). Sinks and the tail are left out of the sum; with them in it, they alone are most of
-    it. Negative scores count as zero.
+    Used on tokens, pages and blocks by LongAttnComp (arXiv 2606.01336), Twilight (arXiv 2502.02770) and FlexPrefill
+    (arXiv 2502.20766). Sink and tail are excluded from the sum, of which they would be most. Negative scores count as
+    zero.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class TopP(ChunkThreshold):
         check_share(self, "p")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Best chunks until their share is reached."""
+        """Select the best chunks until they hold the share `p`."""
         bounds, scores, order, falling = self.compare(request)
         mass = np.cumsum(np.maximum(falling, 0))
         enough = int(np.searchsorted(mass, self.p * mass[-1])) + 1 if len(mass) and mass[-1] > 0 else 0
@@ -129,16 +129,15 @@ class TopP(ChunkThreshold):
 @register_selector("adaptive")
 @dataclass(frozen=True)
 class Adaptive(ChunkThreshold):
-    """A number of best chunks read off their scores, at least `least` of what may be left out, at most the keep ratio.
+    """Best chunks, their number derived from the scores: at least `least` of the free tokens, at most the keep ratio.
 
     Parameters
     ----------
     rule : {"entropy", "elbow"}
-        `entropy`: exp(H) chunks, H the entropy of the scores as a distribution, which is the number of chunks an
-        even distribution of that entropy has. `elbow`: up to the largest fall between one chunk and the next.
+        `entropy`: exp(H) chunks, H the entropy of the scores as a distribution; this is the number of chunks of an
+        even distribution with that entropy. `elbow`: up to the largest fall between one chunk and the next.
     least : float
-        Smallest share of the tokens that may be left out to choose, in (0, 1]; where it is above the keep ratio, the
-        latter holds.
+        Smallest share of the unprotected tokens to select, in (0, 1]; the keep ratio wins where it is smaller.
     """
 
     rule: Literal["entropy", "elbow"] = "elbow"
@@ -149,7 +148,7 @@ class Adaptive(ChunkThreshold):
         check_share(self, "least")
 
     def select(self, request: SelectionRequest) -> Selection:
-        """Chunks by rank, as many as the rule says."""
+        """Select chunks by rank, as many as the rule says."""
         bounds, scores, order, falling = self.compare(request)
         spent = np.cumsum(np.diff(bounds)[order])
         protected = int(request.protected.sum())
@@ -162,7 +161,7 @@ class Adaptive(ChunkThreshold):
 
 
 def effective_number(scores: Doubles) -> int:
-    """exp(H) of scores as a distribution, rounded up; negative ones count as zero.
+    """Return exp(H) of scores as a distribution, rounded up; negative scores count as zero.
 
     >>> effective_number(np.array([1.0, 1.0, 1.0, 0.0]))
     3
@@ -171,11 +170,11 @@ def effective_number(scores: Doubles) -> int:
     if not shares.sum() > 0:
         return 0
     shares = shares[shares > 0] / shares.sum()
-    return int(np.ceil(np.exp(-(shares * np.log(shares)).sum()) - 1e-9))
+    return int(np.ceil(np.exp(-(shares * np.log(shares)).sum()) - 1e-9))  # tolerate rounding of whole numbers
 
 
 def elbow(falling: Doubles, fewest: int, most: int) -> int:
-    """How many falling scores stand before the largest fall, among `fewest` to `most`."""
+    """Return how many falling scores precede the largest fall, between `fewest` and `most`."""
     falls = falling[:-1] - falling[1:]
     window = falls[fewest - 1 : most]
     return fewest + int(window.argmax()) if len(window) else fewest

@@ -16,7 +16,7 @@ from sp.chat.messages import MAX_NAME as MAX_NAME
 from sp.chat.messages import FieldError
 from sp.chat.messages import shown as shown
 from sp.config import Field, Option, fields_of
-from sp.decode import Decoder, Greedy, Sample, Speculative
+from sp.decode import Decoder, Greedy, SamplingDecoder, Speculative
 from sp.decode.base import COLDEST
 from sp.errors import ChangedError, DeviceError, SpError, TooLongError, plain
 from sp.ops.sampling.biased import Penalties
@@ -219,21 +219,21 @@ def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> De
     names a draft's way though tokens are sampled.
 
     >>> decoder_of({"temperature": 0.7, "top_p": 0.9, "seed": 4}, Greedy(), None)
-    Sample(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=4)
+    SamplingDecoder(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=4)
     >>> decoder_of({"top_p": 0.9}, Greedy(), None)
     Greedy()
     """
     asked = Choosing.of(body)
     temperature, top_p, top_k, min_p, seed = asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed
-    if temperature is None and not isinstance(given, Sample):
+    if temperature is None and not isinstance(given, SamplingDecoder):
         return given
     if temperature is not None and temperature < COLDEST:
-        return Greedy() if isinstance(given, Sample) else given
+        return Greedy() if isinstance(given, SamplingDecoder) else given
     if isinstance(given, Speculative) and named is not None:
         raise RequestError(f"sp.decode {named} guesses for greedy answers alone; leave it or temperature out", "sp")
-    base = given if isinstance(given, Sample) else Sample()
+    base = given if isinstance(given, SamplingDecoder) else SamplingDecoder()
     kept = base.seed if base.seed is not None else secrets.randbelow(BIGGEST)
-    return Sample(
+    return SamplingDecoder(
         temperature=base.temperature if temperature is None else float(temperature),
         top_k=base.top_k if top_k is None else max(top_k, 0),  # -1 is vLLM's word for all
         top_p=base.top_p if top_p is None else max(float(top_p), LEAST_SHARE),
@@ -300,7 +300,7 @@ def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) ->
 
 def nth(decode: Decoder, index: int) -> Decoder:
     """The way to decode the answer of that index: sampled with another seed each."""
-    if not isinstance(decode, Sample) or decode.seed is None:
+    if not isinstance(decode, SamplingDecoder) or decode.seed is None:
         return decode
     return replace(decode, seed=(decode.seed + index) % BIGGEST)
 

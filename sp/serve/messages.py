@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from sp.chat import HiddenMessageError, Turn, render_located, spells_markup
 from sp.chat.turn import keys
-from sp.decode import Sample
+from sp.decode import SamplingDecoder
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
 from sp.prompt.heat import KINDS, edges, kinds, whole_characters
@@ -219,7 +219,7 @@ def chat_prompt(
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
     question = question or question_of(last_turn(messages), "turn", tokenizer)
     at, to = question.start, question.opening
-    more: dict[str, Any] = {"marked": kept, "asked": question.tasks}
+    more: dict[str, Any] = {"protected_ranges": kept, "question_ranges": question.tasks}
     return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=at, kept_to=to, **more)
 
 
@@ -304,7 +304,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "session_reason": told.apart,
             "restored": isinstance(result, TurnResult) and result.restored,
             "question": question,
-            "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
+            "sampling": asdict(options.decode) if isinstance(options.decode, SamplingDecoder) else None,
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],
             "positions": result.answer.trace.facts.get("positions", []),
             "dropped": result.answer.trace.facts.get("dropped", []),
@@ -326,7 +326,7 @@ def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
     of which were read, or ``dropped``), ``text``, together all of it, and ``tokens``, how many that is.
     """
     run = None if isinstance(result, TurnResult) else result.selection
-    kept = result.present if isinstance(result, TurnResult) else None if run is None else run.kept
+    kept = result.present if isinstance(result, TurnResult) else None if run is None else run.selected
     prompt, raw = result.prompt, result.prompt.prompt.text.encode()
     found = kinds(prompt, kept)[whole_characters(prompt)]
     pieces = []

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from sp.chat import Thinking
 from sp.config import Option, Tokens, check_type, fields_of, from_mapping
-from sp.decode import DECODERS, Decoder, Sample, Speculative
+from sp.decode import DECODERS, Decoder, SamplingDecoder, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import by_length
@@ -164,7 +164,8 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
             changes["selector"] = SELECTORS.build(named["selector"])
         decode = _decoder(named["decode"], defaults) if "decode" in named else defaults.options.decode
         changes["decode"] = decoder_of(body, decode, named.get("decode"))
-        if not isinstance(changes["decode"], Sample):  # whose seed is its own: a conversation is the same with any
+        # The seed of a sampling decoder is its own, so that a conversation does not depend on the seed of a request.
+        if not isinstance(changes["decode"], SamplingDecoder):
             seed = number(body, "seed", -BIGGEST, BIGGEST, whole=True)
             changes |= {} if seed is None else {"seed": seed % BIGGEST}
         options = replace(defaults.options, **changes)

@@ -62,7 +62,7 @@ class TemplateRequest:
                 raise RequestError(f"the chat template of this model does not read {where}; leave it out", where)
         if self.param and (note := self.thinking.note(template)):
             raise RequestError(f"{note}; leave {self.param} out", self.param)
-        return {**self.variables, **self.thinking.told(template)}
+        return {**self.variables, **self.thinking.variables(template)}
 
 
 def template_request(body: Mapping[str, Any], default: Thinking) -> TemplateRequest:

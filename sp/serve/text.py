@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sp.chat import Call, Splitter, Thinks
 from sp.chat.call_splitter import Calling, CallSplitter, Said, ThoughtCalls
 from sp.chat.reasoning import overlap
-from sp.decode import Choice, Chooser, Constraint, Decoder
+from sp.decode import Chooser, Constraint, Decoder, TokenChoice
 from sp.errors import plain
 from sp.gguf import Tokenizer
 from sp.ops.sampling.biased import Penalties
@@ -154,7 +154,7 @@ class TokenLogprob:
     start: int = 0
 
     @classmethod
-    def of(cls, choice: Choice, tokenizer: Tokenizer, start: int = 0) -> TokenLogprob:
+    def of(cls, choice: TokenChoice, tokenizer: Tokenizer, start: int = 0) -> TokenLogprob:
         """What was chosen, in a vocabulary; a padded head has tokens that are in none."""
         top = zip(choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         named = ((tokenizer.token_bytes(each), _finite(value)) for each, value in top if each < tokenizer.vocab_size)
@@ -221,10 +221,10 @@ class Watched(Decoder):
 
     base: Decoder
     more: Mapping[str, Any]
-    watched = True
+    observed = True
 
-    def chooser(self, seed: int, **watched: Any) -> Chooser | None:
-        return self.base.chooser(seed, **self.more, **watched)
+    def chooser(self, seed: int, **observed: Any) -> Chooser | None:
+        return self.base.chooser(seed, **self.more, **observed)
 
 
 def knowing(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
@@ -249,7 +249,7 @@ class Speaker:
     ) -> None:
         self.text, self.index = text, index
         self._tokenizer, self._send, self._wanted = tokenizer, send, logprobs
-        self._chosen: deque[Choice] = deque()
+        self._chosen: deque[TokenChoice] = deque()
         self._told: list[TokenLogprob] = []
 
     def decoder(self, base: Decoder, constraint: Constraint | None, penalties: Penalties | None) -> Decoder:

@@ -220,7 +220,7 @@ def begin_on_cards(
     def work(part: ShardModel) -> Generator[Any]:
         rank = part.share.rank
         pool, mine = pools.pools[rank], replace(target, model=part)
-        own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.watched else options
+        own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.observed else options
         with lead.leading() if rank == 0 else nullcontext():
             with _metered(part, told.peaks):
                 begun = begin(mine, given, own, progress if rank == 0 else None, draft_of(draft, rank), pool)
@@ -314,10 +314,10 @@ class _Led(Decoder):
     lead: Lead
     rank: int
 
-    def chooser(self, seed: int, **watched: Any) -> Chooser:
+    def chooser(self, seed: int, **observed: Any) -> Chooser:
         if self.rank > 0:
             return _Taken(self.lead, self.rank)
-        chooser = self.base.chooser(seed, **watched)
+        chooser = self.base.chooser(seed, **observed)
         assert chooser is not None, "nobody watches"
         return _Told(chooser, self.lead)
 

@@ -13,7 +13,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import without
-from sp.selection import Reading, SelectionRequest
+from sp.selection import ByteRanges, SelectionRequest
 from sp.session.options import Mapping, Positions
 from sp.structure import json_values
 
@@ -76,7 +76,7 @@ class Cut:
     whether what is left out is marked, see `Omitted`; and whether pieces end where words do, `whole`.
     """
 
-    read: Reading = field(default_factory=dict)
+    read: ByteRanges = field(default_factory=dict)
     mark: bool = False
     whole: bool = False
 
@@ -129,7 +129,7 @@ def compress(
 Insert = tuple[int, int, Ints]  # the token that goes (-1 for none), the first position, and the ids that come there
 
 
-def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: Reading) -> Iterator[Insert]:
+def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: ByteRanges) -> Iterator[Insert]:
     """Tokens of which a part is read, encoded anew."""
     raw = prompt.prompt.text.encode() if read else b""
     taken = kept.copy()
@@ -214,7 +214,7 @@ class Shown:
     kept: Bools  # what is read
 
     @classmethod
-    def of(cls, prompt: TokenisedPrompt, kept: Bools, read: Reading, tokenizer: Tokenizer) -> Shown:
+    def of(cls, prompt: TokenisedPrompt, kept: Bools, read: ByteRanges, tokenizer: Tokenizer) -> Shown:
         """Kept tokens (n,), and of those that are read in part only that, see `Selection`. A part that needs more
         places than are free behind its token stays the token it was. Places before it are not taken: a transcript that
         goes another way from the token on must not have them.

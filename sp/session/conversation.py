@@ -262,7 +262,7 @@ def turn_result(turn: Recollection, done: request.Done) -> TurnResult:
         prompt=n,
         cached=turn.decided,
         new=new,
-        kept=new if done.selection is None else int(done.selection.kept.sum()),
+        kept=new if done.selection is None else int(done.selection.selected.sum()),
         recalled=sum(each.end - each.start for each in recalled),
         read=turn.cost,
         held=len(turn.plan.slots),

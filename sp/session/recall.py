@@ -65,7 +65,7 @@ def choose_recalled(
     if isinstance(selector, Constrained):
         selector = replace(selector, sink=0, tail=0)
     request = selection_request(mine, present, budget / count, prompt, 0, fineness)
-    taken = (selector(request).kept | request.protected) & out
+    taken = (selector(request).selected | request.protected) & out
     bounds = sentence_bounds(request, LONGEST)
     if (starts := request.characters) is not None:
         bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))
@@ -331,8 +331,8 @@ class Recollection:
         """What has the target read what is kept and what comes back; `cost` is known then."""
         prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
         if selection is not None:
-            kept[self.decided :] = selection.kept
-        shown = Shown.of(prompt, kept, {} if selection is None else selection.read, target.tokenizer)
+            kept[self.decided :] = selection.selected
+        shown = Shown.of(prompt, kept, {} if selection is None else selection.byte_ranges, target.tokenizer)
         if self.recalling and scored is not None and scores is not None:
             fineness = scored.importance.fineness
             self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)

@@ -250,7 +250,7 @@ def score_request(
         positions=np.arange(len(drafted), dtype=np.int64),
         question=drafted.mask("question"),
         needle=drafted.mask("needle"),
-        asked=drafted.asked,
+        asked=drafted.content_end,
         protected=drafted.mask("protected"),
         eos_ids=reader.tokenizer.eos_ids,
         seed=seed,
@@ -285,10 +285,14 @@ def select(
         wanted = selection_request(scores, fixed, options.keep_ratio, prompt, start, scored.importance.fineness)
         selection = options.selector(wanted if prepared is None else replace(wanted, prepared=prepared))
         first = int(prompt.bytes[start, 0]) if start else 0
-        read = {start + at: tuple((a + first, b + first) for a, b in parts) for at, parts in selection.read.items()}
-        selection = replace(selection, kept=selection.kept | wanted.protected, read=read)
-    lines, free = list(selection.told), ~wanted.protected
-    if free.any() and not selection.kept[free].any():
+        # Offsets of the scored part become those of the whole prompt, in tokens and in bytes.
+        ranges = {
+            start + token: tuple((low + first, high + first) for low, high in parts)
+            for token, parts in selection.byte_ranges.items()
+        }
+        selection = replace(selection, selected=selection.selected | wanted.protected, byte_ranges=ranges)
+    lines, free = list(selection.notes), ~wanted.protected
+    if free.any() and not selection.selected[free].any():
         lines.append(f"of {int(free.sum()):,} tokens that may be left out none {NONE}")
     if lines:
         trace.facts["selection"] = lines
@@ -306,7 +310,7 @@ def read(
     on_token: OnToken | None = None,
 ) -> Answer:
     """Prefill the kept tokens and decode; if they are all, they stand where they stood whatever the options say."""
-    kept, parts = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
+    kept, parts = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
     if len(kept) and not kept.any():
         raise PromptError(f"none of the {len(kept):,} tokens of the prompt {NONE}")
     whole, target, pool = bool(kept.all()), pipeline.target, pipeline.residency.cache_pool

@@ -101,13 +101,13 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: this in words, and the heat of the prompt's tokens; see `as_heat`."""
-        kept = None if self.selection is None else self.selection.kept
+        kept = None if self.selection is None else self.selection.selected
         return as_heat(self.prompt, kept, self.scores, (repr(self), self.decision.reason))
 
     @property
     def kept_tokens(self) -> int:
         """Tokens of the prompt the target read."""
-        return len(self.prompt) if self.selection is None else int(self.selection.kept.sum())
+        return len(self.prompt) if self.selection is None else int(self.selection.selected.sum())
 
     @property
     def needle_recall(self) -> float | None:
@@ -115,7 +115,7 @@ class RunResult:
         needle = self.prompt.mask("needle")
         if not needle.any():
             return None
-        return 1.0 if self.selection is None else float(self.selection.kept[needle].mean())
+        return 1.0 if self.selection is None else float(self.selection.selected[needle].mean())
 
 
 Way = Literal["append", "rewind"]

@@ -77,7 +77,7 @@ def importance_figure(result: RunResult) -> Figure:
 
     grid[1].set_yticks([])
     grid[1].set_ylabel("kept", rotation=0, ha="right", va="center")
-    shade(grid[1], result.selection.kept, color=KEPT)
+    shade(grid[1], result.selection.selected, color=KEPT)
     for axes in grid[:2]:
         shade(axes, needle, color=NEEDLE, alpha=0.35)
         shade(axes, question, color=QUESTION, alpha=0.25)

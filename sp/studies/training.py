@@ -403,7 +403,7 @@ class Trainer:
         protected, needle = drafted.mask("protected"), drafted.mask("needle")
         area = auc(scores[~protected], needle[~protected])
         asked = SelectionRequest(scores, protected, KEEP, drafted.prompt.text.encode(), drafted.bytes)
-        kept = SELECTORS.build(*SELECTOR).select(asked).kept
+        kept = SELECTORS.build(*SELECTOR).select(asked).selected
         return area, float(kept[needle].mean())
 
 

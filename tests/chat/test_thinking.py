@@ -47,8 +47,8 @@ def test_thinking_that_a_template_always_begins_is_ended_to_be_off() -> None:
 def test_an_effort_is_told_and_none_of_it_is_off() -> None:
     low = Prompt.from_document(*ASK, CHANNELS, thinking=Thinking(effort="low")).text
     assert low.startswith("Reasoning: low\n")
-    assert Thinking("off", "low").told(ChatTemplate(CHANNELS)) == {"reasoning_effort": "low"}
-    assert Thinking(effort="none").told(ChatTemplate(SWITCHED)) == {"enable_thinking": False}
+    assert Thinking("off", "low").variables(ChatTemplate(CHANNELS)) == {"reasoning_effort": "low"}
+    assert Thinking(effort="none").variables(ChatTemplate(SWITCHED)) == {"enable_thinking": False}
     assert Thinking(effort="none").note(ChatTemplate(SWITCHED)) is None
 
 
@@ -76,7 +76,7 @@ def test_a_channel_of_thought_is_switched() -> None:
 def test_an_effort_may_be_called_strength() -> None:
     source = "Strength: {{ reasoning_strength or 'high' }}{{ '<atem:function_calls>' if false }}"
     template = ChatTemplate(source)
-    assert Thinking(effort="low").told(template) == {"reasoning_strength": "low"}
+    assert Thinking(effort="low").variables(template) == {"reasoning_strength": "low"}
     assert Thinking(effort="low").note(template) is None
     assert marks_of(template) is MARKS[3]
 
@@ -136,8 +136,8 @@ def test_templates_as_vendors_ship_them(name: str) -> None:
     if not path.exists():
         pytest.skip("SP_TEST_DATA names no folder with templates")
     template, (switch, effort, begins, end) = ChatTemplate(path.read_text(), "<s>", "</s>"), REAL[name]
-    assert list(Thinking("on").told(template)) == ([switch] if switch else [])
-    assert bool(Thinking(effort="high").told(template)) == effort
+    assert list(Thinking("on").variables(template)) == ([switch] if switch else [])
+    assert bool(Thinking(effort="high").variables(template)) == effort
     prompt = Prompt.from_document(*ASK, template)
     assert bool(prompt.thinks and prompt.thinks.opened) == begins
     off = Prompt.from_document(*ASK, template, thinking=Thinking("off"))

@@ -9,7 +9,7 @@ import pytest
 from models.tiny_models import write_tiny
 from sampling_reference import LEAST, agree, shares
 
-from sp.decode import Chooser, Sample
+from sp.decode import Chooser, SamplingDecoder
 from sp.decode.base import generate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
@@ -29,7 +29,7 @@ FILTERS = [
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_draws_follow_the_distribution(filters) -> None:
     logits = (2 * np.random.default_rng(5).standard_normal((1, 40))).astype(np.float32)
-    chooser = Sample(**filters).chooser(17)
+    chooser = SamplingDecoder(**filters).chooser(17)
     found = [int(chooser.choose(logits)[0]) for _ in range(1500)]
     assert agree(found, shares(logits[0], **filters)) > LEAST
 
@@ -39,7 +39,7 @@ def test_another_order_of_filters_would_be_seen() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.1, 0.1])).astype(np.float32)
     np.testing.assert_allclose(shares(logits, top_p=0.62, min_p=0.25), [1, 0, 0, 0])
     np.testing.assert_allclose(shares(logits, top_p=0.62), [0.625, 0.375, 0, 0], rtol=1e-6)
-    drawn = Sample(top_p=0.62, min_p=0.25).chooser(0)
+    drawn = SamplingDecoder(top_p=0.62, min_p=0.25).chooser(0)
     assert {int(drawn.choose(logits[None])[0]) for _ in range(200)} == {0}
 
 
@@ -54,7 +54,7 @@ def test_a_model_is_sampled_token_by_token(arch, tmp_path) -> None:
         return prefill(model, given, np.arange(len(given)), cache), cache
 
     logits, _ = read([])
-    options = Sample(0.5, top_k=4, min_p=0.01)
+    options = SamplingDecoder(0.5, top_k=4, min_p=0.01)
     first = int(logits.argmax())
     expected = shares(read([first])[0], 0.5, 4, 1.0, 0.01)
     seconds = []
@@ -69,12 +69,12 @@ def test_a_model_is_sampled_token_by_token(arch, tmp_path) -> None:
 def test_seeds() -> None:
     logits = np.zeros((1, 1000), np.float32)
 
-    def drawn(options: Sample, seed: int) -> list[int]:
+    def drawn(options: SamplingDecoder, seed: int) -> list[int]:
         chooser = options.chooser(seed)
         return [int(chooser.choose(logits)[0]) for _ in range(8)]
 
-    assert drawn(Sample(), 3) == drawn(Sample(), 3) == drawn(Sample(seed=3), 9)
-    assert drawn(Sample(), 3) != drawn(Sample(), 4)
+    assert drawn(SamplingDecoder(), 3) == drawn(SamplingDecoder(), 3) == drawn(SamplingDecoder(seed=3), 9)
+    assert drawn(SamplingDecoder(), 3) != drawn(SamplingDecoder(), 4)
 
 
 class Even:
@@ -123,7 +123,7 @@ def test_bits_of_tokens() -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"temperature": 0.0}, "decode greedily"),
+        ({"temperature": 0.0}, "use decoder greedy"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0"),
@@ -134,4 +134,4 @@ def test_bits_of_tokens() -> None:
 )
 def test_senseless_options(option, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        Sample(**option)
+        SamplingDecoder(**option)

@@ -13,7 +13,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 import numpy as np
-from sp.decode import Chooser, Sample
+from sp.decode import Chooser, SamplingDecoder
 from sp.decode.base import GraphDecoder
 from sp.models import load_model, prefill
 from sp.ops.sampling.biased import Penalties
@@ -38,13 +38,13 @@ def begin():
 
 
 told = []
-ways = (Sample(), Sample(0.7, top_k=20, top_p=0.9, min_p=0.05), Chooser(None, 0, constraint=Low()),
+ways = (SamplingDecoder(), SamplingDecoder(0.7, top_k=20, top_p=0.9, min_p=0.05), Chooser(None, 0, constraint=Low()),
         Chooser(None, 0, on_choice=told.append, top=20), Chooser(None, 0, penalties=Penalties(bias={3: 2.0})),
         Chooser(None, 0, penalties=Penalties(1.0, 0.5, 1.1, prompt=lambda: range(70))), None)
 for way in ways:
     logits, cache = begin()
     decoder = GraphDecoder(model, cache, NEW)
-    chooser = way.chooser(3) if isinstance(way, Sample) else way
+    chooser = way.chooser(3) if isinstance(way, SamplingDecoder) else way
     dry_device.launches.clear()
     launched = []
     for token in decoder.tokens(logits, N, NEW, chooser):
@@ -56,7 +56,7 @@ for way in ways:
 assert len(told) == NEW and len(told[0].tokens) == 20
 logits, cache = begin()
 decoder = GraphDecoder(model, cache, NEW)
-for chooser in (None, Sample().chooser(1), None):  # one decoder for answers of both kinds
+for chooser in (None, SamplingDecoder().chooser(1), None):  # one decoder for answers of both kinds
     position = cache.tokens
     assert len(list(decoder.tokens(logits, position, 5, chooser))) == 5
     assert cache.tokens == position + 4

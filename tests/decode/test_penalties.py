@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import LEAST, agree, penalised, shares
 
-from sp.decode import Chooser, Sample
+from sp.decode import Chooser, SamplingDecoder
 from sp.ops.sampling.biased import Penalties, PenaltyState
 from sp.ops.sampling.sample import Sampling
 
@@ -74,11 +74,11 @@ def test_what_is_drawn_follows_the_penalised_distribution() -> None:
     logits = (2 * np.random.default_rng(5).standard_normal((1, 40))).astype(np.float32)
     given = {"repeat": 1.7, "bias": {2: 3.0, 11: -100.0}}
     best = int(logits.argmax())
-    chooser = Sample(0.8, top_p=0.9).chooser(3, penalties=Penalties(**given, prompt=lambda: [best, 7, 2]))
+    chooser = SamplingDecoder(0.8, top_p=0.9).chooser(3, penalties=Penalties(**given, prompt=lambda: [best, 7, 2]))
     first = [int(chooser.choose(logits)[0])]
     expected = shares(penalised(logits[0], given, [best, 7, 2], []).astype(np.float32), 0.8, top_p=0.9)
     for seed in range(1000):
-        again = Sample(0.8, top_p=0.9).chooser(seed, penalties=Penalties(**given, prompt=lambda: [best, 7, 2]))
+        again = SamplingDecoder(0.8, top_p=0.9).chooser(seed, penalties=Penalties(**given, prompt=lambda: [best, 7, 2]))
         first.append(int(again.choose(logits)[0]))
     assert agree(first, expected) > LEAST
     assert agree(first, shares(logits[0], 0.8, top_p=0.9) + 1e-12) < LEAST

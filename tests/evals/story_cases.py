@@ -138,6 +138,6 @@ def kept(example: Example, prompt: TokenisedPrompt, scorer: str, keep: float, se
         for needle in example.needles:
             if answer in needle:
                 at = raw.index(needle.encode()) + needle.encode().rfind(answer.encode())
-                if selection.kept[(starts < at + len(answer.encode())) & (ends > at)].all():
+                if selection.selected[(starts < at + len(answer.encode())) & (ends > at)].all():
                     return True
     return False

@@ -7,7 +7,7 @@ import pytest
 from device_models import case
 from sampling_reference import LEAST, agree, shares
 
-from sp.decode import Chooser, Sample
+from sp.decode import Chooser, SamplingDecoder
 from sp.decode.base import GraphDecoder, generate
 from sp.models import prefill
 from sp.ops.sampling.biased import Penalties, PenaltyState
@@ -30,7 +30,7 @@ def test_draws_follow_the_distribution(filters, vocab) -> None:
     import cupy
 
     row = (3 * np.random.default_rng(5).standard_normal((1, vocab))).astype(np.float32)
-    logits, chooser = cupy.asarray(row), Sample(**filters).chooser(17)
+    logits, chooser = cupy.asarray(row), SamplingDecoder(**filters).chooser(17)
     found = cupy.concatenate([chooser.choose(logits) for _ in range(4000)]).get().tolist()
     assert agree(found, shares(row[0], **filters)) > LEAST
 
@@ -45,7 +45,7 @@ def test_min_p_draws_the_twins_tokens(vocab, min_p, more) -> None:
     import cupy
 
     row = (3 * np.random.default_rng(7).standard_normal((1, vocab))).astype(np.float32)
-    options = Sample(min_p=min_p, **more)
+    options = SamplingDecoder(min_p=min_p, **more)
     host, device = options.chooser(5), options.chooser(5)
     logits = cupy.asarray(row)
     pairs = [(int(host.choose(row)[0]), int(device.choose(logits).get()[0])) for _ in range(20)]
@@ -85,7 +85,7 @@ def test_sampled_in_a_graph_as_launch_by_launch(name) -> None:
     for eager in (True, False):
         logits, cache = read(c.gpu, c.ids)
         decoder = GraphDecoder(c.gpu, cache, NEW, eager=eager)
-        found[eager] = list(decoder.tokens(logits, START, NEW, Sample(1.2, top_k=50).chooser(3)))
+        found[eager] = list(decoder.tokens(logits, START, NEW, SamplingDecoder(1.2, top_k=50).chooser(3)))
         assert cache.tokens == START + NEW - 1
     assert found[True] == found[False]
     assert len(found[True]) == NEW

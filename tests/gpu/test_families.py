@@ -94,7 +94,7 @@ def test_a_pair_with_other_padding_keeps_what_it_keeps_on_the_cpu(tmp_path, path
         asked = Prompt.from_document(document[:6000], example.question, where.target.template)
         found.append(where.run(asked, options, full=False))
     got, want = found
-    assert len(got.selection.kept) == len(want.selection.kept)
-    differ = (got.selection.kept ^ want.selection.kept).sum()
-    print(f"{differ} of {want.selection.kept.sum()} kept tokens differ")
-    assert differ <= 0.2 * want.selection.kept.sum()
+    assert len(got.selection.selected) == len(want.selection.selected)
+    differ = (got.selection.selected ^ want.selection.selected).sum()
+    print(f"{differ} of {want.selection.selected.sum()} kept tokens differ")
+    assert differ <= 0.2 * want.selection.selected.sum()

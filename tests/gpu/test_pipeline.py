@@ -49,14 +49,14 @@ def test_answers_and_kept_tokens_are_those_of_the_cpu(characters, sparse) -> Non
     assert got.needle_recall == want.needle_recall
     if sparse != "off":  # which blocks are read hangs on roundings, and the scores on them
         return
-    differ = got.selection.kept ^ want.selection.kept
+    differ = got.selection.selected ^ want.selection.selected
     # Only chunks whose scores are about equal may change places at the edge of the budget.
     scores = np.repeat(want.selection.chunk_scores, np.diff(want.selection.bounds))
-    chosen = want.selection.kept & ~want.selection.forced
+    chosen = want.selection.selected & ~want.selection.forced
     edge = np.sort(scores[chosen])[: max(1, chosen.sum() // 4)].max()
-    print(f"{differ.sum()} of {want.selection.kept.sum()} kept tokens differ")
-    assert differ.sum() <= 0.2 * want.selection.kept.sum()
-    assert (scores[differ & ~want.selection.kept] <= max(edge, 1e-6) * 1.05).all()
+    print(f"{differ.sum()} of {want.selection.selected.sum()} kept tokens differ")
+    assert differ.sum() <= 0.2 * want.selection.selected.sum()
+    assert (scores[differ & ~want.selection.selected] <= max(edge, 1e-6) * 1.05).all()
 
 
 def test_keeping_everything_is_the_full_prefill() -> None:

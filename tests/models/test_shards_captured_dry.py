@@ -14,7 +14,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_nccl
 dry_nccl.install(2)
 import numpy as np
-from sp.decode import Sample
+from sp.decode import SamplingDecoder
 from sp.decode.base import GraphDecoder
 from sp.errors import DeviceError
 from sp.models import load_shards, prefill
@@ -48,7 +48,7 @@ def read(model):
     return graphs.refused
 
 dry_nccl.unable.add(1)
-for chooser in (lambda: None, lambda: Sample().chooser(1)):
+for chooser in (lambda: None, lambda: SamplingDecoder().chooser(1)):
     (one, first), (other, second) = shards.run(lambda model: answer(model, chooser()))
     assert one == other == NEW and not dry_nccl.replayed
     print(first, second, sep="|")

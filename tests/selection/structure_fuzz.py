@@ -59,7 +59,7 @@ def kept_of(prompt: TokenisedPrompt, selection: Selection, start: int, end: int)
     """What is read of bytes [start, end)."""
     raw, found = prompt.prompt.text.encode(), []
     for token in selection.indices.tolist():
-        for low, high in selection.read.get(token, (tuple(prompt.bytes[token].tolist()),)):
+        for low, high in selection.byte_ranges.get(token, (tuple(prompt.bytes[token].tolist()),)):
             found.append(raw[max(low, start) : max(min(high, end), start)])
     return b"".join(found).decode()
 
@@ -69,7 +69,9 @@ def reading_faults(prompt: TokenisedPrompt, selection: Selection, reader: Tokeni
     text, found = kept_of(prompt, selection, 0, 1 << 40), []
     for mapping in ("byte_span", "text_rejoin"):
         plain, marked = (
-            compress(prompt, selection.kept, reader, "original", mapping, Cut(selection.read, mark, whole=True))  # type: ignore[arg-type]
+            compress(
+                prompt, selection.selected, reader, "original", mapping, Cut(selection.byte_ranges, mark, whole=True)
+            )  # type: ignore[arg-type]
             for mark in (False, True)
         )
         if reader.decode(plain.ids[plain.ids != reader.bos_id]) != text:
@@ -99,10 +101,10 @@ def check(seed: int, paths: list[str]) -> tuple[Counter[str], list[str]]:
         request = SelectionRequest(scores, protected, ratio, text, prompt.bytes, free)
         selection = SELECTORS.build(name, options).select(request)
         where = f"seed {seed}, {name} {options} {ratio:.3f}"
-        if selection.kept.sum() > request.budget or not selection.kept[protected].all():
+        if selection.selected.sum() > request.budget or not selection.selected[protected].all():
             wrong.append(f"{where}: over the budget, or protected text is lost")
         larger = replace(request, keep_ratio=min(1.0, ratio * rng.uniform(1, 2)))
-        if not SELECTORS.build(name, options).select(larger).kept[selection.kept].all():
+        if not SELECTORS.build(name, options).select(larger).selected[selection.selected].all():
             wrong.append(f"{where}: a larger keep ratio drops what this one keeps")
         values: list[str] = []
         for one, segment in zip(chat, prompt.prompt.segments, strict=False):

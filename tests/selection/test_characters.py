@@ -52,13 +52,13 @@ def test_characters_stand_or_fall_together(name: str, options: dict, request: Se
     small = selector.select(request)
     large = selector.select(replace(request, keep_ratio=min(1.0, request.keep_ratio * more)))
     for selection in (small, large):
-        assert torn(selection.kept, request) == torn(selection.forced, request) == []
-        assert selection.kept[request.protected].all()
+        assert torn(selection.selected, request) == torn(selection.forced, request) == []
+        assert selection.selected[request.protected].all()
     protected = int(request.protected.sum())
-    assert small.kept.sum() <= protected + np.ceil(round(request.keep_ratio * (len(small.kept) - protected), 6))
-    assert large.kept[small.kept].all()
-    assert selector.select(replace(request, keep_ratio=1.0)).kept.all()
-    np.testing.assert_array_equal(selector(request).kept, small.kept)
+    assert small.selected.sum() <= protected + np.ceil(round(request.keep_ratio * (len(small.selected) - protected), 6))
+    assert large.selected[small.selected].all()
+    assert selector.select(replace(request, keep_ratio=1.0)).selected.all()
+    np.testing.assert_array_equal(selector(request).selected, small.selected)
 
 
 @pytest.mark.parametrize("name", list(CONFIGURATIONS))
@@ -68,7 +68,7 @@ def test_little_is_lost_for_it(name: str) -> None:
     spans = np.stack([np.arange(900), np.arange(1, 901)], 1)
     scores = np.random.default_rng(0).random(900).astype(np.float32)
     selection = SELECTORS.build(name).select(SelectionRequest(scores, np.zeros(900, bool), 0.2, text, spans))
-    assert selection.kept.sum() > (100 if name not in ("zscore", "adaptive") else 0)
+    assert selection.selected.sum() > (100 if name not in ("zscore", "adaptive") else 0)
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ class EveryOther(Selector):
 
     def select(self, request: SelectionRequest) -> Selection:
         kept = request.protected | (np.arange(len(request.scores)) % 2 == 0)
-        return Selection(kept, kept, request.scores, np.arange(len(kept) + 1), read={0: ((0, 1),)})
+        return Selection(kept, kept, request.scores, np.arange(len(kept) + 1), byte_ranges={0: ((0, 1),)})
 
 
 def test_a_selector_from_outside_is_held_to_it() -> None:
     spans = np.array([[0, 1], [1, 2], [2, 4], [4, 5], [5, 6]])
     request = SelectionRequest(np.zeros(5, np.float32), np.zeros(5, bool), 0.5, "a中b".encode() + b"c", spans)
     found = EveryOther()(request)
-    assert found.kept.tolist() == found.forced.tolist() == [True, False, False, False, True]
-    assert EveryOther()(replace(request, text=b"abcdef")).kept.sum() == 3
+    assert found.selected.tolist() == found.forced.tolist() == [True, False, False, False, True]
+    assert EveryOther()(replace(request, text=b"abcdef")).selected.sum() == 3
 
 
 def test_protected_text_brings_the_rest_of_its_characters() -> None:
@@ -115,4 +115,4 @@ def test_a_letter_torn_at_an_end_leaves_its_room_to_no_choice() -> None:
     selector = SELECTORS.build("top_tokens", {"neighbours": 2, "sink": 40, "tail": 9})
     request = request_of(0, 31, 3, 0.25, 0.0)
     small, large = (selector.select(replace(request, keep_ratio=keep)) for keep in (0.25, 0.375))
-    assert large.kept[small.kept].all()
+    assert large.selected[small.selected].all()

@@ -22,12 +22,12 @@ every = pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
 
 def check(selection: Selection, request: SelectionRequest) -> None:
     n = len(request.scores)
-    assert selection.kept.shape == selection.forced.shape == (n,)
+    assert selection.selected.shape == selection.forced.shape == (n,)
     assert (np.diff(selection.indices) > 0).all()
     protected = int(request.protected.sum())
-    assert selection.kept.sum() <= protected + np.ceil(round(request.keep_ratio * (n - protected), 6))
-    assert selection.kept[request.protected].all()
-    assert selection.kept[selection.forced].all()
+    assert selection.selected.sum() <= protected + np.ceil(round(request.keep_ratio * (n - protected), 6))
+    assert selection.selected[request.protected].all()
+    assert selection.selected[selection.forced].all()
     assert selection.keep_ratio == pytest.approx(len(selection.indices) / n)
     assert selection.bounds[0] == 0
     assert selection.bounds[-1] == n
@@ -65,15 +65,15 @@ def test_every_request(name: str, options: dict[str, Any], request: SelectionReq
     selection = selector.select(request)
     check(selection, request)
     if request.keep_ratio == 1:
-        assert selection.kept.all()
+        assert selection.selected.all()
     np.testing.assert_array_equal(request.scores, before[0])
     np.testing.assert_array_equal(request.protected, before[1])
     slow = slow_structured if name in STRUCTURED else slow_select
     assert set(selection.indices.tolist()) == slow(name, request, options)
     again = SELECTORS.build(name, options).select(request)
-    np.testing.assert_array_equal(selection.kept, again.kept)
+    np.testing.assert_array_equal(selection.selected, again.selected)
     large = selector.select(replace(request, keep_ratio=min(1.0, request.keep_ratio * more)))
-    assert large.kept[selection.kept].all()
+    assert large.selected[selection.selected].all()
     assert large.forced[selection.forced].all()
 
 

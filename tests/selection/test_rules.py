@@ -126,7 +126,7 @@ def test_a_choice_is_widened_to_the_shortest_run_and_stays_in_the_prompt() -> No
 
 def test_no_run_is_shorter_than_asked() -> None:
     scores = np.random.default_rng(0).random(500)
-    mask = select("top_tokens", scores, 0.4, min_run=12).kept
+    mask = select("top_tokens", scores, 0.4, min_run=12).selected
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     assert (edges[1::2] - edges[::2]).min() >= 12
 
@@ -143,9 +143,9 @@ def test_the_first_of_the_spread_order_lie_evenly(units: int) -> None:
 def test_backbone_takes_its_share_of_the_choices() -> None:
     scores = np.where(np.arange(256) < 128, 1000 - np.arange(256), 0)  # the first half holds all importance
     half = select("top_chunks", scores, 0.25, chunk_size=4, backbone=0.5)
-    assert half.kept.sum() == 64
-    assert half.kept[128:].sum() == 4 * 4  # 8 of 16 chunks are spread, 4 of those over the second half
-    assert select("top_chunks", scores, 0.25, chunk_size=4).kept[128:].sum() == 0
+    assert half.selected.sum() == 64
+    assert half.selected[128:].sum() == 4 * 4  # 8 of 16 chunks are spread, 4 of those over the second half
+    assert select("top_chunks", scores, 0.25, chunk_size=4).selected[128:].sum() == 0
 
 
 @pytest.mark.parametrize(("tokens", "reach"), [(3200, 64), (32768, 128), (65536, 256)])

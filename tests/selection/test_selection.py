@@ -39,20 +39,20 @@ def test_invariants(seed: int, n: int, keep: float, share: float, chunk: int, ne
     request = request_for(seed, n, keep, share)
     selection = select(request, chunk, neighbours, ends)
     assert (np.diff(selection.indices) > 0).all()
-    assert selection.kept.sum() <= request.budget
-    assert selection.kept[request.protected].all()
-    assert selection.kept[selection.forced].all()
+    assert selection.selected.sum() <= request.budget
+    assert selection.selected[request.protected].all()
+    assert selection.selected[selection.forced].all()
     if keep == 1:
-        assert selection.kept.all()
+        assert selection.selected.all()
     # A whole chunk and its neighbours are all that may be left unspent.
-    assert request.budget - selection.kept.sum() < chunk
+    assert request.budget - selection.selected.sum() < chunk
     more = SelectionRequest(request.scores, request.protected, min(1.0, keep * 1.3))
     wider = select(more, chunk, neighbours, ends)
-    assert wider.kept[selection.kept].all(), "a larger keep ratio dropped what a smaller one kept"
+    assert wider.selected[selection.selected].all(), "a larger keep ratio dropped what a smaller one kept"
 
 
 def test_keep_one_is_the_identity() -> None:
-    assert select(request_for(0, 1000, 1.0, 0.0), 32, 1, 32).kept.all()
+    assert select(request_for(0, 1000, 1.0, 0.0), 32, 1, 32).selected.all()
 
 
 def test_best_chunks_are_taken_first_with_their_neighbours() -> None:
@@ -69,7 +69,7 @@ def test_ends_leave_half_of_the_free_budget_to_the_scores() -> None:
     scores[500:532] = 1
     selection = select(SelectionRequest(scores, np.zeros(1000, bool), 0.08), 32, 0, 512)
     assert selection.forced.sum() == 40
-    assert selection.kept[512:532].all()
+    assert selection.selected[512:532].all()
 
 
 def test_protected_text_takes_nothing_from_what_others_may_keep() -> None:
@@ -82,10 +82,10 @@ def test_protected_text_takes_nothing_from_what_others_may_keep() -> None:
         request = SelectionRequest(scores, protected, 0.7)
         assert request.budget == protected.sum() + np.ceil(0.7 * (~protected).sum())
         selection = select(request, 32, 0, 32)
-        assert selection.kept[480:512].all()
-        assert selection.kept[protected].all()
+        assert selection.selected[480:512].all()
+        assert selection.selected[protected].all()
     everything = select(SelectionRequest(scores, np.ones(1000, bool), 0.01), 32, 0, 32)
-    assert everything.kept.all()
+    assert everything.selected.all()
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, float("nan")])

@@ -37,8 +37,8 @@ def read(tokens: list[str], selection: Selection) -> str:
     raw, at, found = "".join(tokens).encode(), 0, []
     for number, token in enumerate(tokens):
         end = at + len(token.encode())
-        if selection.kept[number]:
-            found += [raw[low:high] for low, high in selection.read.get(number, ((at, end),))]
+        if selection.selected[number]:
+            found += [raw[low:high] for low, high in selection.byte_ranges.get(number, ((at, end),))]
         at = end
     return b"".join(found).decode()
 
@@ -79,7 +79,7 @@ def test_a_token_over_two_members_is_read_in_part() -> None:
     assert json_faults(read(tokens, selection), "".join(tokens)) == []
     assert json.loads(read(tokens, selection)).get("c") == "z"
     assert "y" not in read(tokens, selection)
-    assert selection.read  # '","' stands at an end of "y", too
+    assert selection.byte_ranges  # '","' stands at an end of "y", too
 
 
 def test_a_small_value_is_kept_or_left_out_whole() -> None:
@@ -109,9 +109,9 @@ def test_a_long_line_waits_until_as_much_was_chosen_and_the_report_says_so() -> 
     scores = {"x": 9.0} | {str(number): 9.0 - number for number in range(9)}
     selection = select("lines", tokens, scores, 12, longest=4)
     assert read(tokens, selection) == "0\n1\n2\n3\n"  # the long line came next, and did not fit
-    assert selection.told == ("1 long lines or values were passed over for their size; the longest has 7 tokens",)
+    assert selection.notes == ("1 long lines or values were passed over for their size; the longest has 7 tokens",)
     assert read(tokens, select("lines", tokens, scores, 15, longest=4)) == "xxxxxx\n0\n1\n2\n3\n"
-    assert select("lines", tokens, scores, 12, longest=9).told == ()
+    assert select("lines", tokens, scores, 12, longest=9).notes == ()
 
 
 def test_segments_take_messages_by_what_they_are() -> None:
@@ -138,7 +138,7 @@ def test_markup_that_shares_a_token_with_what_is_left_out_is_read_alone() -> Non
     protected = [True, False, False, False, False, True, True]
     selection = select("json", tokens, {}, 4, segments=(segment,), protected=protected)
     assert read(tokens, selection) == "<t></t>?"
-    assert dict(selection.read) == {5: ((8, 12),)}
+    assert dict(selection.byte_ranges) == {5: ((8, 12),)}
     assert read(tokens, select("json", tokens, {}, 7, segments=(segment,), protected=protected)) == "".join(tokens)
 
 

@@ -92,7 +92,7 @@ def first_logits() -> Iterator[list[Floats]]:
 def chosen(scores, prompt: TokenisedPrompt, start: int, run: RunOptions):
     """Which tokens from `start` on a turn keeps by scores, (n - start,)."""
     wanted = selection_request(scores, fixed(prompt, start), run.keep_ratio, prompt, start, 32)
-    return run.selector(wanted).kept | wanted.protected
+    return run.selector(wanted).selected | wanted.protected
 
 
 def nmse(got: Floats, want: Floats) -> float:

@@ -114,7 +114,7 @@ def test_a_first_turn_keeps_what_a_run_keeps() -> None:
     talk = Conversation(pair(), options(0.3))
     result = talk.ask(history)
     run = talk.pipeline.run(result.prompt.prompt, talk.options, full=False)
-    np.testing.assert_array_equal(result.present, run.selection.kept)
+    np.testing.assert_array_equal(result.present, run.selection.selected)
     assert result.answer.tokens == run.answer.tokens
 
 

@@ -120,7 +120,7 @@ def test_a_run_with_marks_answers_and_reads_more(pair: Pipeline, mapping: str) -
     assert read[1] > read[0]
     assert plain.selection is not None
     assert marked.selection is not None
-    np.testing.assert_array_equal(plain.selection.kept, marked.selection.kept)
+    np.testing.assert_array_equal(plain.selection.selected, marked.selection.selected)
 
 
 @pytest.mark.parametrize("name", ["lines", "json", "segments"])
@@ -131,4 +131,4 @@ def test_the_selectors_run_in_the_pipeline(pair: Pipeline, name: str) -> None:
     result = pair.run(prompt, options, full=False)
     assert result.selection is not None
     free = ~result.prompt.mask("protected")
-    assert 0 < result.selection.kept[free].sum() <= np.ceil(0.4 * free.sum())
+    assert 0 < result.selection.selected[free].sum() <= np.ceil(0.4 * free.sum())

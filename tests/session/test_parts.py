@@ -45,10 +45,10 @@ class Halved(Selector):
     def select(self, request: SelectionRequest) -> Selection:
         found = SELECTORS.build("top_chunks", {"chunk_size": 8, "neighbours": 0, "sink": 0, "tail": 0}).select(request)
         assert request.spans is not None
-        gaps = np.flatnonzero(found.kept[:-4] & ~sliding_window_view(found.kept, 4)[1:].any(axis=1))
+        gaps = np.flatnonzero(found.selected[:-4] & ~sliding_window_view(found.selected, 4)[1:].any(axis=1))
         spans = ((token, *request.spans[token].tolist()) for token in gaps.tolist())
         read = {token: ((a + 1, a + 2), (b - 1, b)) for token, a, b in spans if request.text[a + 1 : b].isalpha()}
-        return replace(found, read={token: parts for token, parts in read.items() if parts[0][1] < parts[1][0]})
+        return replace(found, byte_ranges={token: parts for token, parts in read.items() if parts[0][1] < parts[1][0]})
 
 
 def rows(seed: int) -> str:
@@ -112,9 +112,9 @@ def test_a_first_turn_reads_what_a_run_reads(pair: Pipeline, selector: Selector 
     talk = Conversation(pair, options(selector))
     found = talk.ask(history(*said))
     _, selection = pair.select(pair.score(found.prompt, talk.options), found.prompt, talk.options)
-    assert selection.read
+    assert selection.byte_ranges
     tokenizer = pair.target.tokenizer
-    ids = compress(found.prompt, selection.kept, tokenizer, "original", "byte_span", Cut(selection.read)).ids
+    ids = compress(found.prompt, selection.selected, tokenizer, "original", "byte_span", Cut(selection.byte_ranges)).ids
     assert read(talk, talk.slots.first(found.usage.held)) == tokenizer.decode(ids[ids != tokenizer.bos_id])
 
 
@@ -193,7 +193,7 @@ def test_calls_are_known_as_clients_write_them(pair: Pipeline) -> None:
 @pytest.mark.parametrize("call", [1, {}, {"function": {"name": "look", "arguments": "{"}}, {"function": {"name": ""}}])
 def test_what_is_no_call_is_told(call: object) -> None:
     target = replace(small().target, template=TOOLS)
-    with pytest.raises(PromptError, match=r"messages\[1\]\.tool_calls\[0\] is no call"):
+    with pytest.raises(PromptError, match=r"messages\[1\]\.tool_calls\[0\] is not a tool call"):
         prompt_of([said("user", "a"), {"role": "assistant", "tool_calls": [call]}], target)
 
 

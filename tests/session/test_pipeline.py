@@ -207,8 +207,8 @@ def test_fixed_text_takes_nothing_from_what_is_kept_of_a_document(
     free = int((~protected).sum())
     assert result.selection is not None
     assert result.decision.activated
-    assert result.selection.kept[protected].all()
-    kept = int(result.selection.kept[~protected].sum())
+    assert result.selection.selected[protected].all()
+    kept = int(result.selection.selected[~protected].sum())
     assert math.ceil(keep * free) - 32 <= kept <= math.ceil(keep * free)
     if keep == 0.1:
         assert result.needle_recall == 1

@@ -58,8 +58,8 @@ def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
     )
     protected = found.prompt.mask("protected")
     assert protected.sum() > 0.5 * len(protected)
-    assert found.selection.kept[protected].all()
-    assert 0 < found.selection.kept[~protected].sum() <= 0.2 * (~protected).sum() + 1
+    assert found.selection.selected[protected].all()
+    assert 0 < found.selection.selected[~protected].sum() <= 0.2 * (~protected).sum() + 1
     whole = pipeline.run(Prompt.from_document("a", question, pipeline.target.template), options(), full=False)
     assert not whole.decision.activated
     assert whole.importance is None

@@ -59,7 +59,7 @@ def test_with_a_draft_fixed_text_takes_nothing_from_the_document(pair: Pipeline,
     result = pair.with_draft(draft_file).run(prompt, options, full=False)
     protected = result.prompt.mask("protected")
     assert protected.sum() > 0.5 * len(protected)
-    assert 0 < result.selection.kept[~protected].sum() <= np.ceil(0.1 * (~protected).sum())
+    assert 0 < result.selection.selected[~protected].sum() <= np.ceil(0.1 * (~protected).sum())
     short = Prompt.from_document("a", question, pair.target.template)
     whole = pair.with_draft(draft_file).run(short, options, full=False)
     assert not whole.decision.activated

@@ -40,15 +40,15 @@ def test_steps_compose_to_a_run(pair: Pipeline, prompt: Prompt) -> None:
     assert [stage.name for stage in scored.trace.stages] == ["tokenise for drafter", "score"]
     trace = Trace(stages=list(scored.trace.stages))
     scores, selection = pair.select(scored, tokenised, OPTIONS, trace)
-    answer = pair.read(tokenised, selection.kept, OPTIONS, trace)
+    answer = pair.read(tokenised, selection.selected, OPTIONS, trace)
     assert answer.tokens == whole.answer.tokens
     assert whole.selection is not None
     np.testing.assert_array_equal(scores, whole.scores)
-    np.testing.assert_array_equal(selection.kept, whole.selection.kept)
+    np.testing.assert_array_equal(selection.selected, whole.selection.selected)
     assert answer.ttft_s == pytest.approx(sum(s.seconds for s in trace.stages if s.name != "decode"))
     # One scoring serves any selector and keep ratio.
     other = replace(OPTIONS, selector=SELECTORS.build("top_tokens", {"neighbours": 8}), keep_ratio=0.4)
-    assert pair.select(scored, tokenised, other)[1].kept.sum() > selection.kept.sum()
+    assert pair.select(scored, tokenised, other)[1].selected.sum() > selection.selected.sum()
 
 
 def test_a_scorer_is_few_calls_below_the_run(pair: Pipeline, prompt: Prompt) -> None:

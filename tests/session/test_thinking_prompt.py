@@ -41,7 +41,7 @@ def recall(pair: Pipeline, options: RunOptions, known: bool = True, prompts: int
             spans = tuple(span for span in prompt.prompt.spans if span.kind not in ("question", "plain"))
             prompt = replace(prompt, prompt=replace(prompt.prompt, spans=spans))
         _, selection = pair.select(pair.score(prompt, options), prompt, options)
-        found.append(float(selection.kept[prompt.mask("needle")].mean()))
+        found.append(float(selection.selected[prompt.mask("needle")].mean()))
     return float(np.mean(found))
 
 

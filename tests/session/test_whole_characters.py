@@ -55,13 +55,13 @@ def test_what_is_kept_of_a_document(
     options, tokenizer = RunOptions(keep_ratio=0.2, selector=SELECTORS.build(name)), pair.target.tokenizer
     for found in scored.values():
         _, selection = pair.select(found, prompt, options)
-        assert whole(prompt, selection.kept)
+        assert whole(prompt, selection.selected)
         for mapping in ("byte_span", "text_rejoin"):
             place = "original" if mapping == "byte_span" else "contiguous"
-            read = compress(prompt, selection.kept, tokenizer, place, mapping)  # type: ignore[arg-type]
+            read = compress(prompt, selection.selected, tokenizer, place, mapping)  # type: ignore[arg-type]
             assert "\ufffd" not in tokenizer.decode(read.ids)
         _, larger = pair.select(found, prompt, RunOptions(keep_ratio=0.5, selector=options.selector))
-        assert larger.kept[selection.kept].all()
+        assert larger.selected[selection.selected].all()
 
 
 def test_what_a_conversation_keeps_and_recalls(pair: Pipeline) -> None:

@@ -88,7 +88,7 @@ def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> Verdi
     lost = [place for place in places if place.reason]
     reason = None if not lost else PLACE if len(lost) < len(places) else lost[0].reason
     known = [place.rank for place in places if place.rank is not None]
-    recall = float(selection.kept[np.logical_or.reduce(masks)].mean())
+    recall = float(selection.selected[np.logical_or.reduce(masks)].mean())
     rank = max(known) if len(known) == len(places) else None
     return Verdict(not lost, reason, recall, rank, int(np.isfinite(scores).sum()), places)
 
@@ -96,7 +96,7 @@ def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> Verdi
 def _place(selection: Selection, mask: Bools, scores: Doubles, ranks: Doubles, free: int) -> Place:
     bounds = selection.bounds
     chunks = np.flatnonzero(np.add.reduceat(mask, bounds[:-1]))
-    kept = float(selection.kept[mask].mean())
+    kept = float(selection.selected[mask].mean())
     own = ranks[chunks][np.isfinite(ranks[chunks])]
     best, worst = (float(own.min()), float(own.max())) if len(own) else (None, None)
     reason = None
@@ -217,7 +217,7 @@ class Reading:
         _, selection = self.work.pipeline.select(scored, self.prompt, options, trace)
         row |= judge(selection, self.evidence, budget).columns()
         row |= {
-            "kept_tokens": int(selection.kept.sum()),
+            "kept_tokens": int(selection.selected.sum()),
             "forced_tokens": int(selection.forced.sum()),
             "score_s": scored.trace.seconds,
             "select_s": trace.seconds,

@@ -276,7 +276,9 @@ def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[i
     nothing = np.zeros(len(prompt), bool)
     positions = np.arange(len(prompt), dtype=np.int64)
     request = up_to_question(
-        ScoreRequest(model, prompt.ids, positions, prompt.mask("question"), nothing, keys=keys, asked=prompt.asked)
+        ScoreRequest(
+            model, prompt.ids, positions, prompt.mask("question"), nothing, keys=keys, asked=prompt.content_end
+        )
     )
     chunks = int(prompt.mask("question").argmax()) // HEATMAP_CHUNK
     whole = chunks * HEATMAP_CHUNK

@@ -144,7 +144,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "scores": result.scores,
             "drafter_scores": result.importance.scores,
             "chunk_scores": result.selection.chunk_scores,
-            "kept": result.selection.kept,
+            "kept": result.selection.selected,
             "forced": result.selection.forced,
         }
         if result.drafted is not None:
@@ -274,7 +274,7 @@ STYLE = """
 def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, Any], why: str) -> str:
     """The page; everything in it that anybody else wrote is escaped. `report` is what `sp run --json` says, `told` what
     the trace does, `why` whether compression was active."""
-    kept = None if result.selection is None else result.selection.kept
+    kept = None if result.selection is None else result.selection.selected
     heated = Heated.of(result.prompt, kept, result.scores)
     return page(
         f"sp run: {told.get('question') or 'a prompt'}"[:80],
@@ -406,7 +406,7 @@ STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle":
 
 def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
     """Consecutive tokens of one kind as (kind, first token, end token)."""
-    found = kinds(result.prompt, None if result.selection is None else result.selection.kept)
+    found = kinds(result.prompt, None if result.selection is None else result.selection.selected)
     for start, end in edges(found):
         yield KINDS[found[start]], start, end
 
