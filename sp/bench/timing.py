@@ -18,7 +18,7 @@ from sp.kernels.repeats import watched
 from sp.kernels.setting import setting
 from sp.models import Model
 from sp.ops.norms import rms_norm
-from sp.parallel.processors import processors
+from sp.parallel.cpu_affinity import cpu_chooser
 
 WIDTH, TOGETHER = 1024, 100
 """Of `HostTime`: values of a row, and launches between two looks at the clock, which fit into a stream's queue."""
@@ -107,7 +107,7 @@ class HostTime:
         if self._device != "cuda":
             return
         if self._chosen:
-            processors().choose()
+            cpu_chooser().choose()
         cupy = import_cupy()
         x, weight = (cupy.zeros(shape, np.float32) for shape in ((1, WIDTH), WIDTH))
         stream = cupy.cuda.get_current_stream()

@@ -1,5 +1,5 @@
-"""Models that `sp` knows by name: where they are fetched from, where they lie, and which file a name stands for."""
+"""Models known by name: where they are downloaded from, where they are stored, and which file a name means."""
 
-from sp.hub.known import KNOWN, KnownModel, Part, best_drafter, fetched, model_path, models_folder
+from sp.hub.known import KNOWN, KnownModel, WheelMember, best_drafter, fetched, model_path, models_folder
 
-__all__ = ["KNOWN", "KnownModel", "Part", "best_drafter", "fetched", "model_path", "models_folder"]
+__all__ = ["KNOWN", "KnownModel", "WheelMember", "best_drafter", "fetched", "model_path", "models_folder"]

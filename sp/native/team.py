@@ -1,10 +1,9 @@
-"""Team: threads that do a list of tasks together, without Python's lock; they wait for the next list without sleeping.
+"""Team: threads that do a list of tasks together, without Python's lock; they spin while they wait for the next list.
 
-A decoded token is a few hundred tasks of 10 to 100 µs, which no handing over between Python's threads would pay for.
-The caller always works, and takes whatever parts are left: a thread that comes late, or never, costs nothing but its
-help. Parts are cut by the number of items alone and every item is done by one thread, so that results do not depend on
-how many there are.
-"""
+A decoded token is a few hundred tasks of 10 to 100 µs, too short for handing over between Python's threads. The caller
+always works, and does the parts that nobody else does: a thread that comes late, or never, costs nothing but its help.
+The split into parts depends on the number of items alone and every item is done by one thread, so that results do not
+depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from sp.native.code import I64, Code, Value
-from sp.native.compiled import Compiled, compiled, machine
+from sp.native.code import I64, FunctionBuilder, Value
+from sp.native.compiled import CompiledModule, compile_module, machine
 from sp.native.products import FIELDS, HEAD
 
 WORD, DONE, TASKS, COUNT, AWAKE, STOP = (16 * line for line in range(6))
-"""Places on the board, each in cache lines of its own. `WORD`: which list it is (32 bits), its parts (16) and how many
-of them are taken (16), in one number, so that nobody takes a part of another list than it looked at."""
-PATIENCE = 6_000  # looks at the board, some 25 ns each, before a thread sleeps: Python needs less between two lists
+"""Offsets on the board, each in a cache line of its own. `WORD` combines the number of the list (32 bits), its parts
+(16) and how many of them are claimed (16), so that no thread claims a part of another list than it looked at."""
+PATIENCE = 6_000  # polls of the board, some 25 ns each, before a thread sleeps: Python needs less between two lists
 PARTS_A_THREAD = 2
 _Char = ctypes.c_char
 NOTHING = (0,) * (FIELDS - HEAD)
@@ -36,37 +35,37 @@ Task = tuple[int, ...]  # see `task`
 
 
 def task(kernel: int, items: int, *values: int, beside: int = 1, alone: bool = False) -> Task:
-    """A task: the kernel's address, items, and the fields it asks for. `beside`: of the first of some tasks that do not
-    wait for each other, how many they are; `alone`: whether all of them are too short to share."""
+    """Return a task: the kernel's address, the number of items, and the fields that the kernel needs. `beside`: for the
+    first of several independent tasks, their number; `alone`: True if all of them are too short to share."""
     return (kernel, items, beside, alone, *values, *NOTHING[len(values) :])
 
 
 def address(array: Any) -> int:
-    """Where a C-contiguous array lies; it has to live as long as anyone reads there."""
+    """Return the address of a C-contiguous array, which has to live as long as anyone reads it."""
     try:
         return ctypes.addressof(_Char.from_buffer(array))
-    except (TypeError, ValueError):  # read-only, or empty; it takes five times as long
-        at: int = array.ctypes.data
-        return at
+    except (TypeError, ValueError):  # read-only or empty; this way takes five times as long
+        pointer: int = array.ctypes.data
+        return pointer
 
 
 @lru_cache(maxsize=64)
 def bits(value: float) -> int:
-    """Of a float32, as a field of a task."""
+    """Return the bits of a float32, as a field of a task."""
     return int(np.float32(value).view(np.int32))
 
 
 class Team:
-    """So many threads, the caller among them."""
+    """A team of `threads` threads, including the caller."""
 
     def __init__(self, threads: int) -> None:
-        self._made = _code()
+        self._code = _code()
         self._board = np.zeros(128, np.int64)
-        self._at = self._board.ctypes.data
-        self._awake = ctypes.c_int64.from_address(self._at + 8 * AWAKE)
-        one = ctypes.c_int64
-        self._do = ctypes.CFUNCTYPE(None, one, ctypes.c_char_p, one, one)(self._made.addresses["do"])
-        self._help = ctypes.CFUNCTYPE(None, one, one)(self._made.addresses["help"])
+        self._address = self._board.ctypes.data
+        self._awake = ctypes.c_int64.from_address(self._address + 8 * AWAKE)
+        word = ctypes.c_int64
+        self._do = ctypes.CFUNCTYPE(None, word, ctypes.c_char_p, word, word)(self._code.addresses["do"])
+        self._help = ctypes.CFUNCTYPE(None, word, word)(self._code.addresses["help"])
         self._mine, self._threads = threading.Lock(), threads
         self._bells = [threading.Lock() for _ in range(threads - 1)]
         for bell in self._bells:
@@ -79,19 +78,19 @@ class Team:
             atexit.register(self._end)
 
     def do(self, tasks: Sequence[Task]) -> None:
-        """Do tasks, those that are `beside` each other at once and the others in order."""
+        """Do tasks in order; independent ones, see `task`, run concurrently."""
         count = len(tasks)
         packed = struct.pack(f"{FIELDS * count}q", *chain.from_iterable(tasks))
-        alone = self._threads == 1 or all(one[3] for one in tasks)
+        alone = self._threads == 1 or all(entry[3] for entry in tasks)
         if alone or not self._mine.acquire(blocking=False):  # another thread has the helpers
-            self._do(self._at, packed, count, 1)
+            self._do(self._address, packed, count, 1)
             return
         try:
             if self._awake.value < self._threads - 1:
                 for bell in self._bells:
                     if bell.locked():
                         bell.release()
-            self._do(self._at, packed, count, PARTS_A_THREAD * self._threads)
+            self._do(self._address, packed, count, PARTS_A_THREAD * self._threads)
         finally:
             self._mine.release()
 
@@ -100,10 +99,10 @@ class Team:
             bell.acquire()
             if self._board[STOP]:
                 return
-            self._help(self._at, PATIENCE)
+            self._help(self._address, PATIENCE)
 
     def _end(self) -> None:
-        """No thread may be in compiled code once the interpreter takes it away."""
+        """Stop the helpers: no thread may be in compiled code once the interpreter frees it."""
         self._board[STOP] = 1
         for bell, helper in zip(self._bells, self._helpers, strict=True):
             if bell.locked():
@@ -112,67 +111,69 @@ class Team:
 
 
 @cache
-def _code() -> Compiled:
+def _code() -> CompiledModule:
     def write(module: ir.Module) -> None:
         _write_part(module)
         _write_try(module)
         _write_do(module)
         _write_help(module)
 
-    return compiled(write)
+    return compile_module(write)
 
 
-def _call(code: Code, name: str, *values: Value) -> Value:
-    return Value(code, code.builder.call(code.module.globals[name], [one.raw for one in values]))
+def _call(code: FunctionBuilder, name: str, *values: Value) -> Value:
+    return Value(code, code.builder.call(code.module.globals[name], [value.raw for value in values]))
 
 
 def _write_part(module: ir.Module) -> None:
-    """part(tasks, count, part, parts): a part of each of `count` tasks."""
-    code = Code(module, "part", 4)
+    """Write ``part(tasks, count, part, parts)``: do one of `parts` parts of each of `count` tasks."""
+    code = FunctionBuilder(module, "part", 4)
     tasks, count, part, parts = code.arguments
     with code.counting(0, count) as index:
-        one = tasks + index * (8 * FIELDS)
-        items = code.load(I64, one + 8)
+        address = tasks + index * (8 * FIELDS)
+        items = code.load(I64, address + 8)
         first, last = items * part // parts, items * (part + 1) // parts
         with code.where(first.below(last)):
-            code.run(code.load(I64, one), one, first, last)
+            code.run(code.load(I64, address), address, first, last)
     code.end()
 
 
 def _write_try(module: ir.Module) -> None:
-    """attempt(board): 1 if a part was taken and done, else 0."""
-    code = Code(module, "attempt", 1, result=True)
+    """Write ``attempt(board)``: 1 if a part was claimed and done, else 0."""
+    code = FunctionBuilder(module, "attempt", 1, result=True)
     (board,) = code.arguments
-    build, found = code.builder, code.variable(code.number(0))
+    build, succeeded = code.builder, code.variable(code.number(0))
     word = code.pointer(board + 8 * WORD, I64)
     seen = Value(code, build.load_atomic(word, "acquire", 8))
-    parts, taken = (seen >> 16) & 0xFFFF, seen & 0xFFFF
-    with code.where(taken.below(parts)):
-        # Read before the part is taken: as long as one is left these are of this list.
+    parts, claimed = (seen >> 16) & 0xFFFF, seen & 0xFFFF
+    with code.where(claimed.below(parts)):
+        # Loaded before the part is claimed: as long as one is unclaimed they belong to this list.
         tasks, count = (code.load(I64, board + 8 * place) for place in (TASKS, COUNT))
+        # If another thread claimed a part or the caller began a new list meanwhile, the word differs and the exchange
+        # fails.
         swapped = build.cmpxchg(word, seen.raw, (seen + 1).raw, "acq_rel", "acquire")
         with code.where(Value(code, build.extract_value(swapped, 1))):
-            _call(code, "part", tasks, count, taken, parts)
+            _call(code, "part", tasks, count, claimed, parts)
             done = code.pointer(board + 8 * DONE, I64)
             build.atomic_rmw("add", done, ir.Constant(I64, 1), "release")
-        found.set(code.number(1))
-    code.end(found.value)
+        succeeded.set(code.number(1))
+    code.end(succeeded.value)
 
 
-def _pause(code: Code) -> None:
-    """Tell the core that it waits, where there is a word for it."""
+def _pause(code: FunctionBuilder) -> None:
+    """Emit the hint that this thread spins, where the architecture has one."""
     if machine() == "x86_64":
         code.intrinsic("llvm.x86.sse2.pause", ir.VoidType(), ())
 
 
 def _write_do(module: ir.Module) -> None:
-    """do(board, tasks, count, parts): all tasks; alone with one part."""
-    code = Code(module, "do", 4)
+    """Write ``do(board, tasks, count, parts)``: do all tasks; alone if `parts` is 1."""
+    code = FunctionBuilder(module, "do", 4)
     board, tasks, count, parts = code.arguments
-    at, build = code.variable(code.number(0)), code.builder
+    next_task, build = code.variable(code.number(0)), code.builder
     with code.looping() as go_on:
-        go_on(at.value.below(count))
-        first = tasks + at.value * (8 * FIELDS)
+        go_on(next_task.value.below(count))
+        first = tasks + next_task.value * (8 * FIELDS)
         beside = code.load(I64, first + 16)
         alone = parts.same(1) | code.number(0).below(code.load(I64, first + 24))
         with build.if_else(alone.raw) as (yes, no):
@@ -184,29 +185,31 @@ def _write_do(module: ir.Module) -> None:
                 code.store(first, board + 8 * TASKS)
                 code.store(beside, board + 8 * COUNT)
                 seen = Value(code, build.load_atomic(word, "monotonic", 8))
+                # The release publishes the fields of the board that were stored before it; `attempt` acquires them with
+                # the word.
                 build.store_atomic((((seen >> 32) + 1) << 32 | parts << 16).raw, word, "release", 8)
                 with code.looping() as more:
                     more(code.number(0).below(_call(code, "attempt", board)))
                 with code.looping() as wait:
                     wait(Value(code, build.load_atomic(done, "acquire", 8)).below(parts))
                     _pause(code)
-        at.set(at.value + beside)
+        next_task.set(next_task.value + beside)
     code.end()
 
 
 def _write_help(module: ir.Module) -> None:
-    """help(board, patience): parts as they come, until there was none for so many looks."""
-    code = Code(module, "help", 2)
+    """Write ``help(board, patience)``: do parts as they appear, until `patience` polls in a row found none."""
+    code = FunctionBuilder(module, "help", 2)
     board, patience = code.arguments
     idle, build = code.variable(code.number(0)), code.builder
     awake = code.pointer(board + 8 * AWAKE, I64)
     build.atomic_rmw("add", awake, ir.Constant(I64, 1), "acq_rel")
     with code.looping() as go_on:
         stop = Value(code, build.load_atomic(code.pointer(board + 8 * STOP, I64), "monotonic", 8))
-        left = code.chosen(stop.same(0), patience, code.number(0))
-        go_on(idle.value.below(left))
-        did = _call(code, "attempt", board)
-        idle.set(code.chosen(did.same(0), idle.value + 1, code.number(0)))
+        limit = code.chosen(stop.same(0), patience, code.number(0))
+        go_on(idle.value.below(limit))
+        worked = _call(code, "attempt", board)
+        idle.set(code.chosen(worked.same(0), idle.value + 1, code.number(0)))
         _pause(code)
     build.atomic_rmw("sub", awake, ir.Constant(I64, 1), "acq_rel")
     code.end()

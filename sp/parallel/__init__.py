@@ -1,1 +1,1 @@
-"""Parallel: one piece of work on several cards of a machine, a thread each, that ends for all of them or for none."""
+"""Run one piece of work on several GPUs of a machine, one thread per GPU; it ends for all of them or for none."""

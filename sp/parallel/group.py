@@ -1,4 +1,4 @@
-"""Group: work that a thread a card does together, and how one that fails or hangs ends the others."""
+"""ParallelGroup: work that one thread per GPU does together, and how a thread that fails or hangs ends the others."""
 
 from __future__ import annotations
 
@@ -15,182 +15,185 @@ from sp.errors import DeviceError, SpError, plain
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 20.0  # longest wait of a card for the others in one all-gather or all-reduce
+WAIT_SECONDS = 20.0  # longest wait of a card for the others in one collective
 LEAVE_SECONDS = 8.0
-"""Once a card has failed, the time in which the others are to end; with `WAIT_SECONDS` less than half a minute."""
+"""Time in which the other cards have to end once one has failed; less than half a minute together with `WAIT_SECONDS`.
+"""
 GRACE_SECONDS = 1.0
-"""How much longer than a card itself the thread that asked for a run waits before it says that the card is late."""
-LOOK_SECONDS = 0.25  # how often it looks
+"""Extra seconds that the calling thread waits, beyond a card's own limit, before it reports the card as late."""
+LOOK_SECONDS = 0.25  # its polling interval
 LEAVE_PART = 3 / 8
-"""Of the time to leave: for cards that end by themselves, and again once the others are forced, which has the rest."""
+"""Fraction of the time to leave in which cards end by themselves, and again after the others are forced; `_force` has
+the rest."""
 
 
 class StoppedError(Exception):
-    """Ends the work of a card because another one has failed, which is what is told."""
+    """Ends the work of a card because another card has failed; the other card's error is the one that is reported."""
 
 
-class Step(NamedTuple):
-    """Something that all cards come to: which one of a run, from 1, and whether all-gather or all-reduce."""
+class Collective(NamedTuple):
+    """A step at which all cards meet: its number within a run, from 1, and its kind (all-gather, all-reduce,
+    agreement)."""
 
     number: int
     kind: str
 
 
-class Meeting:
-    """What the threads of one `Group.run` know of each other, and who of them is late.
+class CollectiveBarrier:
+    """State that the threads of one `ParallelGroup.run` share: how far each card has come, and which one is late.
 
-    `came`: all-gathers and all-reduces that each card has come to; `causes`: cards that failed and why, the first one
-    first; `votes`: what cards said at a step at which they agree; `parts`: what they let the others fetch at a step, by
-    rank, until all have queued that; `stopped`: whether the work is given up.
-    """
+    `arrivals`: collectives that each card has reached; `causes`: failed cards and their errors, the first failure
+    first; `votes`: votes of the cards at an agreement; `published`: by number of a collective and rank, the data that
+    the others may fetch until all have queued their copies; `stopped`: True once the run is abandoned."""
 
     def __init__(self, size: int) -> None:
-        self.came, self.stopped = [0] * size, False
+        self.arrivals, self.stopped = [0] * size, False
         self.causes: list[tuple[int, BaseException]] = []
         self.votes: dict[int, list[bool]] = {}
-        self.parts: dict[int, dict[int, Any]] = {}
-        self._fetched: dict[int, int] = {}
-        self._last: list[tuple[Step, float] | None] = [None] * size
-        self._waiting: list[tuple[Step, float] | None] = [None] * size
+        self.published: dict[int, dict[int, Any]] = {}
+        self._releases: dict[int, int] = {}
+        self._last: list[tuple[Collective, float] | None] = [None] * size
+        self._waiting: list[tuple[Collective, float] | None] = [None] * size
         self._changed = threading.Condition()
 
     def stop(self) -> None:
-        """Give the work up."""
+        """Abandon the run and wake all threads that wait."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
 
     def fail(self, rank: int, cause: BaseException) -> None:
-        """Give the work up because of a card; the same cause counts once."""
+        """Abandon the run because a card failed; the same cause is recorded once."""
         if all(cause is not known for _, known in self.causes):
             self.causes.append((rank, cause))
         self.stop()
 
-    def come(self, rank: int, kind: str) -> Step:
-        """Note that a card has come to its next step."""
-        step = Step(self.came[rank] + 1, kind)
+    def arrive(self, rank: int, kind: str) -> Collective:
+        """Record that a card has reached its next collective, and return that."""
+        step = Collective(self.arrivals[rank] + 1, kind)
         self._last[rank] = step, time.monotonic()
         with self._changed:
-            self.came[rank] = step.number
-            if min(self.came) == step.number:
+            self.arrivals[rank] = step.number
+            if min(self.arrivals) == step.number:
                 self._changed.notify_all()
         return step
 
-    def have_come(self, step: Step) -> bool:
-        """Whether all cards have."""
-        return min(self.came) >= step.number
+    def all_arrived(self, step: Collective) -> bool:
+        """Return True if all cards have reached a collective."""
+        return min(self.arrivals) >= step.number
 
-    def all_came(self, step: Step, seconds: float) -> bool:
-        """Wait until all cards have come to a step, or the work is given up; whether that was in time."""
+    def wait_all(self, step: Collective, seconds: float) -> bool:
+        """Wait until all cards have reached a collective or the run is abandoned; return False on a timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.stopped or self.have_come(step), seconds)
+            return self._changed.wait_for(lambda: self.stopped or self.all_arrived(step), seconds)
 
-    def show(self, rank: int, shown: Any) -> None:
-        """Let the others fetch something at the step that a card comes to next."""
-        self.parts.setdefault(self.came[rank] + 1, {})[rank] = shown
+    def publish(self, rank: int, data: Any) -> None:
+        """Publish a card's data for its next collective, for the others to fetch."""
+        self.published.setdefault(self.arrivals[rank] + 1, {})[rank] = data
 
-    def fetched(self, number: int) -> None:
-        """Note that a card has queued all that was shown at a step, which nobody needs once all have."""
+    def release(self, number: int) -> None:
+        """Record that a card has queued its copies of a collective; once all have, the published data is dropped."""
         with self._changed:
-            self._fetched[number] = self._fetched.get(number, 0) + 1
-            if self._fetched[number] == len(self.came):
-                del self._fetched[number], self.parts[number]
+            self._releases[number] = self._releases.get(number, 0) + 1
+            if self._releases[number] == len(self.arrivals):
+                del self._releases[number], self.published[number]
 
-    def wait(self, rank: int, step: Step | None) -> None:
-        """Note that a card waits for a step to end, or with None that it no longer does."""
+    def set_waiting(self, rank: int, step: Collective | None) -> None:
+        """Record that a card waits for a collective to end, or with None that it no longer does."""
         self._waiting[rank] = None if step is None else (step, time.monotonic())
 
-    def late(self, step: Step, seconds: float) -> DeviceError:
-        """What a card says that has waited too long for a step."""
-        missing = [str(other) for other, came in enumerate(self.came) if came < step.number]
-        who = f"card {' and card '.join(missing)} did not come" if missing else "what was queued did not end"
+    def late_error(self, step: Collective, seconds: float) -> DeviceError:
+        """Return the error of a card that has waited too long for a collective; it names the missing cards."""
+        missing = [str(other) for other, number in enumerate(self.arrivals) if number < step.number]
+        who = f"card {' and card '.join(missing)} did not arrive" if missing else "queued work did not finish"
         return DeviceError(f"{step.kind} {step.number}: {who} within {seconds:g} s; check nvidia-smi and run again")
 
     def overdue(self, seconds: float, grace: float) -> tuple[int, DeviceError] | None:
-        """The card that should have said `late` after so many seconds, and has not for a further `grace`. It may itself
-        be stuck in a call that does not return, while it looks whether a step has ended or before that, when it has
-        come to a step that another has not come to.
+        """Return the card that should have raised `late_error` after `seconds` and has not within a further `grace`,
+        and that error. The card may itself be stuck in a call that does not return, either while it polls the end of a
+        collective or before that, after it has reached one that another card has not reached.
 
-        >>> meeting = Meeting(2)
-        >>> step = meeting.come(1, "all-gather")
-        >>> meeting.overdue(60.0, 0.0)
-        >>> meeting.overdue(0.0, 0.0)[0]
+        >>> barrier = CollectiveBarrier(2)
+        >>> step = barrier.arrive(1, "all-gather")
+        >>> barrier.overdue(60.0, 0.0)
+        >>> barrier.overdue(0.0, 0.0)[0]
         1
         """
-        now, first = time.monotonic(), min(self.came)
-        held = [*enumerate(self._waiting)]
-        held += [(rank, last) for rank, last in enumerate(self._last) if self.came[rank] > first]
-        for rank, since in held:
+        now, first = time.monotonic(), min(self.arrivals)
+        pending = [*enumerate(self._waiting)]
+        # A card ahead of the slowest one may hang before it gets to wait, so its last arrival counts as well.
+        pending += [(rank, last) for rank, last in enumerate(self._last) if self.arrivals[rank] > first]
+        for rank, since in pending:
             if since is not None and now - since[1] >= seconds + grace:
-                return rank, self.late(since[0], seconds)
+                return rank, self.late_error(since[0], seconds)
         return None
 
 
 class Card(ABC):
-    """What one thread of a group works with; `rank` and `size` say which card it is, and of how many. A card that waits
-    too long for another one in any of these raises DeviceError."""
+    """The handle of one thread of a group; `rank` and `size` are its index and the number of cards. A card that waits
+    too long for another one in any of these methods raises DeviceError."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def all_gather(self, *wholes: Any) -> None:
-        """Fill every array from all cards, in place; see `begin_gather`. On a device this is queued like a kernel."""
+        """Fill every array from all cards, in place; see `begin_gather`. On a device it is queued like a kernel."""
         self.begin_gather(*wholes)()
 
     @abstractmethod
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
-        """Begin to fill every array (size, ...) from all cards, in place, once what is queued now is done.
+        """Begin to fill every array (size, ...) from all cards, in place, after the work that is queued now.
 
-        Arrays are contiguous, where the card is, alike on every card. Part `rank` is this card's, and part i becomes
-        that of card i. The others may fetch this card's part for longer than it fetches theirs: it stays until a gather
-        has ended that every card begins after the end of this one. What is queued after a call of what is returned
-        finds the arrays filled; what is queued before runs beside.
-        """
+        Arrays are contiguous, on the card's device, and of equal shape on every card. Part `rank` belongs to this card,
+        and part i is filled from card i. The others may fetch this card's part for longer than it fetches theirs: the
+        part must stay unchanged until the end of a later gather that every card begins after the end of this one. Work
+        queued after calling the returned function finds the arrays filled; work queued before that call overlaps with
+        the gather."""
 
     def all_reduce(self, *arrays: Any) -> None:
-        """Put the mean over all cards in the place of every float32 array; it is queued as a gather is. Where each card
-        holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
-        `sp.models.run.tensor_parallel`. All cards hold the same bits afterwards."""
+        """Replace every float32 array by its mean over all cards; it is queued as a gather is. Where each card holds
+        1/size of a value and adds its part of a sum, the mean is 1/size of both: see `sp.models.run.tensor_parallel`.
+        All cards hold the same bits afterwards."""
         self.begin_reduce(*arrays)()
 
     @abstractmethod
     def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
-        """Begin an `all_reduce` once what is queued now is done; see `begin_gather`, in a CUDA graph too."""
+        """Begin an `all_reduce` after the work that is queued now; like `begin_gather`, also inside a CUDA graph."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until all that was queued is done, nothing in a graph being made."""
+        """Wait until all queued work is done; nothing may be under capture."""
 
     @abstractmethod
-    def agree(self, fine: bool) -> bool:
-        """Whether all cards say so; they ask each other on the host, once all that any has queued is done."""
+    def agree(self, vote: bool) -> bool:
+        """Return True if all cards vote True. They exchange votes on the host, after all queued work of every card."""
 
-    def done_before(self, known: bool) -> None:
-        """Say whether all cards have done before what is queued next, so that it loads nothing. If so, none waits for
-        its device after the first steps of a run, as is done to be safe."""
+    def set_warm(self, warm: bool) -> None:
+        """Set whether all cards have done the next kind of work before, so that it loads no kernels. Otherwise each
+        waits for its device after the first collectives of a run, to be safe."""
         return
 
-    def arrived(self, event: Any) -> None:
-        """Until an event of this card's device has happened."""
+    def wait_for(self, event: Any) -> None:
+        """Wait for an event of this card's device."""
         event.synchronize()
 
-    def one_core(self) -> AbstractContextManager[None]:
-        """Inside, this card's thread is where those of the others are: see `OneCore`."""
+    def on_shared_cpu(self) -> AbstractContextManager[None]:
+        """Keep this card's thread on the CPU that the other cards' threads use; see `SharedCpu`."""
         return nullcontext()
 
-    def turn(self) -> AbstractContextManager[Any]:
-        """Inside, this card queues work: see `Turns`. It does not wait for its device, nor for other cards."""
+    def launch_lock(self) -> AbstractContextManager[Any]:
+        """Hold the launch lock while this card queues work: see `LaunchLock`. Inside, it must not wait for its device
+        nor for other cards."""
         return nullcontext()
 
 
-class Group(ABC):
+class ParallelGroup(ABC):
     """Cards that work together, in threads of this process.
 
-    `wait_seconds`, `leave_seconds`: see `WAIT_SECONDS` and `LEAVE_SECONDS`; `runs`: how often they began to work
-    together; `captures`: whether what cards do, all-gathers and all-reduces with it, may become CUDA graphs; `busy`:
-    multiprocessors that a gather or sum under way keeps busy; `done`: kinds of work that all cards have done to its end
-    since one of them failed, kept by who has them done, see `Card.done_before`.
-    """
+    `wait_seconds`, `leave_seconds`: see `WAIT_SECONDS` and `LEAVE_SECONDS`; `runs`: number of runs so far; `captures`:
+    True if the work of a card, with its collectives, may be captured as a CUDA graph; `busy`: multiprocessors that a
+    collective occupies while it runs; `completed`: kinds of work that all cards have completed since the last failure,
+    which the caller of `run` adds to; see `Card.set_warm`."""
 
     captures = False
     busy = 0
@@ -198,97 +201,98 @@ class Group(ABC):
     def __init__(self, size: int, wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS) -> None:
         self.size, self.wait_seconds, self.leave_seconds = size, wait_seconds, leave_seconds
         self.runs = 0
-        self.done = set[Hashable]()
+        self.completed = set[Hashable]()
 
     def run(self, work: Callable[[Card], T]) -> list[T]:
-        """Do `work` on every card at once; what it returns, by card.
+        """Run `work` on every card at once and return the results by rank.
 
-        When one fails the others are stopped where they next meet. A thread that goes on without coming to one is
-        left to itself after `leave_seconds`; it ends at the next one it comes to. The thread that calls this watches,
-        too: where all cards are stuck, none of them would tell. SpError names in one line the card that failed first
-        and its cause; the type is the cause's, or DeviceError.
-        """
-        meeting, ended = self._meeting(), SimpleQueue[int]()
+        When a card fails, the others are stopped at their next collective. A thread that reaches none is abandoned
+        after `leave_seconds` and ends at its next one. The calling thread watches as well: if all cards were stuck,
+        none of them could report it. SpError names in one line the card that failed first and its cause; its type is
+        the cause's, or DeviceError."""
+        barrier, ended = self._new_barrier(), SimpleQueue[int]()
         done: dict[int, T] = {}
         self.runs += 1
 
-        def one(rank: int) -> None:
+        def run_card(rank: int) -> None:
             try:
-                with self._card(rank, meeting) as card:
+                with self._card(rank, barrier) as card:
                     done[rank] = work(card)
                     card.wait()
             except StoppedError:
                 pass
-            except BaseException as error:  # of a thread nobody else would hear of it
-                meeting.fail(rank, error)
+            except BaseException as error:  # an exception that leaves a thread reaches nobody
+                barrier.fail(rank, error)
             finally:
                 ended.put(rank)
 
         threads = [
-            threading.Thread(target=copy_context().run, args=(one, rank), name=f"sp-card-{rank}", daemon=True)
+            threading.Thread(target=copy_context().run, args=(run_card, rank), name=f"sp-card-{rank}", daemon=True)
             for rank in range(self.size)
         ]
-        with self._around(meeting):
+        with self._around(barrier):
             for thread in threads:
                 thread.start()
             try:
-                left = self._await(meeting, ended)
+                stuck = self._await(barrier, ended)
             except BaseException:  # Ctrl-C
-                self.done.clear()
-                meeting.stop()
-                self._await(meeting, ended)
+                self.completed.clear()
+                barrier.stop()
+                self._await(barrier, ended)
                 raise
-        for rank in set(range(self.size)) - left:
+        for rank in set(range(self.size)) - stuck:
             threads[rank].join()
-        if meeting.causes:
-            self.done.clear()
-            raise self._told(*meeting.causes[0]) from meeting.causes[0][1]
+        if barrier.causes:
+            self.completed.clear()
+            raise self._named(*barrier.causes[0]) from barrier.causes[0][1]
         return [done[rank] for rank in range(self.size)]
 
-    def at(self, rank: int) -> AbstractContextManager[Any]:
-        """Inside, arrays are made where a card is."""
+    def device(self, rank: int) -> AbstractContextManager[Any]:
+        """Make a card's device the current one, on which arrays are allocated."""
         return nullcontext()
 
     @abstractmethod
-    def _card(self, rank: int, meeting: Meeting) -> AbstractContextManager[Card]:
-        """A card for its thread, which is inside while it works."""
+    def _card(self, rank: int, barrier: CollectiveBarrier) -> AbstractContextManager[Card]:
+        """Provide a card for its thread while that works."""
 
-    def _meeting(self) -> Meeting:
-        """What the threads of a new run share."""
-        return Meeting(self.size)
+    def _new_barrier(self) -> CollectiveBarrier:
+        """Return the state that the threads of a new run share."""
+        return CollectiveBarrier(self.size)
 
-    def _around(self, meeting: Meeting) -> AbstractContextManager[None]:
-        """Around all of a run, in the thread that asked for it."""
+    def _around(self, barrier: CollectiveBarrier) -> AbstractContextManager[None]:
+        """Surround a whole run, in the calling thread."""
         return nullcontext()
 
     def _force(self, ranks: set[int]) -> None:
-        """Free cards that did not end by themselves, as far as that can be done from outside: here not at all."""
+        """Free cards that did not end by themselves, as far as that is possible from outside; by default not at all."""
         return
 
-    def _await(self, meeting: Meeting, ended: SimpleQueue[int]) -> set[int]:
-        """Threads that did not end; once stopped they have some time to leave, and as much again after `_force`."""
-        left, forced, part = set(range(self.size)), False, LEAVE_PART * self.leave_seconds
+    def _await(self, barrier: CollectiveBarrier, ended: SimpleQueue[int]) -> set[int]:
+        """Wait for the threads and return those that did not end; a stopped run has some time to leave, and as much
+        again after `_force`."""
+        running, forced, part = set(range(self.size)), False, LEAVE_PART * self.leave_seconds
         until: float | None = None
-        while left:
+        while running:
             now = time.monotonic()
-            if not meeting.stopped and (late := meeting.overdue(self.wait_seconds, GRACE_SECONDS)):
-                meeting.fail(*late)
-            if until is None and meeting.stopped:
+            if not barrier.stopped and (late := barrier.overdue(self.wait_seconds, GRACE_SECONDS)):
+                barrier.fail(*late)
+            if until is None and barrier.stopped:
                 until = now + part
             try:
-                left.discard(ended.get(timeout=LOOK_SECONDS if until is None else max(0.0, until - now)))
+                running.discard(ended.get(timeout=LOOK_SECONDS if until is None else max(0.0, until - now)))
             except Empty:
                 if until is None:
                     continue
                 if forced:
-                    return left
+                    return running
                 forced, until = True, time.monotonic() + part
-                self._force(left)
-        return left
+                self._force(running)
+        return running
 
-    def _told(self, rank: int, cause: BaseException) -> BaseException:
+    def _named(self, rank: int, cause: BaseException) -> BaseException:
+        """Return the error of a run: the cause, with the card that failed."""
         who = f"card {rank} of {self.size}"
         if isinstance(cause, SpError):
             return type(cause)(f"{who}: {cause}")
-        told = DeviceError(f"{who} failed: {type(cause).__name__}: {plain(str(cause))}")
-        return told if isinstance(cause, Exception) else cause
+        error = DeviceError(f"{who} failed: {type(cause).__name__}: {plain(str(cause))}")
+        return error if isinstance(cause, Exception) else cause

@@ -1,4 +1,4 @@
-"""HostGroup: threads of the host in place of cards, for tests and as what a group of cards must equal."""
+"""HostGroup: host threads in place of cards, for tests and as the reference for groups of GPUs."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Group, Meeting, Step, StoppedError
+from sp.parallel.group import Card, Collective, CollectiveBarrier, ParallelGroup, StoppedError
 
 
-class _Table(Meeting):
-    """A meeting at which every card sees the arrays of the others."""
+class _SharedArrays(CollectiveBarrier):
+    """A barrier at which every card sees the arrays of the others."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.barrier = threading.Barrier(size)
-        self.shown: list[tuple[Any, ...]] = [()] * size
+        self.phase = threading.Barrier(size)
+        self.arrays: list[tuple[Any, ...]] = [()] * size
 
     def stop(self) -> None:
-        """Give the work up, and wake who waits."""
+        """Abandon the run and wake all threads that wait."""
         super().stop()
-        self.barrier.abort()
+        self.phase.abort()
 
 
 class _HostCard(Card):
-    """A thread that copies what the others hold."""
+    """A thread that copies the arrays of the others."""
 
-    def __init__(self, rank: int, size: int, table: _Table, seconds: float) -> None:
+    def __init__(self, rank: int, size: int, shared: _SharedArrays, seconds: float) -> None:
         super().__init__(rank, size)
-        self._table, self._seconds = table, seconds
+        self._shared, self._seconds = shared, seconds
 
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
-        """See `Card`; nothing is queued."""
+        """Gather at once; nothing is queued."""
         step = self._show(wholes, "all-gather")
         for place, whole in enumerate(wholes):
             for other in range(self.size):
                 if other != self.rank:
-                    whole[other] = self._table.shown[other][place][other]
+                    whole[other] = self._shared.arrays[other][place][other]
         self._meet(step)  # before anyone writes into its part again
         return lambda: None
 
     def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
-        """See `Card`; every card adds in the order of ranks, and nothing is queued."""
+        """Reduce at once; every card adds in the order of ranks, so that all have the same bits."""
         step = self._show(arrays, "all-reduce")
         sums = []
         for place, array in enumerate(arrays):
-            total = self._table.shown[0][place].copy()
+            total = self._shared.arrays[0][place].copy()
             for other in range(1, self.size):
-                total += self._table.shown[other][place]
+                total += self._shared.arrays[other][place]
             total *= array.dtype.type(1 / self.size)
             sums.append(total)
         self._meet(step)  # before anyone writes over what others read
@@ -59,43 +59,43 @@ class _HostCard(Card):
         return lambda: None
 
     def wait(self) -> None:
-        """Nothing was queued."""
+        """Return at once, as nothing is ever queued."""
 
-    def agree(self, fine: bool) -> bool:
-        step = self._show((fine,), "agreement")
-        found = all(said for (said,) in self._table.shown)
+    def agree(self, vote: bool) -> bool:
+        step = self._show((vote,), "agreement")
+        unanimous = all(value for (value,) in self._shared.arrays)
         self._meet(step)  # before anyone shows something else
-        return found
+        return unanimous
 
-    def _show(self, arrays: tuple[Any, ...], kind: str) -> Step:
-        """Let the others see arrays, and see theirs."""
-        self._table.shown[self.rank] = arrays
-        step = self._table.come(self.rank, kind)
+    def _show(self, arrays: tuple[Any, ...], kind: str) -> Collective:
+        """Show arrays to the others, and wait until all have shown theirs."""
+        self._shared.arrays[self.rank] = arrays
+        step = self._shared.arrive(self.rank, kind)
         self._meet(step)
         return step
 
-    def _meet(self, step: Step) -> None:
+    def _meet(self, step: Collective) -> None:
         try:
-            self._table.barrier.wait(self._seconds)
+            self._shared.phase.wait(self._seconds)
         except threading.BrokenBarrierError:
-            if self._table.stopped:
+            if self._shared.stopped:
                 raise StoppedError from None
-            raise self._table.late(step, self._seconds) from None
+            raise self._shared.late_error(step, self._seconds) from None
 
 
-class HostGroup(Group):
-    """As many threads on the host."""
+class HostGroup(ParallelGroup):
+    """A group of host threads, one for each card."""
 
-    def _meeting(self) -> Meeting:
-        return _Table(self.size)
+    def _new_barrier(self) -> CollectiveBarrier:
+        return _SharedArrays(self.size)
 
     @contextmanager
-    def _around(self, meeting: Meeting) -> Iterator[None]:
+    def _around(self, barrier: CollectiveBarrier) -> Iterator[None]:
         # Threads that each set the number of BLAS threads and set it back would leave one of their own settings.
         with ThreadpoolController().limit(limits=1, user_api="blas"):
             yield
 
     @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        assert isinstance(meeting, _Table)
-        yield _HostCard(rank, self.size, meeting, self.wait_seconds)
+    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+        assert isinstance(barrier, _SharedArrays)
+        yield _HostCard(rank, self.size, barrier, self.wait_seconds)

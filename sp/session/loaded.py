@@ -32,7 +32,7 @@ from sp.models.file.rope_keys import rope_facts
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan, type_of_shape
-from sp.parallel.group import Group
+from sp.parallel.group import ParallelGroup
 from sp.parallel.nccl import NcclGroup, copies, group_of
 from sp.planning.memory import cold_within, file_formats
 from sp.quant import Math
@@ -157,7 +157,7 @@ def load(
     progress: Callable[[int], None] | None = None,
     room: int | None = None,
     math: str = Math.BF16,
-    group: Group | None = None,
+    group: ParallelGroup | None = None,
     scorers: Sequence[Scorer] = (),
     reporter: Reporter | None = None,
     beside: Loaded | None = None,
@@ -183,7 +183,7 @@ def load(
         memory, see `cold_layers`; without it all weights lie on the device.
     math : {"bf16", "int8", "fp8", "auto"}
         See `load_model`.
-    group : Group, optional
+    group : ParallelGroup, optional
         Cards that share it, see `load_shards`; the model is then a `SharedModel`.
     scorers : sequence of Scorer
         Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
@@ -259,7 +259,7 @@ def synthetic(
     seed: int = 0,
     room: int | None = None,
     math: str = Math.BF16,
-    group: Group | None = None,
+    group: ParallelGroup | None = None,
     scorers: Sequence[Scorer] = (),
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
@@ -404,7 +404,7 @@ def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
     """`load_draft` for every card's share of the target."""
     drafts = []
     for part in model.shards.models:
-        with model.shards.group.at(part.share.rank):
+        with model.shards.group.device(part.share.rank):
             drafts.append(load_draft(path, part))
     first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
     return DraftOnCards(**first, others=tuple(drafts[1:]))

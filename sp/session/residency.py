@@ -26,7 +26,7 @@ from sp.models.device.parts import Parts
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.run.graph import PrefillGraphs
 from sp.models.shards.shards import SharedModel
-from sp.parallel.group import Group
+from sp.parallel.group import ParallelGroup
 from sp.session.device_memory import Guest, Journal, Meter, Pool
 from sp.session.loaded import Loaded
 
@@ -187,14 +187,14 @@ class CachePool:
 class CardPools:
     """A pool for each of the cards that share a model."""
 
-    def __init__(self, group: Group, keep: bool = True) -> None:
+    def __init__(self, group: ParallelGroup, keep: bool = True) -> None:
         self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]
 
     def drop(self) -> bool:
         """Let go of what is kept on any card, and tell whether there was anything; while no card is at work."""
         found = False
         for rank, pool in enumerate(self.pools):
-            with self.group.at(rank):
+            with self.group.device(rank):
                 found = pool.drop() or found
         return found
 

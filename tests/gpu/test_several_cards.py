@@ -199,7 +199,10 @@ def test_a_card_that_fails_or_hangs_ends_all() -> None:
             time.sleep(3)
         gather(card)
 
-    for work, kind, text in ((fails, PromptError, "card 1 of 2: enough"), (stays, DeviceError, "card 1 did not come")):
+    for work, kind, text in (
+        (fails, PromptError, "card 1 of 2: enough"),
+        (stays, DeviceError, "card 1 did not arrive"),
+    ):
         start = time.monotonic()
         with pytest.raises(kind, match=text):
             group.run(work)

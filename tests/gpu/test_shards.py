@@ -18,7 +18,7 @@ from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.random_store import random_shards
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.parallel.group import Card, Group
+from sp.parallel.group import Card, ParallelGroup
 from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
 from sp.prompt import Prompt
@@ -32,7 +32,7 @@ NAMES = ["target", "tiny-qwen35:q8_0", "tiny-llama:bf16"]
 FOUR = ("qwen3-0.6b:q8_0", "four cards")  # heads of the smaller ones are too few
 
 
-def group_of(kind: str) -> Group:
+def group_of(kind: str) -> ParallelGroup:
     """Two threads on one card, or two or four cards; skips where there are not so many."""
     if kind == "threads":
         return HostGroup(2)
@@ -187,7 +187,7 @@ def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
 def test_means_over_cards() -> None:
     group = group_of("cards")
     for rank in range(group.size):  # what CuPy loads of its own while a card waits for another may wait for that one
-        with group.at(rank):
+        with group.device(rank):
             warm = cupy.full((3, 1 << 20), rank, np.float32)
             warm += np.float32(0.5)
             assert float(warm.min()) == float(warm.max()) == rank + 0.5

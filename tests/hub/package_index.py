@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from sp.hub import KnownModel, Part
+from sp.hub import KnownModel, WheelMember
 
 CONTENT = bytes(range(256)) * 40
 HALF = len(CONTENT) // 2
@@ -33,13 +33,13 @@ def write_wheel(folder: Path, package: str, members: Mapping[str, bytes]) -> Pat
     return path
 
 
-def known(name: str, *parts: Part, content: bytes = CONTENT) -> KnownModel:
+def known(name: str, *parts: WheelMember, content: bytes = CONTENT) -> KnownModel:
     """A record of the table, for a model with this content."""
     return KnownModel(name, "A test", "MIT", parts, len(content), hashlib.sha256(content).hexdigest())
 
 
-ONE = known("one-part", Part("sp-test-model==1.0", "inside/model.gguf"))
-TWO = known("two-parts", *(Part(f"sp-test-part{n}==1.0", f"inside/model.gguf.part0{n}") for n in (0, 1)))
+ONE = known("one-part", WheelMember("sp-test-model==1.0", "inside/model.gguf"))
+TWO = known("two-parts", *(WheelMember(f"sp-test-part{n}==1.0", f"inside/model.gguf.part0{n}") for n in (0, 1)))
 
 
 def write_index(folder: Path) -> None:

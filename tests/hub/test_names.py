@@ -51,17 +51,17 @@ def test_a_folder_of_that_name_does_not(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("smollm2-135m", r"^smollm2-135m is not here yet; fetch it with: sp get smollm2-135m$"),
+        ("smollm2-135m", r"^smollm2-135m is not downloaded yet; fetch it with: sp get smollm2-135m$"),
         (
             "SmolLM2-135m",
-            r"^SmolLM2-135m: no such file, and no model of that name; did you mean 'smollm2-135m'\?",
+            r"^SmolLM2-135m: no such file and no known model; did you mean 'smollm2-135m'\?",
         ),
-        ("qwen", r"^qwen: no such file, and no model of that name\. Known: gemma-3-270m, smollm2-135m$"),
+        ("qwen", r"^qwen: no such file and no known model\. Known: gemma-3-270m, smollm2-135m$"),
         ("qwen.gguf", r"^qwen.gguf: no such file; check the path$"),
         ("folder/smollm2-135m", r"^folder/smollm2-135m: no such file; check the path$"),
         ("", r"is a directory"),
-        ("a\0b", r"^a.b: no such file, and no model"),
-        ("x" * 5000, r"^x{60,}…: no such file, and no model"),
+        ("a\0b", r"^a.b: no such file and no known model"),
+        ("x" * 5000, r"^x{60,}…: no such file and no known model"),
     ],
 )
 def test_what_is_not_here_is_told_in_a_line(named: str, message: str, cache: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from sp.parallel.group import Card, Meeting
+from sp.parallel.group import Card, CollectiveBarrier
 from sp.parallel.host import HostGroup
 
 
@@ -16,8 +16,8 @@ class LateGroup(HostGroup):
     """Gathers as late as it may be, while `HostGroup` does so as early as it can be."""
 
     @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        with super()._card(rank, meeting) as card:
+    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+        with super()._card(rank, barrier) as card:
             begin = card.begin_gather
             card.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
             yield card
@@ -27,16 +27,16 @@ class FetchingGroup(HostGroup):
     """Fetches parts while those whose they are go on, the last card last, as copy engines may."""
 
     @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        with super()._card(rank, meeting) as card:
+    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+        with super()._card(rank, barrier) as card:
 
             def begin(*wholes: np.ndarray) -> Callable[[], None]:
-                meeting.show(rank, wholes)  # type: ignore[arg-type]
-                step = meeting.come(rank, "all-gather")
+                barrier.publish(rank, wholes)  # type: ignore[arg-type]
+                step = barrier.arrive(rank, "all-gather")
 
                 def fetched() -> None:
-                    assert meeting.all_came(step, 20)
-                    for other, shown in sorted(meeting.parts[step.number].items()):
+                    assert barrier.wait_all(step, 20)
+                    for other, shown in sorted(barrier.published[step.number].items()):
                         time.sleep(1e-3 * rank)
                         for whole, theirs in zip(wholes, shown, strict=True):
                             whole[other] = theirs[other]

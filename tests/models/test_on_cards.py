@@ -26,7 +26,7 @@ from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import BlockSelector, Dense, Streaming
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.parallel.group import Card, Meeting
+from sp.parallel.group import Card, CollectiveBarrier
 from sp.parallel.host import HostGroup
 
 MOST, ROWS = 1500, 8
@@ -168,9 +168,9 @@ class TellingGroup(HostGroup):
     told: tuple[bool, ...] = ()
 
     @contextmanager
-    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        with super()._card(rank, meeting) as card:
-            card.done_before = self._note  # type: ignore[method-assign]
+    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+        with super()._card(rank, barrier) as card:
+            card.set_warm = self._note  # type: ignore[method-assign]
             yield card
 
     def _note(self, known: bool) -> None:

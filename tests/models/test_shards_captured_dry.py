@@ -100,7 +100,7 @@ def test_where_one_card_cannot_capture_all_go_on_launch_by_launch(path) -> None:
 
 def test_a_replay_that_hangs_ends_all(path) -> None:
     assert (
-        walked(HANGS, path).strip().endswith("what was queued did not end within 0.3 s; check nvidia-smi and run again")
+        walked(HANGS, path).strip().endswith("queued work did not finish within 0.3 s; check nvidia-smi and run again")
     )
 
 

@@ -95,7 +95,7 @@ def test_one_that_was_left_behind_disturbs_nobody(tmp_path) -> None:
             let_go.wait()
         prefill(model, IDS[9:20], WHERE[9:20], cache)
 
-    with pytest.raises(DeviceError, match="card 1 did not come"):
+    with pytest.raises(DeviceError, match="card 1 did not arrive"):
         shards.run(stays)
     (left,) = [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
     group.wait_seconds = 5.0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from sp.native.code import Code
-from sp.native.compiled import compiled
+from sp.native.code import FunctionBuilder
+from sp.native.compiled import compile_module
 from sp.native.elementwise import normed
 from sp.native.team import Team, address, bits, task
 
@@ -73,13 +73,13 @@ def test_code_that_several_threads_compile_at_once_stays_where_it_is() -> None:
     """Whoever comes second is not the one whose code is kept by a cache; addresses of both are used."""
 
     def write(module: ir.Module) -> None:
-        code = Code(module, "twice", 1, result=True)
+        code = FunctionBuilder(module, "twice", 1, result=True)
         code.end(code.arguments[0] * 2)
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda _: compiled(write).address, range(12)))
+        found = list(pool.map(lambda _: compile_module(write).address, range(12)))
     gc.collect()
-    compiled(write)
+    compile_module(write)
     assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(at)(21) for at in found] == [42] * 12
 
 

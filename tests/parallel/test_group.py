@@ -75,7 +75,7 @@ def test_one_that_does_not_come_to_a_mean_is_named() -> None:
         card.all_reduce(np.zeros(2, np.float32))
 
     group = HostGroup(3, wait_seconds=0.1, leave_seconds=2.0)
-    with pytest.raises(DeviceError, match=r"card [02] of 3: all-reduce 2: card 1 did not come within 0.1 s"):
+    with pytest.raises(DeviceError, match=r"card [02] of 3: all-reduce 2: card 1 did not arrive within 0.1 s"):
         group.run(work)
     assert not threads()
 
@@ -95,10 +95,10 @@ def test_one_that_fails_ends_all_in_one_line(error, kind, text) -> None:
         card.all_gather(np.zeros(card.size))
 
     group, start = HostGroup(4), time.monotonic()
-    group.done.add("something")
+    group.completed.add("something")
     with pytest.raises(kind) as found:
         group.run(work)
-    assert not group.done, "cards that begin anew after a failure wait as at first"
+    assert not group.completed, "cards that begin anew after a failure wait as at first"
     assert str(found.value) == text
     assert found.value.__cause__ is error
     assert time.monotonic() - start < 2
@@ -114,7 +114,7 @@ def test_one_that_does_not_come_is_named() -> None:
         card.all_gather(np.zeros(card.size))
 
     group, start = HostGroup(3, wait_seconds=0.1, leave_seconds=2.0), time.monotonic()
-    with pytest.raises(DeviceError, match=r"card [02] of 3: all-gather 2: card 1 did not come within 0.1 s"):
+    with pytest.raises(DeviceError, match=r"card [02] of 3: all-gather 2: card 1 did not arrive within 0.1 s"):
         group.run(work)
     assert time.monotonic() - start < 1.5
     assert not threads()
@@ -130,7 +130,7 @@ def test_one_that_never_ends_is_left_behind() -> None:
         card.all_gather(np.zeros(card.size))
 
     group, start = HostGroup(2, wait_seconds=0.1, leave_seconds=0.2), time.monotonic()
-    with pytest.raises(DeviceError, match="card 1 did not come"):
+    with pytest.raises(DeviceError, match="card 1 did not arrive"):
         group.run(work)
     assert time.monotonic() - start < 1.5
     assert threads() == ["sp-card-1"]

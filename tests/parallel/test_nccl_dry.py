@@ -47,7 +47,7 @@ def fails(card):
     time.sleep(0.05)
     return gather(card)
 dry_nccl.hung.add(2)
-for work, text in ((gather, "what was queued did not end within 0.2 s"), (fails, "card 1 of 4: NCCL: NCCL_ERROR")):
+for work, text in ((gather, "queued work did not finish within 0.2 s"), (fails, "card 1 of 4: NCCL: NCCL_ERROR")):
     start = time.monotonic()
     try:
         group.run(work)
@@ -69,7 +69,7 @@ start = time.monotonic()
 try:
     group.run(mean)
 except DeviceError as error:
-    assert "all-reduce 1: card" in str(error) or "what was queued did not end" in str(error), error
+    assert "all-reduce 1: card" in str(error) or "queued work did not finish" in str(error), error
 assert time.monotonic() - start < 2 and threading.active_count() == 1
 dry_nccl.hung.clear()
 for _ in range(2):
@@ -87,7 +87,7 @@ for meet in (lambda card: card.all_reduce(dry_device.empty(3, np.float32)),
     before = dict(dry_nccl.asked)
     group.run(lambda card: loads_late(card, meet))
 def ahead(card, known, queued):
-    card.done_before(known)
+    card.set_warm(known)
     card.all_reduce(dry_device.empty(3, np.float32))
     queued.append(card.rank)
 for known in (False, True):  # whether the first step of a run is waited for, here for ever
@@ -96,7 +96,7 @@ for known in (False, True):  # whether the first step of a run is waited for, he
     try:
         group.run(lambda card: ahead(card, known, queued))
     except DeviceError as error:
-        assert "what was queued did not end within 0.2 s" in str(error), error
+        assert "queued work did not finish within 0.2 s" in str(error), error
     assert sorted(queued) == ([0, 1, 2, 3] if known else []), queued
     dry_nccl.hung.clear()
 for devices, kind in (((0, 0), ConfigError), ((1, 2), ConfigError), (tuple(range(5)), DeviceError)):
@@ -138,13 +138,13 @@ def told(text, names):
     assert threading.active_count() == 1
     let_go.clear(), dry_nccl.stuck.clear()
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
-told("all-gather 6: card 1 did not come within 0.3 s", ["sp-card-1"])
+told("all-gather 6: card 1 did not arrive within 0.3 s", ["sp-card-1"])
 dry_nccl.stuck["abort"] = threading.Event()
 every = ["sp-card-0", "sp-card-1", "sp-card-2"]  # none of them ends, or tells of it
-told("all-gather 6: card 1 did not come within 0.3 s", ["sp-abort", *every])
+told("all-gather 6: card 1 did not arrive within 0.3 s", ["sp-abort", *every])
 dry_nccl.stuck["query"] = threading.Event()
 let_go.set()
-told("all-gather 1: what was queued did not end within 0.3 s", every)
+told("all-gather 1: queued work did not finish within 0.3 s", every)
 let_go.set()
 assert group.run(work) == [0, 1, 2]
 """
@@ -218,12 +218,12 @@ def in_turn(card):
             gathered(), seen.append(first.host[:, 1].tolist())
     gathered, first = kept.pop()
     gathered(), seen.append(first.host[:, 1].tolist())
-    return seen, card._meeting
+    return seen, card._barrier
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
 for _ in range(2):
     found = group.run(in_turn)
     assert all(seen == [[100 * step + rank for rank in range(3)] for step in range(8)] for seen, _ in found), found
-    assert not found[0][1].parts and not found[0][1]._fetched
+    assert not found[0][1].published and not found[0][1]._releases
 assert not dry_nccl.asked and sorted(set(dry_nccl.fetched)) == sorted(dry_nccl.reached) and len(dry_nccl.reached) == 6
 assert len(dry_nccl.fetched) == 2 * 8 * 6, len(dry_nccl.fetched)
 own = [(other, to) for other, to in dry_nccl.fetched if to == 1]
@@ -235,10 +235,10 @@ def late(card):
             let_go.wait()
         held.append(dry_device.empty((card.size, 4), np.uint16))  # others may read it when this card is on its way
         card.begin_gather(held[-1])()
-ended(group, late, "all-gather 6: card 1 did not come within 0.3 s", 2.5)
+ended(group, late, "all-gather 6: card 1 did not arrive within 0.3 s", 2.5)
 let_go.set(), join()
 dry_nccl.hung.add(2)
-ended(group, in_turn, "what was queued did not end within 0.3 s", 2.5)
+ended(group, in_turn, "queued work did not finish within 0.3 s", 2.5)
 join()
 dry_nccl.hung.clear()
 assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
@@ -260,10 +260,10 @@ def test_cards_stuck_in_calls_of_the_driver_are_left_behind() -> None:
 
 def test_gathers_hangs_and_refusals() -> None:
     twice, first, few, library = walked(WALK).splitlines()
-    assert twice.startswith("cards (0, 0): each once")
-    assert first.startswith("cards (1, 2): each once, and first the one in use, 0")
-    assert few == "5 cards were asked for, and this machine shows 4; ask for fewer"
-    assert library.startswith("several cards need NCCL; `pip install nvidia-nccl-cu13`")
+    assert twice.startswith("cards (0, 0): name each once")
+    assert first.startswith("cards (1, 2): name each once, and first the current one, 0")
+    assert few == "5 cards requested, but this machine has 4; request fewer"
+    assert library.startswith("several cards need NCCL; install it with `pip install nvidia-nccl-cu13`")
 
 
 def test_cards_that_reach_each_other_fetch_what_they_gather() -> None:

@@ -65,4 +65,4 @@ def test_only_what_loads_no_kernels_of_others_is_done_before(request_alone, name
     """The second reading of a kind; a kernel of CuPy's that one card loads would hold up the others for ever."""
     group = HostGroup(2)
     SCORERS.build(name, options).score(replace(request_alone, cards=Cards(group, [request_alone.model] * 2)))
-    assert (len(group.done) == 1) == known
+    assert (len(group.completed) == 1) == known

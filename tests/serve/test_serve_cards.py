@@ -136,8 +136,8 @@ def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipe
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--cards", "2", "--device", "cpu"], "--cards is for GPUs; on the CPU leave it away"),
-        (["--target-cards", "2", "--device", "cpu"], "--target-cards is for GPUs; on the CPU leave it away"),
+        (["--cards", "2", "--device", "cpu"], "--cards needs GPUs; omit it with --device cpu"),
+        (["--target-cards", "2", "--device", "cpu"], "--target-cards needs GPUs; omit it with --device cpu"),
         (["--cards", "2", "--replicas", "2"], "--cards is for one server; leave it and --target-cards away"),
         (["--cards", "2", "--device", "cpu", "--vram", "20g"], "a budget of GPU memory is for one card; leave --vram"),
     ],

@@ -137,7 +137,7 @@ def test_a_sweep_takes_names(mine: Path, fetched: Path, tmp_path: Path, monkeypa
     pair = load_sweep(tmp_path / "sweep.yaml").runs[0].pair
     assert (pair.target, pair.drafter) == (Path("smollm2-135m"), Path("smollm2-135m"))
     fetched.unlink()
-    with pytest.raises(ConfigError, match=r"sweep.yaml, line 2: smollm2-135m is not here yet; fetch it with: sp get"):
+    with pytest.raises(ConfigError, match=r"line 2: smollm2-135m is not downloaded yet; fetch it with: sp get"):
         load_sweep(tmp_path / "sweep.yaml")
 
 

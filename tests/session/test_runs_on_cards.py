@@ -85,4 +85,4 @@ def test_mistakes_are_one_line(alone: Pipeline) -> None:
     with pytest.raises(ConfigError, match=r"tiny-qwen35.* has recurrent layers"):
         spread(recurrent, HostGroup(2), lambda _: recurrent)
     done = invoke(["run", "--device", "cpu", "--cards", "2"])
-    assert str(done.exception) == "--cards is for GPUs; on the CPU leave it away"
+    assert str(done.exception) == "--cards needs GPUs; omit it with --device cpu"

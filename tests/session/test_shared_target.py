@@ -131,7 +131,7 @@ def test_refusals_are_one_line(shared: Pipeline) -> None:
     ):
         load(embedded("target"), device="cpu", group=HostGroup(3))
     done = invoke(["run", "--device", "cpu", "--target-cards", "2"])
-    assert str(done.exception) == "--target-cards is for GPUs; on the CPU leave it away"
+    assert str(done.exception) == "--target-cards needs GPUs; omit it with --device cpu"
 
 
 def test_a_card_that_fails_ends_the_run_and_the_next_one_works(shared: Pipeline, answered, monkeypatch) -> None:

@@ -76,6 +76,6 @@ print(*answer.trace.facts["cards"], sep="|")
 
 def test_graphs_caches_and_failures() -> None:
     one, other, told = walked(WALK).splitlines()
-    assert "what was queued did not end within 0.5 s" in one
-    assert "what was queued did not end within 0.5 s" in other
+    assert "queued work did not finish within 0.5 s" in one
+    assert "queued work did not finish within 0.5 s" in other
     assert told.endswith("not in CUDA graphs: RuntimeError: operation not permitted when stream is capturing")

@@ -18,7 +18,7 @@ from sp.evals.base import Count, Example, Task, register_task
 from sp.evals.formats.records import Record, Records
 from sp.evals.matches import MATCHES
 from sp.folders import cache_folder
-from sp.hub.fetch import Steps, download, take_member
+from sp.hub.fetch import ByteProgress, download, take_member
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
@@ -118,7 +118,7 @@ def fetch(documents: Iterable[Document], progress: Callable[[int], None] = lambd
     for document in documents:
         groups.setdefault(document.archive, []).append(document)
     for archive, wanted in groups.items():
-        steps = Steps(progress, archive.size)
+        steps = ByteProgress(progress, archive.size)
         members = fetch_members(archive, [document.member for document in wanted], steps.reach)
         for document, member in zip(wanted, members, strict=True):
             write_atomic(document.path, document.build(member))

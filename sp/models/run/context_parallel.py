@@ -24,7 +24,7 @@ from sp.models.run.replay import Asked, LayerParts, RepeatedLayers, Room, parts_
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.expected_density import expected_density
-from sp.parallel.group import Card, Group
+from sp.parallel.group import Card, ParallelGroup
 
 MOST_TOGETHER = 65536  # most tokens that a card of several projects together
 TOGETHER_BYTES = 1 << 30  # what the widest product of that many may take
@@ -86,12 +86,12 @@ def _pages_less(config: ModelConfig, selector: ByEnergy | None, tokens: int) -> 
 class Cards(NamedTuple):
     """Where several cards can read a prompt together: see `read_by_layer_on`."""
 
-    group: Group
+    group: ParallelGroup
     models: Sequence[Model]
 
 
 def read_by_layer_on(
-    group: Group,
+    group: ParallelGroup,
     models: Sequence[Model],
     ids: Ints,
     positions: Ints,
@@ -123,7 +123,7 @@ def read_by_layer_on(
     hooks : Hooks
         `on_attention` is called in the thread of card 0, with queries of the last stripe or of `rows`, and all keys.
         A reading of the same kind, by what it `queues`, that all cards have done to its end before waits for nothing at
-        its first steps, see `Card.done_before`; by default each is the first of its kind. `progress` is told layer by
+        its first steps, see `Card.set_warm`; by default each is the first of its kind. `progress` is told layer by
         layer, from any thread of the group, from one at a time.
     kv, rotate
         See `Cache`.
@@ -135,7 +135,7 @@ def read_by_layer_on(
     PromptError
         As `read_by_layer`.
     SpError
-        What stopped a card; see `Group.run`.
+        What stopped a card; see `ParallelGroup.run`.
 
     References
     ----------
@@ -170,13 +170,13 @@ def read_by_layer_on(
     of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
     of_model = ref(model.placement), model.config.rope
     kind = None if hooks.queues is None else (*of_model, *of_attention, len(ids).bit_length(), rows, hooks.queues)
-    known, told = kind in group.done, replace(hooks, progress=_in_turn(hooks.progress))
+    known, told = kind in group.completed, replace(hooks, progress=_in_turn(hooks.progress))
     reading = _Reading(models, ids, positions, stripes, told, attend, rows, depth, kv, rotate, chunk, known)
     for counted in group.run(reading.on):
         for layer, reads in counted.items():
             attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
     if kind is not None:
-        group.done.add(kind)
+        group.completed.add(kind)
     if hooks.progress is not None and depth < model.config.layers:
         hooks.progress(len(ids) * (model.config.layers - depth))
     return None
@@ -202,18 +202,18 @@ class _Reading:
     def on(self, card: Card) -> dict[int, list[Read]]:
         """One card's part; what its attention counted, on the host. While one stripe passes what is left of a layer and
         begins the next, the other stripe's keys and values of the next layer are on their way."""
-        card.done_before(self.known)
+        card.set_warm(self.known)
         parts = parts_of(self.models[card.rank])
-        with card.one_core(), room_for(parts) as room:
+        with card.on_shared_cpu(), room_for(parts) as room:
             return self._read(card, parts, room)
 
     def _read(self, card: Card, parts: list[LayerParts], room: Room | None) -> dict[int, list[Read]]:
         """See `on`; nothing is left in the room."""
-        with card.turn():
+        with card.launch_lock():
             cache, halves = self._begun(card.rank, parts, room)
         pace = Pace(self.models[card.rank], self.hooks.progress)  # which waits: not in a turn
         for half in halves:
-            with card.turn():
+            with card.launch_lock():
                 self._enter(half, card, 0)
             half.gathered = cache.begin_stripe(0, half.which, card.begin_gather)
         for layer in range(self.depth):
@@ -259,7 +259,7 @@ class _Reading:
         show, waits = self.hooks.on_attention if half.which == 1 and card.rank == 0 else None, self.hooks.queues is None
         if show is not None and waits:
             show(layer, half.asked[0], half.cache)
-        with card.turn():
+        with card.launch_lock():
             if show is not None and not waits:
                 show(layer, half.asked[0], half.cache)
             if layer == self.depth - 1:
@@ -285,7 +285,7 @@ class _Half:
     gathered: Callable[[], None] = field(init=False)  # makes what is queued wait for the keys and values of that layer
 
 
-def _checked(group: Group, models: Sequence[Model]) -> Model:
+def _checked(group: ParallelGroup, models: Sequence[Model]) -> Model:
     """The first of the models, once they and the group make sense together."""
     model = models[0]
     if len(models) != group.size or any(other.config != model.config for other in models):

@@ -38,7 +38,7 @@ from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
 from sp.ops.sampling.cap_logits import cap_logits
-from sp.parallel.group import Card, Group
+from sp.parallel.group import Card, ParallelGroup
 from sp.quant.repack import Repacked
 
 PART = 1024
@@ -91,7 +91,7 @@ class ShardModel(Model):
         repacked: tuple[Repacked, ...],
         arithmetic: Arithmetic,
         share: Share,
-        group: Group,
+        group: ParallelGroup,
     ) -> None:
         self.share, self.group, self.captures, self.sharers = share, group, group.captures, share.size
         trunk = replace(trunk, blocks=tuple(replace(block, eps=self._eps(block.eps)) for block in trunk.blocks))
@@ -119,7 +119,7 @@ class ShardModel(Model):
     def pass_layer(self, layer: Sequence[Half], flow: Flow) -> Floats:
         """See `Model`; behind each half x (n, hidden) is made of the parts that all cards have."""
         for half in layer:
-            with this_card().turn():
+            with this_card().launch_lock():
                 super().pass_layer((half,), flow)
             if not flow.rows:
                 break
@@ -153,16 +153,16 @@ class ShardModel(Model):
 
     def arrived(self, event: Any) -> None:
         """See `Model`; a card that hangs is found out."""
-        this_card().arrived(event)
+        this_card().wait_for(event)
 
     def queueing(self) -> AbstractContextManager[None]:
-        return this_card().one_core()
+        return this_card().on_shared_cpu()
 
     def turn(self) -> AbstractContextManager[Any]:
-        return this_card().turn()
+        return this_card().launch_lock()
 
     def done_before(self, known: bool) -> None:
-        this_card().done_before(known)
+        this_card().set_warm(known)
 
     def settled(self) -> None:
         this_card().wait()
@@ -187,7 +187,7 @@ class ShardModel(Model):
         for index, layer in enumerate(layers):
             states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
             for half in layer:
-                with nullcontext() if real is None else padded(states, real), this_card().turn():
+                with nullcontext() if real is None else padded(states, real), this_card().launch_lock():
                     super().pass_layer((half,), flow)
                 joined = this_card().begin_reduce(flow.x)
                 yield

@@ -21,13 +21,13 @@ from sp.models.network.model import Device
 from sp.models.network.trunk import Trunk, mapped
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
-from sp.parallel.group import Group
+from sp.parallel.group import ParallelGroup
 from sp.quant import Math
 
 
 def load_shards(
     file: GGUFFile | str | Path,
-    group: Group,
+    group: ParallelGroup,
     *,
     device: Device = "cpu",
     context: int | None = None,
@@ -81,7 +81,7 @@ def load_shards(
     whole = taken_trunk(WeightStore(file, config))
     models = []
     for share in shares:
-        with group.at(share.rank):
+        with group.device(share.rank):
             trunk, reason = with_math(cut(whole, share), asked, device)
             attention, kept = attention_math(asked, device, config.head_dim), 0
             made_in = arithmetic(trunk, asked, reason, attention)

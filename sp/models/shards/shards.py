@@ -15,7 +15,7 @@ from sp.errors import ConfigError
 from sp.models.config import ModelConfig
 from sp.models.network.model import Model
 from sp.models.run.tensor_parallel import ShardModel, working_with
-from sp.parallel.group import Card, Group
+from sp.parallel.group import Card, ParallelGroup
 
 T = TypeVar("T")
 
@@ -32,14 +32,14 @@ class Shards:
         In the group's order.
     """
 
-    group: Group
+    group: ParallelGroup
     config: ModelConfig
     models: tuple[ShardModel, ...]
 
     def run(self, work: Callable[[ShardModel], T]) -> list[T]:
         """Do `work` with each card's share at once, in a thread a card; what it returns, by card. It must do the same
         on every card: the same passes over the same tokens, with a cache that it makes of its model. What it reads of
-        logits is the same everywhere. SpError: of the card that failed first; see `Group.run`.
+        logits is the same everywhere. SpError: of the card that failed first; see `ParallelGroup.run`.
 
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill

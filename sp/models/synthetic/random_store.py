@@ -26,7 +26,7 @@ from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_blocks, random_vector
-from sp.parallel.group import Group
+from sp.parallel.group import ParallelGroup
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
@@ -179,7 +179,7 @@ class RandomStore:
 def random_shards(
     shape: str,
     file_type: str,
-    group: Group,
+    group: ParallelGroup,
     math: str = Math.BF16,
     seed: int = 0,
     rope: AskedScaling | None = None,
@@ -193,7 +193,7 @@ def random_shards(
     config, models = found.config if rope is None else rope.applied(found.config), []
     for rank in range(group.size):
         share = Share(rank, group.size)
-        with group.at(rank), device_errors():
+        with group.device(rank), device_errors():
             store = RandomStore(config, found.plan(file_type), seed * group.size + rank, share=share)
             trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
             trunk, kept = keep_rounded(trunk)

@@ -1,20 +1,20 @@
-"""Turns to queue work: in the order they are asked for, one at a time, and advice only."""
+"""LaunchLock to queue work: in the order they are asked for, one at a time, and advice only."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from sp.parallel.nccl_card import Turns
+from sp.parallel.nccl_card import LaunchLock
 
 
 def test_one_at_a_time_and_in_order() -> None:
-    turns, inside, order = Turns(seconds=5.0), [], []
+    turns, inside, order = LaunchLock(seconds=5.0), [], []
 
     def work(name: int) -> None:
         time.sleep(0.02 * name)
         for _ in range(20):
-            with turns.turn() as mine:
+            with turns.hold() as mine:
                 assert mine
                 inside.append(name)
                 assert len(inside) == 1
@@ -33,13 +33,13 @@ def test_one_at_a_time_and_in_order() -> None:
 
 
 def test_who_waits_too_long_goes_on() -> None:
-    turns, seen = Turns(seconds=0.05), []
+    turns, seen = LaunchLock(seconds=0.05), []
 
     def late(name: str) -> None:
-        with turns.turn() as mine:
+        with turns.hold() as mine:
             seen.append((name, mine))
 
-    with turns.turn() as mine:
+    with turns.hold() as mine:
         assert mine
         others = [threading.Thread(target=late, args=(name,)) for name in "ab"]
         start = time.monotonic()
@@ -49,5 +49,5 @@ def test_who_waits_too_long_goes_on() -> None:
             other.join(5)
         assert time.monotonic() - start < 1
     assert sorted(seen) == [("a", False), ("b", False)]
-    with turns.turn() as mine:
+    with turns.hold() as mine:
         assert mine

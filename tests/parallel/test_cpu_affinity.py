@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sp.parallel.processors import LOOKS, Processors, look_at, present, processors
+from sp.parallel.cpu_affinity import PROBES, CpuChooser, cpu_chooser, current_cpu, probe
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="there is nothing to choose"
@@ -22,7 +22,7 @@ class Host:
         self.takes, self.looks = dict.fromkeys(self.numbers, 1.0), list[int]()
 
     def look(self) -> float:
-        here = present()
+        here = current_cpu()
         assert here is not None
         self.looks.append(here)
         return self.takes[here]
@@ -39,14 +39,14 @@ def host():
 def test_the_fastest_is_taken_and_nobody_is_held_there(host) -> None:
     slow, fast = host.numbers
     host.takes[slow] = 2.0
-    chosen = Processors(host.look)
+    chosen = CpuChooser(host.look)
     assert chosen.choose() == fast
     assert sorted(host.looks) == host.numbers, "of the first choice all are looked at, as nothing is known"
     assert os.sched_getaffinity(0) == set(host.numbers)
 
 
 def test_the_last_one_is_kept_while_it_is_about_as_fast(host) -> None:
-    chosen = Processors(host.look)
+    chosen = CpuChooser(host.look)
     first = chosen.choose()
     host.looks.clear()
     host.takes[first] = 1.3
@@ -58,7 +58,7 @@ def test_the_last_one_is_kept_while_it_is_about_as_fast(host) -> None:
 
 
 def test_where_all_are_slow_the_fastest_is_taken_and_what_was_fast_is_forgotten(host) -> None:
-    chosen = Processors(host.look)
+    chosen = CpuChooser(host.look)
     chosen.choose()
     host.takes = dict(zip(host.numbers, (1.6, 1.5), strict=True))
     assert [chosen.choose() for _ in range(3)] == [host.numbers[1]] * 3
@@ -70,7 +70,7 @@ def test_where_all_are_slow_the_fastest_is_taken_and_what_was_fast_is_forgotten(
 
 
 def test_a_thread_that_may_be_elsewhere_alone_leaves_the_last_one(host) -> None:
-    chosen = Processors(host.look)
+    chosen = CpuChooser(host.look)
     first = chosen.choose()
     other = next(number for number in host.numbers if number != first)
     os.sched_setaffinity(0, {other})
@@ -79,7 +79,7 @@ def test_a_thread_that_may_be_elsewhere_alone_leaves_the_last_one(host) -> None:
 
 
 def test_threads_at_once_are_asked_for_one_after_the_other(host) -> None:
-    chosen, found = Processors(host.look), []
+    chosen, found = CpuChooser(host.look), []
     threads = [threading.Thread(target=lambda: found.append(chosen.choose())) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -94,12 +94,12 @@ def test_where_that_is_forbidden_the_thread_stays(host, monkeypatch) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    assert Processors(host.look).choose() is None
+    assert CpuChooser(host.look).choose() is None
     monkeypatch.delattr(os, "sched_setaffinity")
-    assert Processors(host.look).choose() is None
+    assert CpuChooser(host.look).choose() is None
 
 
 def test_a_look_takes_little_and_this_process_has_one_memory() -> None:
-    assert 0 < min(look_at() for _ in range(5)) < 1e-3
-    assert processors() is processors()
-    assert LOOKS <= 6
+    assert 0 < min(probe() for _ in range(5)) < 1e-3
+    assert cpu_chooser() is cpu_chooser()
+    assert PROBES <= 6

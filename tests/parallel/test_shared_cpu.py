@@ -7,16 +7,16 @@ import threading
 
 import pytest
 
-from sp.parallel.processors import OneCore
+from sp.parallel.cpu_affinity import SharedCpu
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads go where they like here")
 
 
 def test_later_threads_go_where_the_first_one_was() -> None:
-    core, seen, before = OneCore(), [], os.sched_getaffinity(0)
+    core, seen, before = SharedCpu(), [], os.sched_getaffinity(0)
 
     def work() -> None:
-        with core.inside():
+        with core.pin():
             seen.append(os.sched_getaffinity(0))
         assert os.sched_getaffinity(0) == before
 
@@ -34,5 +34,5 @@ def test_where_that_is_forbidden_nothing_happens(monkeypatch) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    with OneCore().inside():
+    with SharedCpu().pin():
         pass
