@@ -28,7 +28,7 @@ from sp.planning.plan import spoken
 from sp.planning.roofline import Roofline, TimedModel
 from sp.planning.tables import shown
 from sp.quant import Math
-from sp.studies.figures import INK, save_png
+from sp.studies.figures import INK, save_figure
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
@@ -150,4 +150,4 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 if __name__ == "__main__":
-    save_png(figure(), PICTURE, dpi=200)
+    save_figure(figure(), PICTURE, dpi=200)

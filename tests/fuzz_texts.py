@@ -19,7 +19,7 @@ from input_cases import CASES, Case
 from matplotlib.figure import Figure
 from outcomes import Outcomes
 
-from sp.studies.figures import save_png
+from sp.studies.figures import save_figure
 
 RAW = "@@raw@@"
 TOKENS = (
@@ -157,7 +157,7 @@ def without_pictures() -> Iterator[None]:
     """Those of rows are not drawn: they take seconds, and show what tables say. Those of times are drawn small."""
     with (
         patch.multiple("sp.studies.pages.study_page", **NO_PICTURES),
-        patch("sp.studies.plots.ttft_plots.save_png", _small),
+        patch("sp.studies.plots.ttft_plots.save_figure", _small),
     ):
         yield
 
@@ -193,7 +193,9 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _small(figure: Figure, path: Path, **_: Any) -> Path:
     """A picture that takes a fifth of the time, of the same texts."""
-    return save_png(figure, path, dpi=30)
+    return save_figure(figure, path, dpi=30)
 
 
-NO_PICTURES = dict.fromkeys(("save_png", "pareto_figure", "forest_figure", "stage_figure", "needle_figure"), _nothing)
+NO_PICTURES = dict.fromkeys(
+    ("save_figure", "pareto_figure", "forest_figure", "stage_figure", "needle_figure"), _nothing
+)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"cluster", "config", "folders", "json_lines", "plugins", "trace"},
+    {"cluster", "columns", "config", "folders", "json_lines", "plugins", "trace"},
     {"named"},
     {"structure"},
     {"hub"},

@@ -17,7 +17,7 @@ from sp.models.layer.share import Share
 from sp.models.run.context_parallel import pages_less
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.flashprefill import TopDensity
-from sp.studies.figures import INK, save_png
+from sp.studies.figures import INK, save_figure
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "who-holds-what.png"
 CARDS, TAIL = 4, 8
@@ -99,4 +99,4 @@ def _bytes(axes: Axes) -> None:
 
 
 if __name__ == "__main__":
-    save_png(figure(), PICTURE, dpi=200)
+    save_figure(figure(), PICTURE, dpi=200)

@@ -254,12 +254,12 @@ class Loop:
 
     def draw(self, path: Path) -> None:
         """Draw the last conversation."""
-        from sp.studies.figures import save_png
+        from sp.studies.figures import save_figure
         from sp.studies.plots.maps import DPI, conversation_figure
 
         rows = self._session.rows
         last = [row for row in rows if row["conversation"] == rows[-1]["conversation"]]
-        print(f"picture in {save_png(conversation_figure(last), path, DPI)}", file=sys.stderr)
+        print(f"picture in {save_figure(conversation_figure(last), path, DPI)}", file=sys.stderr)
 
     def _answer(self, message: str) -> None:
         with stop_by_signal() if self._typed else nullcontext(Stop()) as stop:

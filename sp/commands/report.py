@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sp.commands.shell.line import arg, opt
 from sp.commands.shell.terminal import check_folder
@@ -17,6 +17,9 @@ def report(
         opt(help="A page, or a folder of pages: put tables made from records between marks; no report."),
     ] = None,
     times: Annotated[bool, opt(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
+    picture: Annotated[
+        Literal["png", "pdf", "svg"], opt("--format", help="Format of the pictures; pdf and svg are for papers.")
+    ] = "png",
 ) -> None:
     """Write report.md with tables, report.html to look at and sort, cells.csv, and pictures fit for a paper.
 
@@ -24,6 +27,7 @@ def report(
     --------
       sp report sp-sweep/quickstart -o report
       sp report results/nvidia-h200/study sp-run -o report
+      sp report sp-sweep/quickstart -o paper --format pdf
       sp report results/nvidia-h200 --pages README.md --pages docs
     """
     from sp.studies.pages.report import write_pages, write_report
@@ -32,4 +36,4 @@ def report(
     if pages:
         print(f"tables in {', '.join(map(str, write_pages(paths, pages)))}")
         return
-    print(f"report in {write_report(paths, out, times)}")
+    print(f"report in {write_report(paths, out, times, picture)}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sp import values
+from sp.columns import ColumnTable
 from sp.models.network.arithmetic import AskedMath
 from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
 from sp.planning.plan import spoken
@@ -14,8 +15,6 @@ from sp.quant import Math, Repacked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
-
 
 STYLES = {"yes": "bold green", "with": "bold green", "no": "bold red"}
 
@@ -115,17 +114,12 @@ def _scaling(rope: dict[str, Any]) -> str:
     return told + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
 
 
-def _table(*left: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines, its further columns of numbers."""
-    from rich.table import Table
-
-    table = Table(*left, box=None, pad_edge=False, header_style="bold")
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
+def _table(*left: str, right: Iterable[str] = ()) -> ColumnTable:
+    """Return an empty table with text columns and, behind them, number columns."""
+    return ColumnTable([*left, *right], [], len(left), head_style="bold")
 
 
-def _types(info: dict[str, Any]) -> Table:
+def _types(info: dict[str, Any]) -> ColumnTable:
     held = {row["source"]: row for row in info["device"]["formats"]} if info["device"] else {}
     types = _table("type", right=("tensors", "size", "share", "CPU", "GPU", "on the GPU"))
     total = sum(row["bytes"] for row in info["tensors_by_type"])
@@ -141,7 +135,7 @@ def _types(info: dict[str, Any]) -> Table:
     return types
 
 
-def _kv(device: dict[str, Any]) -> Table:
+def _kv(device: dict[str, Any]) -> ColumnTable:
     """Bytes of keys and values by type and length; states of recurrent layers come on top."""
     lengths = list(next(iter(device["kv_bytes"].values())))
     table = _table("KV cache", right=(_tokens(int(length)) for length in lengths))
@@ -262,7 +256,7 @@ def _where(plan: dict[str, Any]) -> str:
     return "the card" if plan["shared_by"] == 1 else f"each of {plan['shared_by']} cards"
 
 
-def _memory(rows: list[dict[str, Any]], where: str) -> Table:
+def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
     lengths = sorted({row["tokens"] for row in rows})
     table = _table(f"GiB on {where}", "KV", right=map(spoken, lengths))
     found = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
@@ -275,7 +269,7 @@ def _memory(rows: list[dict[str, Any]], where: str) -> Table:
     return table
 
 
-def _ways(plan: dict[str, Any]) -> Table:
+def _ways(plan: dict[str, Any]) -> ColumnTable:
     table = _table("card", spoken(plan["tokens"]), "longest")
     for row in plan["cards"]:
         most = row["longest"]
@@ -305,7 +299,7 @@ COLUMNS = {
 }
 
 
-def render_times(rows: list[dict[str, Any]], card: Card) -> Table:
+def render_times(rows: list[dict[str, Any]], card: Card) -> ColumnTable:
     """What `predicted_times` tells, for a `rich` console: every column says that it is predicted."""
     names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
     table = _table(card.name, right=(f"predicted\n{title}" for title in names.values()))

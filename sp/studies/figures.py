@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
-from sp.arrays import Bools
+from sp.arrays import Bools, Doubles
 from sp.errors import ConfigError
 from sp.session import RunResult
 from sp.studies.sweep.cells import kind_of
@@ -28,9 +30,55 @@ MOST_DOTS = 1 << 15
 SHARPNESS = 1.0  # of all pictures; who only asks whether they can be drawn needs few dots
 
 
-def save_png(figure: Figure, path: Path, dpi: int = 160) -> Path:
-    """Write the figure as PNG, complete or not at all. A palette of 256 colours draws plots as well as all of them, in
-    a quarter of the bytes. ConfigError if a picture would be so large that no viewer shows it."""
+PictureFormat = Literal["png", "pdf", "svg"]
+SMALLEST = 7  # points of the smallest letters in a picture, as most journals ask for
+DATES = {".pdf": "CreationDate", ".svg": "Date"}
+"""Vector formats by suffix, and the metadata key that is left out so that a figure saved twice is the same file."""
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 160) -> Path:
+    """Write the figure in the format that the path's suffix names, completely or not at all.
+
+    Parameters
+    ----------
+    figure : Figure
+    path : Path
+        Ends in ``.pdf`` or ``.svg`` for a vector format, which scales to any size; anything else is a PNG.
+    dpi : int
+        Dots per inch of a PNG, and of the heatmaps inside a vector format.
+
+    Returns
+    -------
+    Path
+        The path written.
+
+    Raises
+    ------
+    ConfigError
+        A PNG would be so large that no viewer shows it.
+    """
+    date = DATES.get(path.suffix)
+    if date is None:
+        return _save_png(figure, path, dpi)
+    drawing = BytesIO()
+    FigureCanvasAgg(figure)
+    # Journals refuse Type 3 fonts; a fixed salt gives the ids of an SVG the same names every time.
+    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "sp"}):
+        figure.savefig(drawing, dpi=dpi, format=path.suffix.removeprefix("."), metadata={date: None})
+    return write_atomic(path, drawing.getvalue())
+
+
+def picture_markdown(title: str, name: str) -> str:
+    """A picture in Markdown; a PDF, which no page shows in place, as a link.
+
+    >>> picture_markdown("Stages", "stages.svg"), picture_markdown("Stages", "stages.pdf")
+    ('![Stages](stages.svg)', '[Stages](stages.pdf)')
+    """
+    return f"{'' if name.endswith('.pdf') else '!'}[{title}]({name})"
+
+
+def _save_png(figure: Figure, path: Path, dpi: int) -> Path:
+    """Write a PNG with a palette of 256 colours, which shows plots as well as all of them in a quarter of the bytes."""
     dpi = round(dpi * SHARPNESS)
     width, height = figure.get_size_inches() * dpi
     if max(width, height) > MOST_DOTS:
@@ -42,6 +90,19 @@ def save_png(figure: Figure, path: Path, dpi: int = 160) -> Path:
         palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     palette.save(buffer, format="png", optimize=True, dpi=(dpi, dpi))
     return write_atomic(path, buffer.getvalue())
+
+
+HATCH = "////"
+
+
+def hatch_lower_half(axes: Axes, values: Doubles, middle: float) -> None:
+    """Hatch the cells of a map whose value is below the middle of its scale, so that colour is not their only sign."""
+    for row, column in zip(*np.nonzero(values < middle), strict=True):  # NaN, which was not measured, is not below
+        axes.add_patch(
+            Rectangle(
+                (column - 0.5, row - 0.5), 1, 1, fill=False, hatch=HATCH, edgecolor="white", alpha=0.4, linewidth=0
+            )
+        )
 
 
 def shade(axes: Axes, mask: Bools, **style: Any) -> None:

@@ -146,7 +146,7 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
 def test_runs_that_do_not_compare_share_no_table_and_no_picture(
     real: Path, tmp_path: Path, change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sp.studies.plots.ttft_plots.save_png", lambda figure, path: path)  # names are asked for
+    monkeypatch.setattr("sp.studies.plots.ttft_plots.save_figure", lambda figure, path: path)  # names are asked for
     records = [r for r in of(real, "decode") if r["config"]["method"] != "greedy"]
     others = [{**r, "config": {**r["config"], **change}} for r in records]
     first, second = draw_decoding([*records, *others], tmp_path)

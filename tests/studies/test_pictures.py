@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from study_rows import N, rows
 
+from sp.studies.figures import SMALLEST, save_figure
 from sp.studies.plots import ttft_plots
-from sp.studies.plots.pareto import SINGLE, forest_figure, needle_figure, pareto_figure
+from sp.studies.plots.pareto import SINGLE, forest_figure, needle_figure, pareto_figure, stage_figure
 from sp.studies.plots.roofline import Point, roofline_figure
 from sp.studies.sweep.cells import Table
 
@@ -80,6 +82,47 @@ def test_no_bar_is_cut() -> None:
     assert ttft_plots.enlarged(panel) == panel[1:]
     assert ttft_plots.enlarged(panel[1:]) == []
     assert ttft_plots.enlarged([record(1, 2.0), record(0.1, 1.0)]) == []
+    axes = Figure().subplots()
+    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel), 2.3)
+    marks = [patch for patch in axes.patches if patch.get_gid() == ttft_plots.BREAK_MARK]
+    assert [round(float(mark.get_xy()[:, 1].mean())) for mark in marks] == [0], "the full prefill's bar is broken"  # type: ignore[attr-defined]
+    assert max(box.get_x() + box.get_width() for box in axes.findobj(Rectangle)) == pytest.approx(2.3)
+    assert [text.get_text() for text in axes.texts] == [" 20 s", " 2 s, 10.0x", " 1 s, 20.0x"]
+
+
+def sizes(figure: Figure) -> list[float]:
+    """Points of all letters of a figure."""
+    import matplotlib.text
+
+    return [each.get_fontsize() for each in figure.findobj(matplotlib.text.Text) if each.get_text().strip()]
+
+
+def test_letters_are_large_enough_to_read() -> None:
+    table = Table.of([{**row, "depth": 0.5} for row in rows()])
+    for figure in (needle_figure(table, "needle", 0.05, ["tail"]), forest_figure(table, 0.05),
+                   pareto_figure(table, "kept_tokens"), stage_figure(table, 4096, 0.05)):  # fmt: skip
+        assert min(sizes(figure)) >= SMALLEST
+
+
+def test_colour_is_not_the_only_sign_of_what_failed() -> None:
+    figure = needle_figure(Table.of([{**row, "depth": 0.5} for row in rows()]), "needle", 0.05, ["random"])
+    answers = figure.axes[0]
+    hatched = [patch for patch in answers.patches if patch.get_hatch()]
+    assert len(hatched) == 2, "random is wrong in most examples of both lengths"
+    assert "hatched: below the middle" in words(figure)
+    assert {"prompt tokens", "needle kept by the selector", "margin of the needle's chunk"} <= set(
+        words(figure).split(" | ")
+    )
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_a_picture_is_in_the_format_asked_for_and_the_same_twice(suffix: str, begins: bytes, tmp_path: Path) -> None:
+    table = Table.of(rows())
+    files = [save_figure(forest_figure(table, 0.05), tmp_path / f"{name}.{suffix}") for name in "ab"]
+    first, second = (file.read_bytes() for file in files)
+    assert first.startswith(begins)
+    assert first == second
+    assert b"/Type3" not in first, "journals refuse such fonts"
 
 
 def test_limits_of_a_card_say_that_they_were_reached() -> None:

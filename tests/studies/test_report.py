@@ -7,7 +7,7 @@ import json
 import re
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 from study_rows import RIGHT, N, rows
 
 from sp.errors import ConfigError
+from sp.scoring.base import SCORERS, ModelFreeScorer, register_scorer
 from sp.studies.figures import looks
 from sp.studies.pages.report import write_report
 from sp.studies.plots.pareto import depth_rows, heat
-from sp.studies.sweep.cells import Table
+from sp.studies.sweep.cells import Table, kind_of
 from sp.studies.sweep.store import Store, session_line
 from sp.studies.tables.report_tables import cells_csv
 
@@ -69,6 +70,17 @@ def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_maps")
+@pytest.mark.parametrize("picture", ["pdf", "svg"])
+def test_pictures_for_papers(results: Path, tmp_path: Path, picture: Literal["pdf", "svg"]) -> None:
+    text = write_report([results], tmp_path / "out", picture=picture).read_text()
+    shown = "[Right answers over time](pareto_ttft.pdf)" if picture == "pdf" else "](pareto_ttft.svg)"
+    assert shown in text
+    assert ("!" in text) == (picture == "svg")
+    written = {path.suffix for path in (tmp_path / "out").iterdir() if path.name[0] != "."}
+    assert written == {".md", ".html", ".csv", f".{picture}"}
+
+
+@pytest.mark.usefixtures("no_maps")
 def test_times_can_be_left_out(results: Path, tmp_path: Path) -> None:
     page = write_report([results], tmp_path / "out", times=False)
     text = page.read_text()
@@ -116,6 +128,22 @@ def test_oracles_stand_apart_and_each_pair_has_its_own() -> None:
     assert groups["full prefill", 1024, 1.0].distance() is None
     found = looks(table.strategies())
     assert found["leave_one_out among=8"].line == found["oracle"].line == found["random"].line != found["tail"].line
+
+
+def test_a_scorer_of_ones_own_is_a_strategy_and_no_control() -> None:
+    class Mine(ModelFreeScorer):
+        """Reads no model, as the controls do."""
+
+    register_scorer("mine_of_reports")(Mine)
+    try:
+        own = [{**row, "scorer": "mine_of_reports"} for row in rows() if row["scorer"] == "random"]
+        table = Table.of([*rows(), *own])
+        assert table.strategies() == ["full prefill", "mine_of_reports", "tail", "random", "oracle"]
+        assert [kind_of(name) for name in ("mine_of_reports", "random")] == ["scorer", "control"]
+        found = looks(table.strategies())
+        assert found["mine_of_reports"].line == "-" != found["random"].line
+    finally:
+        SCORERS._classes.pop("mine_of_reports")
 
 
 def test_one_pair_goes_unnamed() -> None:

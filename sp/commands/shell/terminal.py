@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
+from sp.columns import ColumnTable, total_width
 from sp.commands.shell.line import opt
 from sp.errors import CONTROL, ConfigError, PromptError, printable
 
@@ -180,9 +181,7 @@ Wide = Annotated[bool, opt("--wide", help="Show all columns of tables side by si
 
 Column = tuple[str, str | Callable[[Mapping[str, Any]], str]]
 """A head, and what stands under it of a row: a pattern with names of the row, or what makes the text."""
-PADDING = 2  # characters beside a cell
 INTERVAL = "95 %"  # head of a column that holds the interval of the column before it
-TEXT = 12  # characters to which a column of text is folded rather than that a column of numbers leave the table
 
 
 def print_table(
@@ -204,8 +203,6 @@ def print_table(
     Returns list of str: heads that were shown.
     """
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     cells = [[printable(cell) for cell in line] for line in cells]  # names and tasks come from files
     if output == "md":
@@ -214,27 +211,20 @@ def print_table(
         return list(heads)
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     shown, alike = list(range(len(heads))), dict[int, str]()
-    room = max(text_width(), _total(widths)) if wide else text_width()
-    if _total(widths) > room:
+    room = max(text_width(), total_width(widths)) if wide else text_width()
+    if total_width(widths) > room:
         alike = same_in_all(cells, left)
         shown = [number for number in shown if number not in alike]
-    if main and _total(widths[number] for number in shown) > room:
+    if main and total_width(widths[number] for number in shown) > room:
         shown = [number for number in shown if _called(heads, number) in main]
     if alike:
         print(fill("; ".join(f"{heads[number]} {value}" for number, value in alike.items()), room))
     own = sum(number < left for number in shown)
     bounds = {place for place, number in enumerate(shown) if heads[number] == INTERVAL}
-    for place, numbers in enumerate(column_groups([widths[number] for number in shown], own, room, bounds)):
-        table = Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0))
-        for at in (*range(own), *numbers):
-            figure = at >= own
-            head = escape(heads[shown[at]])
-            table.add_column(head, justify="right" if figure else "left", no_wrap=figure, overflow="fold")
-        for line in cells:  # names of files and models may have brackets, which Rich takes for markup
-            table.add_row(*(escape(line[shown[at]]) for at in (*range(own), *numbers)))
-        if place:
-            print()
-        Console(highlight=False, width=room).print(table)
+    table = ColumnTable([heads[number] for number in shown], [], own, bounds)
+    for line in cells:
+        table.add_row(*(line[number] for number in shown))
+    Console(highlight=False, width=room).print(table)
     if hidden := len(heads) - len(shown) - len(alike):
         print(f"({hidden} more column{'s' * (hidden > 1)}: --wide)")
     return [heads[number] for number in (*alike, *shown)]
@@ -264,41 +254,6 @@ def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:
     if len(found) == left:
         del found[left - 1]
     return found
-
-
-def column_groups(widths: Sequence[int], left: int, room: int, bounds: Collection[int] = ()) -> list[list[int]]:
-    """Columns of numbers that stand side by side; those that a line has no room for make a further table.
-
-    `widths`: characters of the widest cell of each column; `left`: first columns that are text: they stand in every
-    table, and fold where they are longer than `TEXT`; `bounds`: columns of intervals, each of the column before it,
-    which it does not leave.
-
-    >>> column_groups([6, 10, 10, 10], 1, 80), column_groups([6, 10, 10, 10], 1, 32), column_groups([6], 1, 32)
-    ([[1, 2, 3]], [[1, 2], [3]], [[]])
-    >>> column_groups([6, 10, 10, 10], 1, 32, {3})
-    [[1], [2, 3]]
-    """
-    parts: list[list[int]] = []
-    for number in range(left, len(widths)):
-        if number in bounds and number - 1 not in bounds and parts:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    whole = _total(widths) <= room
-    free = room - sum(min(width, TEXT) + PADDING for width in widths[:left])
-    groups: list[list[int]] = [[]]
-    for part in parts:
-        taken = sum(widths[one] + PADDING for one in (*groups[-1], *part))
-        if groups[-1] and taken > free and not whole:
-            groups.append([])
-        groups[-1] += part
-    return groups
-
-
-def _total(widths: Iterable[int]) -> int:
-    """Characters of a line of so wide columns."""
-    found = list(widths)
-    return sum(found) + PADDING * len(found)
 
 
 def _called(heads: Sequence[str], number: int) -> str:

@@ -210,7 +210,7 @@ def as_html(board: Board) -> str:
             rows = [
                 _row(line.kind, [_name(line.title, line.kind), *_shares(line, matrix.tasks)]) for line in matrix.lines
             ]
-            table = _table(["scorer", *matrix.tasks, "mean", "n"], rows)
+            table = _table(title, ["scorer", *matrix.tasks, "mean", "n"], rows)
             parts.append(f"<details{opened}><summary>{title}</summary>\n{table}\n</details>")
     parts += ["<h2>Every entry</h2>", _filters(board.entries), _everything(board.entries)]
     body = tag("main", Html("\n".join(parts)))
@@ -264,7 +264,7 @@ def _everything(entries: Sequence[Entry]) -> str:
             f"<td><code>{escape(entry.command)}</code></td>",
         ]
         rows.append(_row(entry.kind, cells, data))
-    return _table(HEADS, rows, "all", WORDS)
+    return _table("Every entry", HEADS, rows, "all", WORDS)
 
 
 def _keys(entry: Entry) -> tuple[str, ...]:
@@ -281,15 +281,19 @@ def _filters(entries: Sequence[Entry]) -> str:
     return f'<div class="filters">{"".join(menus)}<output></output></div>'
 
 
-def _table(heads: Sequence[str], rows: Sequence[str], name: str = "", words: Set[str] = frozenset()) -> str:
+def _table(
+    caption: str, heads: Sequence[str], rows: Sequence[str], name: str = "", words: Set[str] = frozenset()
+) -> str:
+    """Return a sortable table; `caption` is its label for screen readers, `words` the heads of text columns."""
     named = f' id="{name}"' if name else ""
+    label = f' aria-label="{escape(caption)}"'
     classes = (' class="text"' if head in words else "" for head in heads)
     top = "".join(
         f'<th scope="col"{kind}><button>{escape(head)}</button></th>' for kind, head in zip(classes, heads, strict=True)
     )
     body = "\n".join(rows)
-    table = f'<table{named} class="sorts"><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
+    table = f'<table{named} class="sorts"{label}><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll" tabindex="0" role="region"{label}>{table}</div>'
 
 
 def _row(kind: str, cells: Sequence[str], data: str = "") -> str:

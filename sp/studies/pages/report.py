@@ -15,7 +15,7 @@ from sp.evals.trained_for import note_of_records
 from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
 from sp.kernels.machine import machine_slug
 from sp.session.measured import cards_of, check_machine, check_timed
-from sp.studies.figures import save_png
+from sp.studies.figures import PictureFormat, picture_markdown, save_figure
 from sp.studies.pages.study_page import Comparable, Section, comparable, provenance, quality, study_page
 from sp.studies.plots.maps import DPI, SavedRun, conversation_figure, importance_map, read_turns
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
@@ -164,60 +164,88 @@ def first_object(path: Path) -> Row:
 
 
 @rc_context({"text.parse_math": False})  # a name with dollars in it is no formula
-def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
-    """Write ``report.md``, ``report.html``, ``cells.csv`` and pictures into `out`, where no file of an earlier report
-    stays; the path of the page. Without `times`, those of sweeps are left out: runs side by side on one device wait for
-    each other. ConfigError: see `find_sources` and `read_results`."""
+def write_report(paths: Sequence[Path], out: Path, times: bool = True, picture: PictureFormat = "png") -> Path:
+    """Write ``report.md``, ``report.html``, ``cells.csv`` and pictures.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Files or folders of results.
+    out : Path
+        Folder of the report; files of an earlier report there are removed.
+    times : bool
+        Show the times of sweeps. Omit them where runs shared a device and so waited for each other.
+    picture : {"png", "pdf", "svg"}
+        Format of the pictures.
+
+    Returns
+    -------
+    Path
+        The path of ``report.md``.
+
+    Raises
+    ------
+    ConfigError
+        See `find_sources` and `read_results`.
+    """
     with staged(out) as stage:
-        page = _write_report(paths, stage, times)
+        page = _write_report(paths, stage, times, picture)
     return out / page.name
 
 
-def _write_report(paths: Sequence[Path], out: Path, times: bool) -> Path:
+def _write_report(paths: Sequence[Path], out: Path, times: bool, picture: PictureFormat) -> Path:
     sources = find_sources(paths)
     parts = []
     if sources.results or sources.evals:
         results = read_results(sources.results).checked()
-        asked = [row for path in sources.evals for row in read_rows(path)]
+        eval_rows = [row for path in sources.evals for row in read_rows(path)]
         groups = comparable(results)
-        if asked:
-            groups["Rows of sp eval"] = Comparable(asked)
+        if eval_rows:
+            groups["Rows of sp eval"] = Comparable(eval_rows)
         if not groups:
             names = ", ".join(map(str, sources.results + sources.evals))
             raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
-        told = provenance(results) if results.runs else []
-        parts += [markdown(["", ""], told).replace("---:", "---")] if told else []
+        source_facts = provenance(results) if results.runs else []
+        parts += [markdown(["source", "value"], source_facts, left=2)] if source_facts else []
         parts += [] if times else [SHARED]
+        notes = [note_of_records(group.drafters.values()) for group in groups.values()]
+        # A sentence that all groups share stands once for all of them: under every table, nobody would read it.
+        shared_note, notes = (notes[0], [""] * len(notes)) if len(set(notes)) == 1 else ("", notes)
         sections = [
-            Section(title, group.rows, note_of_records(group.drafters.values())) for title, group in groups.items()
+            Section(title, group.rows, note) for (title, group), note in zip(groups.items(), notes, strict=True)
         ]
-        html = study_page("Report", sections, [*told, *([] if times else [("times", SHARED)])], times)
-        write_atomic(out / "report.html", html.encode())
+        page_facts = [*source_facts, *([] if times else [("times", SHARED)])]
+        write_atomic(out / "report.html", study_page("Report", sections, page_facts, times, note=shared_note).encode())
         parts.append("Every strategy on one scale, and every cell to sort: [report.html](report.html).")
-        for place, (title, group) in enumerate(groups.items(), 1):
-            several = len(groups) > 1
+        parts += [shared_note] if shared_note else []
+        several = len(groups) > 1
+        for place, ((title, group), note) in enumerate(zip(groups.items(), notes, strict=True), 1):
             parts += [f"# {title}"] if several else []
-            parts += quality(group, out, f"{place}_" if several else "", times)
+            parts += [note] if note else []
+            parts += quality(group, out, f"{place}_" if several else "", times, picture)
     for folder in sources.runs:
         run = SavedRun.load(folder)
         if run.has_maps:
-            name = f"importance_{folder.name}.png" if len(sources.runs) > 1 else "importance_heads.png"
-            save_png(importance_map(run), out / name)
-            parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
+            name = f"importance_{folder.name}.{picture}" if len(sources.runs) > 1 else f"importance_heads.{picture}"
+            save_figure(importance_map(run), out / name)
+            image = picture_markdown("Importance by layer and head", name)
+            parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n{image}")
     for place, path in enumerate(sources.talks, 1):
-        name = f"conversation_{place}.png" if len(sources.talks) > 1 else "conversation.png"
-        save_png(conversation_figure(read_turns(path)), out / name, DPI)
-        parts.append(f"## A conversation\n\n`{path}`\n\n![What each turn had of the transcript]({name})")
-    if timed := [record for path in sources.records for record in newest_checked(path) if record["bench"] == "ttft"]:
-        parts += times_section(timed, out)
-    parts += decoding_section([record for path in sources.records for record in newest_checked(path)], out)
+        name = f"conversation_{place}.{picture}" if len(sources.talks) > 1 else f"conversation.{picture}"
+        save_figure(conversation_figure(read_turns(path)), out / name, DPI)
+        image = picture_markdown("What each turn had of the transcript", name)
+        parts.append(f"## A conversation\n\n`{path}`\n\n{image}")
+    records = [record for path in sources.records for record in newest_checked(path)]
+    if timed := [record for record in records if record["bench"] == "ttft"]:
+        parts += times_section(timed, out, picture)
+    parts += decoding_section(records, out, picture)
     if not parts:
         raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
 
 
-def times_section(records: Sequence[Row], out: Path) -> list[str]:
-    """Tables and pictures of measured times to the first token, machine by machine and target by target."""
+def times_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> list[str]:
+    """Return tables and pictures of times to the first token, by machine and target."""
     from sp.studies.plots.ttft_plots import draw_stages
     from sp.studies.tables.headline import NOTHING, headline
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
@@ -226,25 +254,26 @@ def times_section(records: Sequence[Row], out: Path) -> list[str]:
     parts = [f"## Time to the first token of long prompts\n\n{long}"] if long != NOTHING else []
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for record in records:
-        of = machine_slug(record), record["config"]["target"], cards_of(record["config"])[1]
-        groups.setdefault(of, []).append(record)
+        key = machine_slug(record), record["config"]["target"], cards_of(record["config"])[1]
+        groups.setdefault(key, []).append(record)
     for place, ((machine, *_), group) in enumerate(sorted(groups.items()), 1):
-        name = f"ttft_stages_{place}.png" if len(groups) > 1 else "ttft_stages.png"
+        name = f"ttft_stages_{place}.{picture}" if len(groups) > 1 else f"ttft_stages.{picture}"
         rows = [row_of(record) for record in group]
         heads, cells, _ = cells_of(rows)
         draw_stages(group, out / name)
         title = f"## Time to the first token, measured alone: {machine}\n\n{title_of(rows)}"
-        parts.append(f"{title}\n\n{markdown(heads, cells)}\n\n![Stages of a request]({name})")
+        parts.append(f"{title}\n\n{markdown(heads, cells)}\n\n{picture_markdown('Stages of a request', name)}")
     return parts
 
 
-def decoding_section(records: Sequence[Row], out: Path) -> list[str]:
-    """Tables and pictures of decoding with a draft; nothing where none is recorded."""
+def decoding_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> list[str]:
+    """Return tables and pictures of decoding with a draft; an empty list where none is recorded."""
     from sp.studies.plots.ttft_plots import draw_decoding
     from sp.studies.tables.decode_table import decode_tables
 
     parts = [f"{title}\n\n{markdown(heads, cells)}" for title, heads, cells, _ in decode_tables(records)]
-    parts += [f"![Decoding by budget]({path.name})" for path in draw_decoding(records, out)] if parts else []
+    pictures = draw_decoding(records, out, picture) if parts else ()
+    parts += [picture_markdown("Decoding by budget", path.name) for path in pictures]
     return ["## Decoding with a draft", *parts] if parts else []
 
 

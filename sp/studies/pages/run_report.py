@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from sp.columns import ColumnTable
 from sp.errors import printable
 from sp.page.heat import Heated, Place, strip
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
@@ -89,18 +89,15 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     }
 
 
-def stage_table(result: RunResult) -> Table:
-    """Stages of the compressed pass and of the full one, with seconds, tokens and share."""
-    table = Table(title="Time to first token and decode, by stage", title_justify="left")
-    for name, justify in (("pass", "left"), ("stage", "left"), ("seconds", "right"), ("tokens", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("share", justify="right")
+def stage_table(result: RunResult) -> ColumnTable:
+    """Return the stages of the compressed pass and of the full one, with seconds, tokens and share."""
+    table = ColumnTable(["pass", "stage", "seconds", "tokens", "share"], [], left=2, head_style="bold")
     for label, answer in passes(result):
         for row in stage_rows(answer):
             table.add_row(
                 label, row["name"], f"{row['seconds']:.3f}", f"{row['tokens']:,}", f"{100 * row['share']:.1f} %"
             )
-        table.add_row(label, "[b]first token after[/b]", f"[b]{answer.ttft_s:.3f}[/b]", "", "", end_section=True)
+        table.add_row(label, Text("first token after", "bold"), Text(f"{answer.ttft_s:.3f}", "bold"), "", "")
     return table
 
 
@@ -166,7 +163,7 @@ def write_files(
 ) -> dict[str, Path]:
     """Save the page, trace, arrays and, if compression was active, the picture; no file of an earlier run stays.
     `expected` are values that a right answer holds, where they are known."""
-    from sp.studies.figures import importance_figure, save_png
+    from sp.studies.figures import importance_figure, save_figure
     from sp.studies.written import staged
 
     trace = run_trace(result, pipeline, options, facts)
@@ -176,7 +173,7 @@ def write_files(
         files = {"report": write_atomic(stage / "report.html", page.encode())}
         files |= {"trace": json_path, "arrays": arrays_path}
         if result.selection is not None:
-            files["plot"] = save_png(importance_figure(result), stage / "importance.png")
+            files["plot"] = save_figure(importance_figure(result), stage / "importance.png")
     return {name: folder / path.name for name, path in files.items()}
 
 
@@ -196,6 +193,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
     """What was kept and why, and the files; last the answers and what compression gained. With `verbose` also what
     every stage took, what attention read, and memory."""
     if verbose:
+        console.print("[b]Time to first token and decode, by stage[/b]")
         console.print(stage_table(result))
         for line in _details(report):
             console.print(line)
@@ -261,12 +259,19 @@ def _details(report: dict[str, Any]) -> Iterator[str]:
 
 
 LONGEST = 160  # characters of a needle in the list of needles
-STRIP = "The whole prompt: importance above, share kept in the middle, needles and question below. Press to go there."
+STRIP = "The whole prompt; a needle that was left out, wholly or in part, is hollow. Press to go there."
+STRIP_ROWS = ("importance", "share kept", "needles, question")
 STYLE = """
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem; }
 .answers section { border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
 .answers h2 { margin: 0; font-size: .95rem; } .answer { white-space: pre-wrap; font-size: 1.1rem; margin: .3rem 0; }
 .whole .kept { border: 0; }
+.along { display: flex; gap: .6rem; } .along .strip { flex: 1; min-width: 0; }
+.rows { display: flex; flex-direction: column; height: 5.5rem; font-size: .875rem;
+  color: var(--soft); line-height: 1.1; }
+.rows span { flex: 28 1 0; display: flex; align-items: center; } .rows span:nth-child(2) { flex-grow: 22; }
+.rows span:last-child { flex-grow: 12; }
+@media (max-width: 40rem) { .rows { font-size: .8rem; width: 5rem; } }
 .took { width: 8rem; } .took svg { display: block; width: 100%; height: .8rem; } .took rect { fill: var(--mark); }
 """
 
@@ -327,7 +332,8 @@ def _figures(report: Mapping[str, Any]) -> Html:
 
 def _tokens(heated: Heated, result: RunResult) -> Sequence[Html]:
     places = heated.places()
-    parts = [_legend(result), tag("p", STRIP, class_="note"), strip(heated)]
+    row_names = tag("div", *(tag("span", name) for name in STRIP_ROWS), class_="rows", aria_hidden="true")
+    parts = [_legend(result), tag("p", STRIP, class_="note"), tag("div", row_names, strip(heated), class_="along")]
     parts += [_places(heated, places)] if places else []
     parts += [_tools(result), tag("div", heated.markup(), class_="whole" if result.selection is None else None)]
     return parts
@@ -429,7 +435,8 @@ def as_text(result: RunResult, limit: int | None = 1600) -> Text:
         elif limit is None or spent < limit or near or kind == "question":
             text = printable(piece(result, start, end))
             spent += len(text)
-            shown.append(text, style=STYLES[kind])
+            # Colour alone would not show that a needle is missing, and a pipe has none.
+            shown.append(f"[left out: {text}]" if kind == "lost needle" else text, style=STYLES[kind])
         else:
             shown.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
     return shown

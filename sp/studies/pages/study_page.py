@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sp.evals.trained_for import note_of_records
+from matplotlib.figure import Figure
+
 from sp.page.forest import Line, Scale, forest, spread
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
-from sp.studies.figures import save_png, tokens_label
+from sp.studies.figures import PictureFormat, picture_markdown, save_figure, tokens_label
 from sp.studies.plots.pareto import forest_figure, needle_figure, pareto_figure, stage_figure
 from sp.studies.sweep.cells import FULL, Group, Table, kind_of
 from sp.studies.sweep.store import Results, Row, session_facts
@@ -178,11 +179,18 @@ def provenance(results: Results) -> list[tuple[str, str]]:
     return rows
 
 
-def quality(group: Comparable, out: Path, prefix: str, times: bool) -> list[str]:
-    """Sections on answers, selections and, if asked for, time, with their pictures; file names begin with `prefix`.
-    Under every table that ranks scorers stands what their drafter was trained for."""
-    table, note = Table.of(group.rows), note_of_records(group.drafters.values())
-    told = f"\n\n{note}" if note else ""
+def quality(group: Comparable, out: Path, prefix: str, times: bool, picture: PictureFormat) -> list[str]:
+    """Return sections on answers, selections and, with `times`, time; write their pictures into `out`.
+
+    Names of files begin with `prefix`. What the drafter was trained for stands once above, see `write_report`.
+    """
+    table = Table.of(group.rows)
+
+    def draw(figure: Figure, name: str, title: str) -> str:
+        file = f"{prefix}{name}.{picture}"
+        save_figure(figure, out / file)
+        return picture_markdown(title, file)
+
     ratios = table.values("keep_ratio")
     shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
     parts = [
@@ -191,55 +199,50 @@ def quality(group: Comparable, out: Path, prefix: str, times: bool) -> list[str]
         "for oracles that read the target: those and `oracle` know its answer or the evidence: upper references. "
         f"Every group of one task, length and keep ratio is in [{prefix}cells.csv]({prefix}cells.csv).",
         "## Right answers by keep ratio\n\nAll tasks and lengths together.\n\n"
-        + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}")
-        + told,
-        "### Against the full prefill\n\n"
-        + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}")
-        + told,
+        + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}"),
+        "### Against the full prefill\n\n" + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}"),
     ]
     if table.oracles:
         parts.append(
             "### Distance to the oracle\n\nFrom the oracle that was right most often at the same task, length and keep "
             "ratio, on the same examples.\n\n"
             + grid_table(table, "keep_ratio", oracle_points, name=lambda r: f"keep {r:g}")
-            + told
         )
     if len(ratios) > 1:
-        save_png(pareto_figure(table, "kept_tokens"), out / f"{prefix}pareto_kept.png")
-        parts.append(f"![Right answers over kept tokens]({prefix}pareto_kept.png)")
+        parts.append(draw(pareto_figure(table, "kept_tokens"), "pareto_kept", "Right answers over kept tokens"))
     else:
-        save_png(forest_figure(table, ratios[0]), out / f"{prefix}forest.png")
-        parts.append(f"![Right answers by strategy]({prefix}forest.png)")
+        parts.append(draw(forest_figure(table, ratios[0]), "forest", "Right answers by strategy"))
     if times:
-        save_png(pareto_figure(table, "ttft_s"), out / f"{prefix}pareto_ttft.png")
-        parts.append(f"![Right answers over time]({prefix}pareto_ttft.png)")
+        parts.append(draw(pareto_figure(table, "ttft_s"), "pareto_ttft", "Right answers over time"))
     for keep in shown:
-        parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep) + told)
+        parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep))
         if table.oracles:
             far = grid_table(table, "task", oracle_points, keep=keep)
-            parts.append(f"### Distance to the oracle, keep ratio {keep:g}\n\n{far}{told}")
+            parts.append(f"### Distance to the oracle, keep ratio {keep:g}\n\n{far}")
         by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
-        parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length + told)
-    parts.append("## What was kept\n\n" + kept_table(table, shown) + told)
+        parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length)
+    parts.append("## What was kept\n\n" + kept_table(table, shown))
     if any(row.get("acceptance_length") is not None for row in table.rows):
         parts.append("## Decoding\n\nMean tokens a pass, median seconds.\n\n" + decode_table(table, shown))
     for keep in shown:
-        parts += needle_maps(table, keep, out, prefix)
+        parts += needle_maps(table, keep, draw)
     if times:
         longest = table.values("tokens_asked")[-1]
-        save_png(stage_figure(table, longest, shown[0]), out / f"{prefix}stages.png")
+        stages = draw(stage_figure(table, longest, shown[0]), "stages", f"Stages at {tokens_label(longest)} tokens")
         parts.append(
             f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
             + "Median seconds, and the full prefill's time over it.\n\n"
-            + time_table(table, shown[0])
-            + f"\n\n![Stages at {tokens_label(longest)} tokens]({prefix}stages.png)"
+            + f"{time_table(table, shown[0])}\n\n{stages}"
         )
     write_atomic(out / f"{prefix}cells.csv", cells_csv(table, times).encode())
     return parts
 
 
-def needle_maps(table: Table, keep: float, out: Path, prefix: str) -> list[str]:
-    """Maps of every needle task of several lengths at one keep ratio, six strategies a picture."""
+def needle_maps(table: Table, keep: float, draw: Callable[[Figure, str, str], str]) -> list[str]:
+    """Return maps of every needle task of several lengths at one keep ratio, `MAPS_A_PAGE` strategies per picture.
+
+    `draw` saves a figure under a name and returns the Markdown that shows it with a title.
+    """
     parts = []
     rows = [row for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")]
     lengths = {task: {row["tokens_asked"] for row in rows if row["task"] == task} for task in {r["task"] for r in rows}}
@@ -247,11 +250,11 @@ def needle_maps(table: Table, keep: float, out: Path, prefix: str) -> list[str]:
     for task in tasks:
         there = {row["strategy"] for row in table.rows if row["task"] == task}
         names = [name for name in table.strategies() if name in there]
-        for at, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
-            slug = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in task)[:80]
-            file = f"{prefix}map_{slug}_{keep:g}_{at}.png"
-            save_png(needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE]), out / file)
-            parts.append(f"![{task}, depth over length, keep ratio {keep:g}]({file})")
+        slug = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in task)[:80]
+        for number, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
+            figure = needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE])
+            title = f"{task}, depth over length, keep ratio {keep:g}"
+            parts.append(draw(figure, f"map_{slug}_{keep:g}_{number}", title))
     return [f"## Needles by depth and length, keep ratio {keep:g}", *parts] if parts else []
 
 
@@ -280,11 +283,30 @@ class Section:
 
 
 def study_page(
-    title: str, sections: Sequence[Section], told: Sequence[tuple[str, str]] = (), times: bool = True
+    title: str,
+    sections: Sequence[Section],
+    source_facts: Sequence[tuple[str, str]] = (),
+    times: bool = True,
+    *,
+    note: str = "",
 ) -> str:
-    """The page; all text of rows is escaped. `told`, sequence of (name, value): where the rows come from; `times`:
-    whether seconds are shown: those of runs side by side on one device mean nothing."""
-    body = [tag("h1", title), facts(list(told)) if told else "", tag("p", HOW)]
+    """Return the page as HTML; all text of rows is escaped.
+
+    Parameters
+    ----------
+    title : str
+    sections : sequence of Section
+    source_facts : sequence of (name, value)
+        Where the rows come from.
+    times : bool
+        Show seconds; those of runs that shared a device mean nothing.
+    note : str
+        What the drafter of all sections was trained for; empty where they differ and each says its own.
+    """
+    body: list[object] = [tag("h1", title)]
+    body += [tag("h2", "Where these results come from"), facts(list(source_facts))] if source_facts else []
+    body += [tag("h2", "How to read the plots"), tag("p", HOW)]
+    body += [tag("p", note, class_="note")] if note else []
     for section in sections:
         body.append(tag("h2", section.title if len(sections) > 1 else "Answers"))
         body += _section(section, times)

@@ -23,7 +23,7 @@ from sp.errors import ConfigError, short
 from sp.json_lines import LIST, OBJECT, TEXT, check, read_jsonl, read_object
 from sp.json_lines import whole as checked_whole
 from sp.scoring.base import HEATMAP_CHUNK
-from sp.studies.figures import INK, KEPT, NEEDLE, QUESTION, tokens_label
+from sp.studies.figures import INK, KEPT, NEEDLE, QUESTION, SMALLEST, tokens_label
 from sp.studies.sweep.store import Row
 from sp.values import whole
 
@@ -126,7 +126,7 @@ def _draw(figure: Figure, axes: Axes, values: Floats, names: list[str], title: s
     shown = np.log10(np.maximum(values, 1e-6))
     image = axes.imshow(shown, aspect="auto", cmap="magma", interpolation="nearest")
     named = range(0, len(names), -(-len(names) // LABELS))
-    axes.set_yticks(named, [names[row] for row in named], fontsize=7)
+    axes.set_yticks(named, [names[row] for row in named], fontsize=SMALLEST)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_title(title, fontsize=9, loc="left", pad=12)
     figure.colorbar(image, ax=axes, label="log10 importance", pad=0.01)
@@ -169,20 +169,26 @@ def conversation_figure(rows: Sequence[Row], width: float = COLUMN) -> Figure:
     for at, row in enumerate(rows):
         _draw_turn(axes, at, row, columns)
         axes.text(
-            1.015, at, f"{row['read']:,}", transform=axes.get_yaxis_transform(), fontsize=6, va="center", color=INK
+            1.015,
+            at,
+            f"{row['read']:,}",
+            transform=axes.get_yaxis_transform(),
+            fontsize=SMALLEST,
+            va="center",
+            color=INK,
         )
-    axes.text(1.015, -0.85, "read", transform=axes.get_yaxis_transform(), fontsize=6, va="center", color=INK)
+    axes.text(1.015, -0.85, "read", transform=axes.get_yaxis_transform(), fontsize=SMALLEST, va="center", color=INK)
     axes.set_xlim(0, tokens)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [str(row["turn"]) for row in rows])
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 4, 5, 8, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens_label(x)))
-    axes.tick_params(labelsize=6.5, length=2)
+    axes.tick_params(labelsize=SMALLEST, length=2)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("token of the transcript", fontsize=7)
-    axes.set_ylabel("turn", fontsize=7)
-    figure.legend(handles=_handles(rows), loc="outside upper center", ncols=4, fontsize=6, frameon=False,
+    axes.set_xlabel("token of the transcript", fontsize=SMALLEST)
+    axes.set_ylabel("turn", fontsize=SMALLEST)
+    figure.legend(handles=_handles(rows), loc="outside upper center", ncols=4, fontsize=SMALLEST, frameon=False,
                   handlelength=1.0, handletextpad=0.4, columnspacing=0.9)  # fmt: skip
     return figure
 

@@ -13,7 +13,19 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from sp.studies.figures import INK, NEEDLE_COLOURS, Look, apart, looks, plain_log, tidy, tokens_label
+from sp.studies.figures import (
+    HATCH,
+    INK,
+    NEEDLE_COLOURS,
+    SMALLEST,
+    Look,
+    apart,
+    hatch_lower_half,
+    looks,
+    plain_log,
+    tidy,
+    tokens_label,
+)
 from sp.studies.sweep.cells import FULL, Group, Table
 from sp.studies.sweep.store import Row
 
@@ -79,6 +91,7 @@ STAGES = {
     "target prefill": ("prefill_s",),
 }
 COLOURS = ("#868e96", "#1c7ed6", "#2f9e44", "#f08c00", "#dee2e6")
+STAGE_HATCHES = ("", "", "///", "", "")  # green beside orange: told by its hatch, too
 
 
 def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
@@ -95,8 +108,11 @@ def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
         for label, columns in STAGES.items()
     }
     parts["other"] = np.maximum(totals - np.sum(list(parts.values()), axis=0), 0)
-    for (label, seconds), colour in zip(parts.items(), COLOURS, strict=True):
-        axes.barh(names, seconds, left=left, color=colour, height=0.7, label=label)
+    for (label, seconds), colour, hatch in zip(parts.items(), COLOURS, STAGE_HATCHES, strict=True):
+        axes.barh(
+            names, seconds, left=left, facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch, height=0.7,
+            label=label,
+        )  # fmt: skip
         left += seconds
     for row, (end, total) in enumerate(zip(left, totals, strict=True)):
         axes.text(end, row, f" {total:.3g} s", va="center", fontsize=8, color=INK)
@@ -213,29 +229,32 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
     rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in there]
     lengths = sorted({row["tokens_asked"] for row in rows})
     names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
-    width, height = 0.42 * len(lengths) + 1.1, 0.17 * len(names) + 0.55
+    width, height = 0.46 * len(lengths) + 1.1, 0.2 * len(names) + 0.65
     figure = Figure(figsize=(3 * width + 1.2, height * len(strategies) + 1.0), layout="constrained")
     grid = figure.subplots(len(strategies), len(MEASURES), squeeze=False)
     for line, name in zip(grid, strategies, strict=True):
         full = name.startswith(FULL)
         mine = [row for row in rows if row["strategy"] == name and (full or row["keep_ratio"] == keep)]
-        for axes, (measure, (_, limits)) in zip(line, MEASURES.items(), strict=True):
+        for axes, (measure, (title, limits)) in zip(line, MEASURES.items(), strict=True):
             if full and measure != "correct":
                 axes.axis("off")
                 continue
             values, count = heat(mine, measure, lengths, edges)
             draw_map(axes, values, limits, count)
-            axes.set_xticks(range(len(lengths)), [tokens_label(n) for n in lengths], rotation=45, fontsize=7)
-            axes.set_yticks(range(len(names)), names if axes is line[0] else [], fontsize=6)
-            axes.set_title(f"{name} ({span(count)})" if axes is line[0] else "", fontsize=8, loc="left")
+            axes.set_xticks(range(len(lengths)), [tokens_label(n) for n in lengths], rotation=45, fontsize=8)
+            axes.set_yticks(range(len(names)), names if axes is line[0] else [], fontsize=SMALLEST)
+            axes.set_title(f"{name} ({span(count)})" if axes is line[0] else title, fontsize=8, loc="left")
         line[0].set_ylabel("depth (%)", fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("prompt tokens", fontsize=8)
     for column, (title, limits) in enumerate(MEASURES.values()):
         scale = ScalarMappable(Normalize(*limits), NEEDLE_COLOURS)
         bar = figure.colorbar(scale, ax=list(grid[:, column]), location="bottom", fraction=0.04, pad=0.02, aspect=30)
         bar.set_ticks(np.linspace(*limits, 5).tolist())
         bar.set_label(title, fontsize=8)
-        bar.ax.tick_params(labelsize=7)
-    figure.suptitle(f"{task}: depth over prompt tokens, keep ratio {keep:g}", fontsize=10)
+        bar.ax.tick_params(labelsize=8)
+        bar.ax.axvspan(limits[0], sum(limits) / 2, fill=False, hatch=HATCH, edgecolor="white", alpha=0.4, linewidth=0)
+    figure.suptitle(f"{task}: depth over prompt tokens, keep ratio {keep:g}; hatched: below the middle", fontsize=10)
     return figure
 
 
@@ -244,11 +263,12 @@ def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float], count: Do
     mixed = count.max() > 1
     axes.set_facecolor("#e9ecef")
     axes.imshow(values, cmap=NEEDLE_COLOURS, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")
+    hatch_lower_half(axes, values, sum(limits) / 2)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             text = f"{100 * value:.0f}" if limits[0] == 0 else f"{value:.1f}"
             text += SINGLE if mixed and count[row, column] == 1 else ""
-            axes.text(column, row, text, ha="center", va="center", fontsize=6, color=INK)
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=INK)
     axes.set_xticks(np.arange(values.shape[1]) - 0.5, minor=True)
     axes.set_yticks(np.arange(values.shape[0]) - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=0.8)

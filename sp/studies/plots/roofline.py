@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from sp.bench.record import is_current, newest
 from sp.errors import ConfigError
-from sp.studies.figures import INK, save_png
+from sp.studies.figures import INK, SMALLEST, save_figure
 
 COLOURS = ("#1c7ed6", "#f08c00", "#2f9e44", "#9c36b5", "#e03131", "#0c8599", "#846358", "#495057")
 LIBRARY = "cublas"
@@ -74,7 +74,7 @@ def roof(found: Sequence[Point]) -> Limits:
 
 def draw(found: Sequence[Point], path: Path) -> Path:
     """Draw the roofline as a PNG."""
-    return save_png(roofline_figure(found), path, dpi=200)
+    return save_figure(roofline_figure(found), path, dpi=200)
 
 
 def roofline_figure(found: Sequence[Point]) -> Figure:
@@ -200,7 +200,9 @@ def draw_families(found: Sequence[Point], folder: Path) -> list[Path]:
     for family, view in VIEWS.items():
         mine = [point for point in found if point.family == family and _fits(view, point)]
         if mine:
-            pictures.append(save_png(family_figure(mine, family, limits), folder / f"roofline-{family}.png", dpi=200))
+            pictures.append(
+                save_figure(family_figure(mine, family, limits), folder / f"roofline-{family}.png", dpi=200)
+            )
     return pictures
 
 
@@ -267,7 +269,7 @@ def _labels(axes: Axes, mine: Sequence[Point], view: View, limits: Limits) -> No
     for point in sorted(mine, key=lambda point: -point.tflops):
         text = view.label(point.config)
         x, y = axes.transData.transform((point.intensity, point.tflops)) * pixels
-        wide = 3.6 * len(text)
+        wide = 3.9 * len(text)
         if any(text == other and abs(x - at) < 16 and abs(y - up) < 24 for other, at, up in seen):
             continue  # the same words stand beside a neighbour
         for dx, dy in ((6, -9), (-6 - wide, 4), (6, 4), (-6 - wide, -9)):
@@ -276,8 +278,8 @@ def _labels(axes: Axes, mine: Sequence[Point], view: View, limits: Limits) -> No
                 continue
             if all(abs(middle[0] - at[0]) > wide / 2 + 3 or abs(middle[1] - at[1]) > 6 for at in taken):
                 axes.annotate(
-                    text, (point.intensity, point.tflops), xytext=(dx, dy), textcoords="offset points", fontsize=6.5,
-                    color=INK, zorder=4,
+                    text, (point.intensity, point.tflops), xytext=(dx, dy), textcoords="offset points",
+                    fontsize=SMALLEST, color=INK, zorder=4,
                 )  # fmt: skip
                 taken += [(middle[0] + part * wide / 2, middle[1]) for part in (-0.7, 0.0, 0.7)]
                 seen.add((text, float(x), float(y)))

@@ -10,14 +10,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Polygon
 
 from sp.bench.simulate import SIMULATED
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.scoring.base import attending
 from sp.session.measured import maths_told, target_alone
-from sp.studies.figures import COLOURS, INK, MARKERS, apart, plain_log, save_png, tidy
+from sp.studies.figures import COLOURS, INK, MARKERS, PictureFormat, apart, plain_log, save_figure, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding
 from sp.studies.tables.lookup import GIB, Record
 
@@ -34,13 +34,19 @@ STAGE_COLOURS = {
 MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
 """Colours of what a residency does beside the stages."""
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
-LONG = 2.5  # a full prefill longer than so many times the longest other bar gives those a panel of their own, enlarged
+SPARE_HATCH = "///"  # of the same: their reds and greens look alike to some eyes
+LONG = 2.5  # a full prefill this many times the longest compressed request adds a panel that enlarges the latter
+ROOM = 1.15  # where a broken bar ends in that panel, in units of the longest compressed request
+BREAK_MARK = "break mark"  # gid of the white gap in a broken bar
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:
-    """Draw `ttft` records as bars of stages: one panel a prompt length, a full prefill beside what was compressed, on
-    one scale; where the full prefill is far longer, a panel beside has the others enlarged. ConfigError when none has a
-    time."""
+    """Draw `ttft` records as bars of stages, one panel per prompt length, on one scale that starts at zero.
+
+    Where the full prefill takes `LONG` times as long as the slowest compressed request, a second panel enlarges the
+    latter; bars that would leave it are broken, with a visible gap, and say their whole time. ConfigError if no record
+    has a time.
+    """
     timed = [record for record in records if record["metrics"].get("ttft_s")]
     if not timed:
         raise ConfigError("no time to first token to draw; measure some with sp bench ttft")
@@ -56,17 +62,19 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
         _bars(line[0], ordered, colours)
         line[0].set_title(f"{tokens:,} tokens", fontsize=9, loc="left", color=INK)
         if columns > 1:
-            large = enlarged(ordered)
-            line[1].set_visible(bool(large))
-            if large:
-                _bars(line[1], large, colours)
-                line[1].set_title("those that were compressed, enlarged", fontsize=9, loc="left", color=INK)
+            compressed = enlarged(ordered)
+            line[1].set_visible(bool(compressed))
+            if compressed:
+                _bars(line[1], ordered, colours, ROOM * longest(compressed))
+                line[1].set_title("enlarged; a bar with a gap is longer", fontsize=9, loc="left", color=INK)
     for column in range(columns):
         last = [axes for axes in grid[:, column] if axes.get_visible()][-1]
         last.set_xlabel("seconds to the first token (median)")
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles = [
+        Patch(facecolor=colour, edgecolor="white", hatch=hatch_of(name), label=name) for name, colour in colours.items()
+    ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(6, len(handles)), loc="outside lower center")
-    return save_png(figure, path, dpi=180)
+    return save_figure(figure, path, dpi=180)
 
 
 def draw_memory(records: Sequence[Record], path: Path) -> Path:
@@ -83,7 +91,7 @@ def draw_memory(records: Sequence[Record], path: Path) -> Path:
     grid[-1].set_xlabel("seconds; memory as the host asked for it, ahead of the device's work")
     handles = [Patch(color=colour, alpha=0.35, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(6, len(handles)), loc="outside lower center")
-    return save_png(figure, path, dpi=180)
+    return save_figure(figure, path, dpi=180)
 
 
 def stage_colours(records: Sequence[Record]) -> dict[str, str]:
@@ -110,29 +118,60 @@ def label_of(config: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def hatch_of(stage: str) -> str:
+    """Hatch of a stage's bar: none for the stages of `STAGE_COLOURS`."""
+    return "" if stage in STAGE_COLOURS else SPARE_HATCH
+
+
+def longest(panel: Sequence[Record]) -> float:
+    """Return the largest time to first token among records, in seconds."""
+    return max(float(record["metrics"]["ttft_s"]) for record in panel)
+
+
 def enlarged(panel: Sequence[Record]) -> list[Record]:
-    """Compressed requests that a far longer full prefill beside them would leave no room; none where it is not."""
-    others = [record for record in panel if record["config"]["keep_ratio"] < 1]
-    most = max(record["metrics"]["ttft_s"] for record in panel)
-    return others if others and most > LONG * max(record["metrics"]["ttft_s"] for record in others) else []
+    """Compressed requests that a far longer full prefill would leave no room; empty where it is not far longer."""
+    compressed = [record for record in panel if record["config"]["keep_ratio"] < 1]
+    return compressed if compressed and longest(panel) > LONG * longest(compressed) else []
 
 
-def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str]) -> None:
+def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room: float | None = None) -> None:
+    """Draw one bar per record. A bar longer than `room`, in seconds, is broken there; None breaks none."""
+    room = longest(panel) if room is None else room
     for row, record in enumerate(panel):
         left, total = 0.0, record["metrics"]["ttft_s"]
+        broken = total > room
         for name, colour in colours.items():
             seconds = record["metrics"]["stages"].get(name, 0.0)
-            axes.barh(row, seconds, left=left, color=colour, height=0.72)
+            seconds = min(seconds, room - left) if broken else seconds
+            axes.barh(
+                row, seconds, left=left, facecolor=colour, edgecolor="white", hatch=hatch_of(name), linewidth=0,
+                height=0.72,
+            )  # fmt: skip
             left += seconds
+        if broken:
+            _break_mark(axes, row, room)
         full = record["metrics"].get("full_ttft_s")
-        told = f" {total:.3g} s"
+        label = f" {total:.3g} s"
         if full and record["config"]["keep_ratio"] < 1:
-            told += f", {full / total:.1f}x"
-        axes.text(max(total, left), row, told, va="center", fontsize=8, color=INK)
+            label += f", {full / total:.1f}x"
+        axes.text(left if broken else max(total, left), row, label, va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(panel)), [label_of(record["config"]) for record in panel], fontsize=8)
-    axes.set_xlim(0, 1.3 * max(record["metrics"]["ttft_s"] for record in panel))
+    axes.set_xlim(0, 1.3 * min(room, longest(panel)))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _break_mark(axes: Axes, row: int, end: float) -> None:
+    """Cut a slanted white gap with dark edges through the bar of a row, shortly before where it ends."""
+    left, wide, slant, tall = 0.9 * end, 0.02 * end, 0.02 * end, 0.44
+    edges = [((x, x + slant), (row + tall, row - tall)) for x in (left, left + wide)]
+    (x1, y1), (x2, y2) = edges
+    gap = Polygon(
+        [(x1[0], y1[0]), (x1[1], y1[1]), (x2[1], y2[1]), (x2[0], y2[0])], facecolor="white", zorder=4, gid=BREAK_MARK
+    )
+    axes.add_patch(gap)
+    for x, y in edges:
+        axes.plot(x, y, color=INK, linewidth=1.2, zorder=5)
 
 
 def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
@@ -171,7 +210,7 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
 NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
 
 
-def draw_decoding(records: Sequence[Record], folder: Path) -> Iterator[Path]:
+def draw_decoding(records: Sequence[Record], folder: Path, picture: PictureFormat = "png") -> Iterator[Path]:
     """One picture a machine, pair, setting and kind of acceptance: ``decode-<target>[-simulated].png``, with what tells
     them apart where several would have that name. Greedy decoding is a line across; simulated lines are dashed."""
     groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
@@ -184,7 +223,7 @@ def draw_decoding(records: Sequence[Record], folder: Path) -> Iterator[Path]:
     for (name, *how), group in sorted(groups.items()):
         alike = [key[1:] for key in groups if key[0] == name]
         apart = [_slug(part) for i, part in enumerate(how) if len({other[i] for other in alike}) > 1]
-        yield save_png(figure_of(group), folder / f"{'-'.join([name, *apart])}.png")
+        yield save_figure(figure_of(group), folder / f"{'-'.join([name, *apart])}.{picture}")
 
 
 def _slug(text: str) -> str:

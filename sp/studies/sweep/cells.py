@@ -14,7 +14,8 @@ from sp.evals.run import COLUMNS, scorer_class
 from sp.evals.summary import best_oracles, grouped, paired_difference, wilson
 from sp.models.cache.kv_type import rotates
 from sp.page.forest import Kind
-from sp.scoring.base import ModelFreeScorer
+from sp.plugins import BUILT_IN, source_of
+from sp.scoring.base import ModelFreeScorer, Scorer
 from sp.session import RunOptions
 from sp.studies.sweep.store import Row
 
@@ -185,32 +186,39 @@ def pair_titles(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def strategy_order(name: str) -> tuple[int, int, str]:
-    """Full prefill, strategies by name, controls, oracles that read the target."""
+    """Sort key: the full prefill, strategies by name, controls, oracles that read the target."""
     if name.startswith(FULL):
         return 0, 0, name
-    kind = scorer_class(name)
-    if issubclass(kind, ModelFreeScorer):
-        return 2, kind.place, name
-    return 3 if kind.oracle else 1, 0, name
+    scorer = scorer_class(name)
+    if _reads_no_model(scorer):
+        return 2, scorer.place, name  # type: ignore[attr-defined]
+    return 3 if scorer.oracle else 1, 0, name
 
 
 def is_control(name: str) -> bool:
-    """Whether a strategy's scorer reads no model."""
+    """Return True if a strategy's scorer is a built-in one that reads no model."""
     return strategy_order(name)[0] == 2
 
 
 def kind_of(name: str) -> Kind:
-    """What a strategy, or a scorer, is: oracles know the evidence or the answer, or read with the target.
+    """Return what a strategy, or a scorer, is.
+
+    Oracles know the evidence or the answer, or read with the target. Controls are the built-in scorers that read no
+    model; a scorer of one's own is what an evaluation is about, and a strategy even if it reads none.
 
     >>> [kind_of(name) for name in (FULL, "tail queries=24", "oracle", "target_attention", "bm25")]
     ['full', 'scorer', 'oracle', 'oracle', 'control']
     """
     if name.startswith(FULL):
         return "full"
-    kind = scorer_class(name)
-    return (
-        "oracle" if kind.oracle or kind.reads_target else "control" if issubclass(kind, ModelFreeScorer) else "scorer"
-    )
+    scorer = scorer_class(name)
+    if scorer.oracle or scorer.reads_target:
+        return "oracle"
+    return "control" if _reads_no_model(scorer) else "scorer"
+
+
+def _reads_no_model(scorer: type[Scorer]) -> bool:
+    return issubclass(scorer, ModelFreeScorer) and source_of(scorer) == BUILT_IN
 
 
 def _oracles(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
