@@ -81,7 +81,7 @@ def test_windows(guarded, n: int, prefix: int, window: int) -> None:
     seen, inside = within_window(at, n, rule, out)
     assert seen.tokens <= n + window + 127
     again = prefill(guarded(q.shape, np.float16, q), byte_pages(seen), 0.1, rule=inside)
-    assert nmse(again, want) < EXACT
+    assert nmse(again, want) < 2 * EXACT  # of two roundings, each as far from the truth
 
 
 @pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)
