@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
         owner[token] = inked[0][0]
         also += [(token, node) for node in {node for node, *_ in inked} - {MARKUP, inked[0][0]}]
         sharing = [node for node, *_ in inked if node != MARKUP]
-        if _splits_character(request.text, *request.spans[token].tolist()):
+        if _splits_character(request.text, parts[0][1], parts[-1][2]):
             for node, neighbour in pairwise(sharing):  # half a character cannot be encoded again
                 merged.join(node, neighbour)
         elif sharing:
@@ -127,9 +128,9 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     roots = merged.roots
     owner = roots[owner]
     pairs = _distinct(pairs[:, 0], roots[pairs[:, 1]], owner)
+    root_of = roots.tolist()  # an item of an array costs several times that of a list
     shared = {
-        token: [(int(roots[node]), start, end, ink) for node, start, end, ink in parts]
-        for token, parts in shared.items()
+        token: [(root_of[node], start, end, ink) for node, start, end, ink in parts] for token, parts in shared.items()
     }
     units, first = np.unique(roots[nodes], return_index=True)
     units = units[np.argsort(first, kind="stable")]
@@ -145,18 +146,18 @@ def _shared(outline: Outline, request: SelectionRequest) -> Iterator[tuple[int, 
     edges = np.array(outline.starts, np.int64)
     before = np.searchsorted(starts, edges, side="left") - 1  # the last token that begins before each edge
     over = ((before >= 0) & (ends[np.maximum(before, 0)] > edges)).nonzero()[0]
-    for run in np.split(over, np.flatnonzero(np.diff(before[over])) + 1):
-        if len(run):
-            token = int(before[run[0]])
-            pieces = [int(run[0]) - 1, *run.tolist()]
-            places = [int(starts[token]), *edges[run].tolist(), int(ends[token])]
-            yield (
-                token,
-                [
-                    (outline.nodes[piece], low, high, bool(request.text[low:high].strip()))
-                    for piece, low, high in zip(pieces, places, places[1:], strict=False)
-                ],
-            )
+    tokens = before[over]
+    columns = (each.tolist() for each in (tokens, over, edges[over], starts[tokens], ends[tokens]))
+    for token, crossed in groupby(zip(*columns, strict=True), key=itemgetter(0)):
+        _, pieces, borders, firsts, lasts = zip(*crossed, strict=True)
+        places = (firsts[0], *borders, lasts[0])
+        yield (
+            token,
+            [
+                (outline.nodes[piece], low, high, bool(request.text[low:high].strip()))
+                for piece, low, high in zip((pieces[0] - 1, *pieces), places, places[1:], strict=False)
+            ],
+        )
 
 
 def _distinct(tokens: Ints, nodes: Ints, owner: Ints) -> Ints:

@@ -214,10 +214,11 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
         if parsing.json and (first < last or any(is_split(view, value, parsing.longest) for value in inside))
     }
     around: list[tuple[int, int]] = []  # nodes of open blocks, and their last lines
+    offsets = view.places[starts].tolist()
     line = 0
     while line < len(edges) - 1:
         parent, closes = around[-1] if around else (TOP, -1)
-        offset = int(view.places[edges[line]])
+        offset = offsets[line]
         if line in closed_at:
             around.append((outline.node(parent, shell=True), closed_at[line]))
             outline.put(offset, around[-1][0])
@@ -240,8 +241,8 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
             if parsing.prose and is_prose(view.text[edges[line] : edges[end]]):
                 _put_prose(view, outline, (edges[line], edges[end]), values, parent, parsing.longest)
             else:
-                for start in edges[line:end]:
-                    outline.put(int(view.places[start]), outline.node(parent))
+                for place in offsets[line:end]:
+                    outline.put(place, outline.node(parent))
             line = end
 
 
