@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from sp.scoring import Scorer as Scorer
     from sp.scoring import ScoreRequest as ScoreRequest
     from sp.scoring import register_scorer as register_scorer
+    from sp.scoring.attention.key_values import AttentionInputs as AttentionInputs
+    from sp.scoring.attention.key_values import KeyValueScorer as KeyValueScorer
     from sp.selection import Selection as Selection
     from sp.selection import SelectionRequest as SelectionRequest
     from sp.selection import Selector as Selector
@@ -52,12 +54,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
+    "AttentionInputs": "sp.scoring.attention.key_values",
     "Compressor": "sp.front.shorten",
     "Conversation": "sp.session",
     "ConversationOptions": "sp.session",
     "Conversations": "sp.session",
     "Example": "sp.evals",
     "Importance": "sp.scoring",
+    "KeyValueScorer": "sp.scoring.attention.key_values",
     "ModelFreeScorer": "sp.scoring",
     "Pipeline": "sp.session",
     "Prompt": "sp.prompt",

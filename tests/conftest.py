@@ -14,14 +14,22 @@ from retriever_files import retriever_drafter, retriever_target, retrievers
 
 from sp.errors import DeviceError
 from sp.kernels import nvrtc
+from sp.plugins import load_plugin
 
 __all__ = ["retriever_drafter", "retriever_target", "retrievers"]
 
 collect_ignore_glob = ["*/make_*.py"]  # scripts that make fixtures; some need PyTorch
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--plugin``, as commands of `sp` have it: shared tests of scorers, selectors and tasks cover it too."""
+    parser.addoption("--plugin", action="append", default=[], help="Python file or module of a strategy or a task")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Have pytest-xdist begin files in the order of `pytest_collection_modifyitems`."""
+    """Load plugins; have pytest-xdist begin files in the order of `pytest_collection_modifyitems`."""
+    for plugin in config.getoption("plugin"):
+        load_plugin(plugin)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 

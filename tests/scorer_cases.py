@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 from retriever_files import token_task
+from strategies import names_under_test
 
 from sp.models import Model, ModelConfig
-from sp.scoring import SCORERS, ScoreRequest
+from sp.scoring import SCORERS, ModelFreeScorer, ScoreRequest
 from sp.scoring.attention.heads import HeadMap, model_key
 from sp.scoring.trained.attention_features import OVER_HEADS
 from sp.scoring.trained.base import ScorerFile, TrainedScorer
@@ -176,6 +177,12 @@ CASES: dict[str, Case] = {
     "head_tail": Case(reads=False, bad=(({"run": 1}, "unknown option"),)),
     "oracle": Case(reads=False, finds={}, bad=(({"run": 1}, "unknown option"),)),
 }
+
+DOCUMENTED = tuple(CASES)
+"""Scorers that have a row in docs/scorers.md; others, such as those of plugins, are tested as they are by default."""
+
+for _name in names_under_test(SCORERS):
+    CASES.setdefault(_name, Case(reads=not issubclass(SCORERS.class_of(_name), ModelFreeScorer)))
 
 MATRIX = [(name, options) for name, case in CASES.items() for options in (case.default, *case.options)]
 

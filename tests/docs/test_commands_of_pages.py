@@ -30,8 +30,8 @@ from sp.studies.sweep import store
 SHELL = "bash", "console", "sh", ""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NAMED = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS, "tasks": TASKS}
-OF_PAGES = {"recent", "sharpest_head", "question_echo", "best_token", "peaks", "lost_key"}
-"""Strategies that pages on extending add; tests/test_extending.py runs those."""
+OF_PAGES = {"recent", "value_norm", "sharpest_head", "question_echo", "best_token", "peaks", "lost_key"}
+"""Strategies that pages on extending add; tests/docs/test_extending.py runs those."""
 DRIVER = """
 import json, sys
 from sp import cli

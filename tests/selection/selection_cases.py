@@ -1,4 +1,4 @@
-"""Requests and configurations every selector is tried with; a new selector must be added to `CONFIGURATIONS`."""
+"""Requests and configurations every selector is tried with; one without `CONFIGURATIONS` of its own has the shared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from strategies import names_under_test
 
-from sp.selection import SelectionRequest
+from sp.selection import SELECTORS, Constrained, SelectionRequest
 
 PLAIN: dict[str, Any] = {"neighbours": 0, "sink": 0, "tail": 0}
 CONSTRAINED: list[dict[str, Any]] = [
@@ -32,6 +33,13 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "segments": [*CONSTRAINED, PLAIN | {"longest": 5}, {"longest": 20}],
     "sentence": [*CONSTRAINED, {"longest": 5}, PLAIN | {"longest": 1000}],
 }
+DOCUMENTED = tuple(CONFIGURATIONS)
+"""Selectors that have a row in docs/selectors.md and are written the slow way in `selection_reference`."""
+
+for _name in names_under_test(SELECTORS):
+    CONFIGURATIONS.setdefault(_name, CONSTRAINED if issubclass(SELECTORS.class_of(_name), Constrained) else [{}])
+
+WITH_CONSTRAINTS = [name for name in CONFIGURATIONS if issubclass(SELECTORS.class_of(name), Constrained)]
 MATRIX = [(name, options) for name, several in CONFIGURATIONS.items() for options in several]
 
 WORDS = ["the", "magic", "number", "3.14", "naïve", "e.g.", "dusk", "Zürich", "x"]
