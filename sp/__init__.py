@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sp.errors import names_keywords
+from sp.keywords import names_keywords
 
 if TYPE_CHECKING:
     from sp.evals import Example as Example
@@ -89,8 +89,8 @@ def load(
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     vram: str | int | None = None,
-    math: str = "bf16",
-    drafter_math: str = "bf16",
+    precision: str = "bf16",
+    drafter_precision: str = "bf16",
 ) -> Pipeline:
     """Open a target and a drafter; the embedded pair if both are left out.
 
@@ -103,14 +103,14 @@ def load(
         Where both run; `auto` is the GPU where there is one.
     vram : str or int, optional
         GPU memory for both models, caches and work: a size such as ``"24g"``, or bytes; all there is if left out.
-    math, drafter_math : {"bf16", "int8", "fp8", "auto"}
+    precision, drafter_precision : {"bf16", "int8", "fp8", "auto"}
         What target and drafter multiply where they read a prompt.
 
     Raises
     ------
     SpError
         A file is missing, damaged, or no model `sp` can run; with ``cuda`` also without a usable device; `vram` is no
-        size, or the models run on the CPU; `math` is none of these, or no kernel of the device makes it.
+        size, or the models run on the CPU; `precision` is none of these, or no kernel of the device makes it.
 
     Examples
     --------
@@ -124,7 +124,9 @@ def load(
     from sp.session.device_memory import parse_bytes
 
     budget = None if vram is None else parse_bytes(vram, "vram")
-    return Pipeline.open(target, drafter, device=device, vram=budget, math=math, drafter_math=drafter_math)
+    return Pipeline.open(
+        target, drafter, device=device, vram=budget, precision=precision, drafter_precision=drafter_precision
+    )
 
 
 def __dir__() -> list[str]:

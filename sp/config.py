@@ -22,6 +22,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sp.errors import ConfigError, known_names, short, unknown_name
+from sp.keywords import present_names
 from sp.values import whole
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints, checked = _hints(cls), {}
-    values = getattr(cls, "renamed", dict)(values)  # old words, see `sp.scoring.base`
+    values = present_names(getattr(cls, "renamed", dict)(values), fields)  # `renamed`: see `sp.scoring.base`
     for key, value in values.items():
         if key not in fields:
             raise unknown_name(f"option of {where}", key, fields)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import wraps
-from typing import Any, TypeVar
 
 SHOWN = 80  # characters of a stranger's text in a message
 LISTED = 200
@@ -92,46 +90,6 @@ def known_names(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:SHOWN], names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return f"{hint} Known: {listed(names, LISTED - len(short(name)) - len(hint))}"
-
-
-Named = TypeVar("Named", bound=Callable[..., Any])
-
-
-def names_keywords(function: Named, options: Iterable[str] = ()) -> Named:
-    """Have a function, or a dataclass, answer a keyword that it does not take with the nearest of those it takes.
-
-    `options`: names of fields of `sp.RunOptions`, which the function takes as one.
-
-    >>> @names_keywords
-    ... def bake(*, minutes: int = 30) -> None: ...
-    >>> bake(minuts=20)
-    Traceback (most recent call last):
-    sp.errors.KeywordError: unknown keyword of bake 'minuts'; did you mean 'minutes'? Known: minutes
-    """
-    if isinstance(function, type):
-        setattr(function, "__init__", names_keywords(getattr(function, "__init__")))  # noqa: B009, B010  for mypy
-        return function
-    code = function.__code__
-    known = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]
-    what, names = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], frozenset(known)
-
-    @wraps(function)
-    def called(*args: Any, **keywords: Any) -> Any:
-        if not keywords.keys() <= names:
-            check_keywords(what, keywords, known, options)
-        return function(*args, **keywords)
-
-    return called  # type: ignore[return-value]
-
-
-def check_keywords(what: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()) -> None:
-    """KeywordError for the first name that is none of the keywords of `what`; `options` as in `names_keywords`."""
-    known = [*known]
-    for name in given:
-        if name not in known:
-            error = unknown_name(f"keyword of {what}", name, known)
-            inside = f"{what} takes no {name}; it is one of sp.RunOptions: options=sp.RunOptions({name}=...)"
-            raise KeywordError(inside if name in options else str(error))
 
 
 def listed(names: Iterable[str], most: int = LISTED // 2) -> str:

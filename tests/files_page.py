@@ -15,7 +15,7 @@ from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import CARDS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
 from sp.planning.memory import Stacks, stack_bytes
 from sp.planning.plan import spoken
-from sp.session.measured import PLAIN_MATHS, maths_of
+from sp.session.measured import PLAIN_PRECISIONS, precisions_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-cards.md"
@@ -56,7 +56,13 @@ def measured() -> list[dict[str, Any]]:
     for record in newest(RECORDS):
         config, peak = record["config"], record["metrics"].get("peak_bytes")
         pair = config["drafter"] and config["keep_ratio"] >= KEEP and config["scorer"] == "tail"
-        if pair and maths_of(config) == PLAIN_MATHS and config["path"] == "sm_90a" and peak and peak <= room(CARDS[-1]):
+        if (
+            pair
+            and precisions_of(config) == PLAIN_PRECISIONS
+            and config["path"] == "sm_90a"
+            and peak
+            and peak <= room(CARDS[-1])
+        ):
             found.append(record)
     return found
 

@@ -144,7 +144,7 @@ def sharing() -> list[str]:
                     did = f"{'reads' if bench == 'prefill' else 'decodes'} {config[what]:,} tokens"
                     rate = f"{row['metrics']['tok_s']:,.0f}"
                     rows.append([did, config["math"], card, str(config["cards"]), rate, row["commit"][:7]])
-    return table(["what", "math", "card", "cards", "tokens a second", "at commit"], sorted(rows))
+    return table(["what", "precision", "card", "cards", "tokens a second", "at commit"], sorted(rows))
 
 
 def first_tokens() -> list[str]:

@@ -56,10 +56,10 @@ def times() -> list[str]:
         long = record["metrics"].get("tokens_read", 0) > 120_000
         if long and config["attention"] == "attention=flashprefill density=0.05":
             newest[config["scorer"], config["math"]] = record
-    for (scorer, math), record in newest.items():
+    for (scorer, precision), record in newest.items():
         metrics = record["metrics"]
         tokens, seconds = f"{metrics['tokens_read']:,}", f"{metrics['score_s']:.3f}"
-        cells = record["config"]["depth"], math, tokens, f"{metrics['density']:.3f}", seconds
+        cells = record["config"]["depth"], precision, tokens, f"{metrics['density']:.3f}", seconds
         lines.append(f"| `{scorer}` | " + " | ".join(map(str, cells)) + f" | {record['date'][:10]} |")
     return lines
 

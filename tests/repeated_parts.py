@@ -13,7 +13,7 @@ def repeated_parts(tokens: int, cards: int, layers: int, eight_bits: bool, less:
 
     All layers but the last attend and leave, and all are entered, by one card the last one for few queries. Attention
     is recorded once a stripe; what comes before it and what comes after it once for all stripes of a card that are
-    equally long. In eight bits the first two layers stay in BF16: two of a part are recorded where two stripes share
+    equally long. In int8 or fp8 the first two layers stay in BF16: two of a part are recorded where two stripes share
     it, and planned otherwise. The last stripe has so many pages `less` than others.
     """
     if cards == 1:

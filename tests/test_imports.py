@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
+    {"keywords"},
     {"cluster", "columns", "config", "folders", "json_lines", "plugins", "trace"},
     {"named"},
     {"structure"},

@@ -14,14 +14,14 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.commands.plan import expected
 from sp.errors import ConfigError
-from sp.models.network.arithmetic import AUTO, AskedMath, in_attention, kept_rounded
+from sp.models.network.arithmetic import AUTO, AskedPrecision, in_attention, kept_rounded
 from sp.planning.cards import KNOWN, Card, find_card
 from sp.planning.plan import make_plan
 from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel, predicted_times
 from sp.planning.subject import shape_subject
 from sp.planning.tables import shown
 from sp.quant import Math
-from sp.session.measured import cards_of, maths_of
+from sp.session.measured import cards_of, precisions_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-cards.md"
@@ -30,11 +30,13 @@ PAIR = ("qwen3.6-27b", "q4_k_m"), ("qwen3-0.6b", "bf16")
 SHORT, LONG = 8192, 131072
 
 
-def times(card: Card, math: AskedMath = Math.BF16, drafter_math: AskedMath = Math.BF16) -> list[str]:
+def times(
+    card: Card, precision: AskedPrecision = Math.BF16, drafter_precision: AskedPrecision = Math.BF16
+) -> list[str]:
     """A card's cells: a full prefill of 8K tokens, the first token of 128K in full and at keep 0.05, decoding."""
     target, drafter = (shape_subject(*one) for one in PAIR)
     plan = make_plan(target, drafter, card.gib, LONG, lengths=(SHORT, LONG))
-    short, long = predicted_times(plan, card, expected, math, drafter_math)
+    short, long = predicted_times(plan, card, expected, precision, drafter_precision)
     return [shown(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
 
 
@@ -82,7 +84,7 @@ def rows() -> tuple[Row, ...]:
             for record in newest(folder / f"{bench}.jsonl"):
                 config = record["config"]
                 for name, measured, predicted in times_of({"card": card, **config}, record["metrics"]):
-                    name += f", {config['path']}, {maths_of(config)[0]}"
+                    name += f", {config['path']}, {precisions_of(config)[0]}"
                     found.append(Row(bench, name, card, max(cards_of(config)), measured, predicted, record["date"]))
     return tuple(found)
 
@@ -94,7 +96,7 @@ def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
     model = weights(c["shape"], c["type"])
     if model and c["engine"] == "sp" and c.get("asked_density") is None:
         count, tokens = cards_of(c)[0], c["prompt_tokens"]
-        if model := _made_in(model.shared_by(count), maths_of(c)[0], c, "asked_math"):
+        if model := _made_in(model.shared_by(count), precisions_of(c)[0], c, "asked_math"):
             seconds = _roofline(c, target_cards=count).prefill_s(model, tokens)
             yield f"{c['shape']} {c['type']}, {tokens:,} tokens", tokens / m["tok_s"], seconds
 
@@ -111,17 +113,17 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
 def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
     shape, _, rest = c["model"].partition(" ")
     model = weights(shape, rest.partition(" ")[0])
-    if model and (model := _made_in(model, maths_of(c)[0], c, "asked_math")):
+    if model and (model := _made_in(model, precisions_of(c)[0], c, "asked_math")):
         tokens, density = c["prompt_tokens"], m["density"] if c["attention"] == "flashprefill" else None
         seconds = _roofline(c, cards=cards_of(c)[0]).score_s(model, tokens, density)
         yield f"{shape}, {tokens:,} tokens at density {m['density']:.2f}", m["score_s"], seconds
 
 
 def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
-    model, (reading, sharing), (math, small) = weights(*_named(c["target"])), cards_of(c), maths_of(c)
+    model, (reading, sharing), (precision, small) = weights(*_named(c["target"])), cards_of(c), precisions_of(c)
     if not model or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
         return
-    target = _made_in(model.shared_by(sharing), math, c, "asked_math")
+    target = _made_in(model.shared_by(sharing), precision, c, "asked_math")
     tokens, roofline = m["prompt_tokens"], _roofline(c, cards=reading, target_cards=sharing)
     name = f"{c['target'].removesuffix('.synthetic')}, {tokens:,} tokens"
     if target and c["drafter"] is None:
@@ -153,14 +155,14 @@ def _named(file: str) -> tuple[str, str]:
     return shape, file_type
 
 
-def _made_in(model: TimedModel, math: str, c: Mapping[str, Any], asked: str) -> TimedModel | None:
+def _made_in(model: TimedModel, precision: str, c: Mapping[str, Any], asked: str) -> TimedModel | None:
     """A model in the arithmetic of its record; None of others than BF16 and int8."""
     made = model.multiplied_in(AUTO if c.get(asked) == AUTO else Math.INT8, find_card(c["card"]), c["path"])
     known = {
         str(Math.BF16): model, str(Math.INT8): made, kept_rounded(Math.INT8): made,
         in_attention(Math.INT8): replace(model, int8_attention=made.int8_attention),
     }  # fmt: skip
-    return known.get(math)
+    return known.get(precision)
 
 
 def _roofline(c: Mapping[str, Any], cards: int = 1, target_cards: int = 1) -> Roofline:

@@ -19,13 +19,15 @@ from sp.models.run.layer_major import stream_by_layer
 from sp.session import load
 
 TOKENS = 1000
-CASES = [(math, path, kv) for math, kvs in (("bf16", ("f16", "q4_0")), ("int8", ("f16",)))
+CASES = [(precision, path, kv) for precision, kvs in (("bf16", ("f16", "q4_0")), ("int8", ("f16",)))
          for path in ("sm_90a", "portable") for kv in kvs]  # fmt: skip
 
 
-def log_probs(path: Path, ids: np.ndarray, device: str, kv: str, math: str = "bf16") -> Any:
+def log_probs(path: Path, ids: np.ndarray, device: str, kv: str, precision: str = "bf16") -> Any:
     """Logarithms of probabilities of what follows each token: float64 (n, vocab)."""
-    model = load(path, device=device, math=math).model if device == "cuda" else load(path, device=device).model
+    model = (
+        load(path, device=device, precision=precision).model if device == "cuda" else load(path, device=device).model
+    )
     stream = stream_by_layer(model, ids, np.arange(len(ids)), model.new_cache(len(ids), kv))
     logits = import_cupy().asarray(model.head(stream), np.float64)  # softmax of so large a vocabulary takes a CPU long
     logits -= logits.max(axis=1, keepdims=True)
@@ -44,16 +46,16 @@ def main() -> None:
         text = args.text.read_text("utf-8")
         ids = load(path, device="cpu").tokenizer.encode(text, framed=True).ids[:TOKENS]
         want, places = log_probs(path, ids, "cpu", "f32"), (np.arange(len(ids) - 1), ids[1:])
-        for math, kernels, kv in CASES:
+        for precision, kernels, kv in CASES:
             with forced_path(kernels):
-                got = log_probs(path, ids, "cuda", kv, math)
+                got = log_probs(path, ids, "cuda", kv, precision)
             kl = (import_cupy().exp(want) * (want - got)).sum(axis=1)
             row = {
                 "kl": kl.mean(), "kl_max": kl.max(), "top1": (want.argmax(1) == got.argmax(1)).mean(),
                 "loss": -got[places].mean(), "loss_f32": -want[places].mean(),
             }  # fmt: skip
-            found[f"{path.stem} {math} {kernels} {kv}"] = row = {name: float(value) for name, value in row.items()}
-            print(f"{path.stem:14} {math} {kernels:8} {kv:4} " + " ".join(f"{k} {v:.5f}" for k, v in row.items()))
+            found[f"{path.stem} {precision} {kernels} {kv}"] = row = {name: float(value) for name, value in row.items()}
+            print(f"{path.stem:14} {precision} {kernels:8} {kv:4} " + " ".join(f"{k} {v:.5f}" for k, v in row.items()))
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 

@@ -39,16 +39,16 @@ def main() -> None:
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--maths", nargs="+", default=["bf16", "int8"])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "int8"])
     parser.add_argument("--scorers", nargs="+", default=HOW)
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     text = "\n\n".join(path.read_text("utf8", "replace") for path in args.texts)
-    for math in args.maths:
+    for precision in args.precisions:
         for scorer in args.scorers:
             options = [RunOptions(scorer=scorer)]
-            pair = Pipeline.open(args.drafter, args.drafter, device="cuda", drafter_math=math,
+            pair = Pipeline.open(args.drafter, args.drafter, device="cuda", drafter_precision=precision,
                                  scorers=[one.scorer for one in options])  # fmt: skip
             loaded = pair.drafter
             whole = loaded.tokenizer.encode(text)
@@ -69,7 +69,7 @@ def main() -> None:
                         "attention": attention, "depth": loaded.model.depth,
                         **running("sm_90a", loaded.model.arithmetic),
                     }  # fmt: skip
-                    print(math, scorer, tokens, attention, row["metrics"], flush=True)
+                    print(precision, scorer, tokens, attention, row["metrics"], flush=True)
                     if args.record:
                         append(make_record("real_drafter", config, **row), args.record)
 

@@ -190,7 +190,7 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
     """What reads a prompt on the device that is short, or that long graphs take; of others it would read little."""
-    in_graphs = test.prompt <= MOST or longest(model.sharers, cache.math) > MOST
+    in_graphs = test.prompt <= MOST or longest(model.sharers, cache.precision) > MOST
     wanted = not test.new and test.sparse == "off" and in_graphs
     return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 

@@ -66,13 +66,13 @@ def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dic
     """How a model's work runs, as keys have it. `math` is what products of a prompt are made in, or attention alone:
     `products` is then what they are in. Where `auto` chose it, `asked_math` says so; `kept_bytes` is what weights kept
     rounded take."""
-    math, more = MATH[path], dict[str, Any]()
+    precision, more = MATH[path], dict[str, Any]()
     if made_in is not None and made_in.kind != Math.BF16:
-        math = str(made_in.attention if made_in.math is Math.BF16 else made_in.math)
-        more = {"products": str(made_in.math)} if made_in.math is Math.BF16 else {}
+        precision = str(made_in.attention if made_in.precision is Math.BF16 else made_in.precision)
+        more = {"products": str(made_in.precision)} if made_in.precision is Math.BF16 else {}
         more |= {"asked_math": AUTO} if made_in.asked == AUTO else {}
         more |= {"kept_bytes": made_in.kept} if made_in.kept else {}
-    return {"path": path, "math": math, "cards": cards, **more}
+    return {"path": path, "math": precision, "cards": cards, **more}
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:

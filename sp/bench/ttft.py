@@ -99,12 +99,12 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         "kv": cache_name(options.kv, options.rotate),
         **running(path, model.arithmetic, cards),
         **shared,
-        **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
+        **(_drafter_precision(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }
 
 
-def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:
+def _drafter_precision(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:
     """What the drafter's products are made in, where that is not what the target's are."""
     theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
     told = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in ours]

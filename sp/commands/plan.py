@@ -14,11 +14,12 @@ from sp.commands.shell.line import Part, arg, opt
 from sp.commands.shell.terminal import AsJson, print_json
 from sp.config import token_count
 from sp.errors import SHOWN, ConfigError, known_names, short
+from sp.keywords import RECORDED
 from sp.planning.cards import KEEP
 from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
-    from sp.models.network.arithmetic import AskedMath
+    from sp.models.network.arithmetic import AskedPrecision
     from sp.planning.cards import Card
     from sp.planning.subject import Subject
 
@@ -48,16 +49,16 @@ def plan(
     Only headers are read. Of a drafter those layers count that the default scorer reads. Memory is reckoned as it is
     reserved when models are loaded, and what work takes besides by bounds that recorded requests stayed within. For a
     card by name times are predicted too, to within about 30 %, from the peaks and bandwidths of its data sheet, in the
-    arithmetic of --math and --drafter-math, and on --cards of them; memory beside them is that of bf16. With --cards
-    the target is shared, and memory is what each of them needs. Exit status 1 if the answer is no, 2 if no command
-    takes the file.
+    arithmetic of --precision and --drafter-precision, and on --cards of them; memory beside them is that of bf16. With
+    --cards the target is shared, and memory is what each of them needs. Exit status 1 if the answer is no, 2 if no
+    command takes the file.
 
     Examples
     --------
       sp plan Qwen3.6-27B-Q4_K_M.gguf
       sp plan Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --card 24g --context 128k
       sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
-      sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto --cards 4
+      sp plan --synthetic-target qwen3.6-27b --card h200 --precision int8 --drafter-precision auto --cards 4
       sp plan Llama-3.3-70B-Q4_K_M.gguf --card 24g --cards 2 --context 32k
     """
     from sp.planning.plan import make_plan
@@ -70,7 +71,7 @@ def plan(
         raise ConfigError(f"--keep-ratio {keep_ratio:g}: it is a share of the prompt, above 0 and up to 1")
     if card is not None:
         gib, known = read_card(card)
-    maths: dict[str, Any] = dict(read_maths(models.math, models.drafter_math))
+    precisions: dict[str, Any] = dict(read_precisions(models.precision, models.drafter_precision))
     on: dict[str, Any] = {"cards": cards, "target_cards": target_cards or cards}
     shapes = (synthetic.synthetic_target, synthetic.target_type), (synthetic.synthetic_drafter, synthetic.drafter_type)
     heavy = read_model("target", file or models.target, *shapes[0], on["target_cards"])
@@ -81,10 +82,11 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    times = [] if known is None else predicted_times(found, known, expected, cards=cards, **maths)
-    spoken = {name: str(one) for name, one in maths.items()}
+    times = [] if known is None else predicted_times(found, known, expected, cards=cards, **precisions)
+    spoken = {name: str(one) for name, one in precisions.items()}
+    recorded = {RECORDED[name]: text for name, text in spoken.items()}
     told["predicted"] = (
-        None if known is None else {"card": known.name, "kernels": known.path, **spoken, **on, "times": times}
+        None if known is None else {"card": known.name, "kernels": known.path, **recorded, **on, "times": times}
     )
     if told["command"] is not None:
         asked: dict[str, Any] = {name: one for name, one in spoken.items() if one != "bf16"}
@@ -98,7 +100,7 @@ def plan(
         console.print(render_plan(told))
         if known is not None and times:
             console.print("", render_times(times, known), sep="\n")
-            for line in times_legend(keep_ratio, **maths, **on):
+            for line in times_legend(keep_ratio, **precisions, **on):
                 console.print(line, style="dim")
         if known is not None and max(on.values()) > 1 and not known.link:
             console.print("no times: of several cards they are predicted where NVLink joins these", style="dim")
@@ -143,26 +145,26 @@ def read_card(text: str) -> tuple[int, Card | None]:
     return int(size[1]), None
 
 
-PREDICTED = {"math": ("bf16", "int8"), "drafter_math": ("bf16", "auto")}
+PREDICTED = {"precision": ("bf16", "int8"), "drafter_precision": ("bf16", "auto")}
 """Arithmetics whose times are predicted. `auto` of a target hangs on what rounding its weights costs, and a
 drafter with all products in int8 is no faster."""
 
 
-def read_maths(math: str, drafter_math: str) -> dict[str, AskedMath]:
+def read_precisions(precision: str, drafter_precision: str) -> dict[str, AskedPrecision]:
     """The arithmetic that times are predicted in; ConfigError for what is none, and for what is not predicted.
 
-    >>> read_maths("int8", "auto")
-    {'math': <Math.INT8: 'int8'>, 'drafter_math': 'auto'}
-    >>> read_maths("fp8", "bf16")
+    >>> read_precisions("int8", "auto")
+    {'precision': <Math.INT8: 'int8'>, 'drafter_precision': 'auto'}
+    >>> read_precisions("fp8", "bf16")
     Traceback (most recent call last):
-    sp.errors.ConfigError: --math fp8: no times of it are predicted; sp plan takes bf16 or int8
+    sp.errors.ConfigError: --precision fp8: no times of it are predicted; sp plan takes bf16 or int8
     """
-    from sp.models import read_math
+    from sp.models import read_precision
 
     found = {}
-    for name, text in (("math", math), ("drafter_math", drafter_math)):
+    for name, text in (("precision", precision), ("drafter_precision", drafter_precision)):
         option = f"--{name.replace('_', '-')}"
-        found[name] = read_math(text, option)
+        found[name] = read_precision(text, option)
         if text not in PREDICTED[name]:
             raise ConfigError(
                 f"{option} {text}: no times of it are predicted; sp plan takes {' or '.join(PREDICTED[name])}"

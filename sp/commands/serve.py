@@ -97,7 +97,7 @@ def serve(
     Examples
     --------
       sp serve --keep-ratio 0.1 --threshold 4096
-      sp serve --math auto --drafter-math auto
+      sp serve --precision auto --drafter-precision auto
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
       sp serve --sessions 8 --session-dir ~/.cache/sp/sessions --session-disk 100g
       sp serve --replicas 4

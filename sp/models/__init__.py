@@ -11,7 +11,7 @@ from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.families.base import ARCHITECTURES, Architecture, read_config, register_architecture
 from sp.models.file.rope_keys import AskedScaling, describe_window, needed_scaling, unscalable
 from sp.models.layer.steps import dense_attention
-from sp.models.network.arithmetic import Arithmetic, read_math
+from sp.models.network.arithmetic import Arithmetic, read_precision
 from sp.models.network.cost import Cost, flops, prefill_cost
 from sp.models.network.model import Model
 from sp.models.run.chunked import Gaps, decode_step, prefill
@@ -61,7 +61,7 @@ __all__ = [
     "read_by_layer",
     "read_by_layer_on",
     "read_config",
-    "read_math",
+    "read_precision",
     "read_repeated",
     "register_architecture",
     "stream_by_layer",

@@ -177,13 +177,13 @@ def need(
     kv: str,
     keep: float = KEEP,
     stacks: Stacks = (),
-    math: Math = Math.BF16,
+    precision: Math = Math.BF16,
 ) -> Need:
     """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
-    `stacks` are those of a mixture's experts, see `stack_bytes`; `math` is what the target's products are made in."""
+    `stacks` are those of a mixture's experts, see `stack_bytes`; `precision` is that of the target's products."""
     read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
-    reading = held + reading_bytes(target, read, math, kv)
+    reading = held + reading_bytes(target, read, precision, kv)
     cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
         return Need(reading, reading, cold)
@@ -270,7 +270,7 @@ def ways(
     tokens: int,
     keep: float = KEEP,
     stacks: Stacks = (),
-    math: Math = Math.BF16,
+    precision: Math = Math.BF16,
     alone: bool = True,
 ) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first. Turns
@@ -280,7 +280,7 @@ def ways(
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
-        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, math)
+        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, precision)
         yield Way(kv, False, found.together)
         if alone and found.by_turns < found.together:
             yield Way(kv, True, found.by_turns)

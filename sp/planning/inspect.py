@@ -222,7 +222,7 @@ def windows(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def eight_bits(config: ModelConfig) -> dict[str, int]:
-    """How many matrices of layers `--math` can have multiplied in eight bits, of all that are not of experts."""
+    """How many matrices of layers `--precision` can have multiplied in int8 or fp8, of all that are not of experts."""
     matrices = layer_matrices(config)
     return {"weights": sum(is_eligible(each.name, each.shape) for each in matrices), "matrices": len(matrices)}
 

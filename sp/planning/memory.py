@@ -17,7 +17,7 @@ from sp.models.cache.kv_type import checked_kv, known_kv
 from sp.models.config import ModelConfig
 from sp.models.file.weights import Tensor, layer_of
 from sp.models.layer.cold_experts import ring_bytes
-from sp.models.network.arithmetic import AUTO, is_eligible, read_math
+from sp.models.network.arithmetic import AUTO, is_eligible, read_precision
 from sp.models.network.trunk import trunk_tensors
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import chunk_on_device
@@ -156,22 +156,22 @@ def unpacked_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     return 4 * widest(config)[1] * -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
-def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16, kv: str = "f16") -> int:
+def reading_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16, kv: str = "f16") -> int:
     """Bound of what a target's prefill of so many tokens takes beside weights, cache and states: streams of one chunk,
     what its experts are given and give, keys and values of one layer in 16 bits, which are packed pages of `kv` where
-    they are unpacked, and what products in `math` take."""
-    together = min(tokens, chunk_tokens("cuda", math))
+    they are unpacked, and what products in `precision` take."""
+    together = min(tokens, chunk_tokens("cuda", precision))
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
-    rounded = product_bytes(config, together, math)
+    rounded = product_bytes(config, together, precision)
     layer = max(2 * 2 * tokens * widest(config)[1], unpacked_bytes(config, tokens, kv))
     return SCRATCH + streams + experts + rounded + layer
 
 
-def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
+def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:
     """Bytes that the largest product of a layer takes for its operands rounded to bytes; none in BF16. Gate and up of a
     feed-forward are one product."""
-    if math is Math.BF16 or tokens < ROUNDED_TOKENS:
+    if precision is Math.BF16 or tokens < ROUNDED_TOKENS:
         return 0
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
     gated = [(2 * rows, width) for rows, width in shapes if width == config.hidden and rows in config.ffn]
@@ -193,12 +193,12 @@ def expert_bytes(config: ModelConfig, tokens: int) -> int:
     return 2 * rows * (2 * config.hidden + 3 * e.width) + 2 * e.count * e.width * config.hidden // 8
 
 
-def scoring_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
+def scoring_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16) -> int:
     """Bound of what a drafter takes beside its weights to score so many tokens layer by layer: the prompt's stream in
-    float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `math`
+    float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `precision`
     take."""
     q, kv = widest(config)
-    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), math)
+    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), precision)
     return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
 
 
@@ -216,11 +216,11 @@ class Cold:
     device: int  # bytes of all other weights, and of the room that experts are brought to
 
 
-def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, math: Math = Math.BF16) -> Cold:
+def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, precision: Math = Math.BF16) -> Cold:
     """As few cold layers as leave `room` for the work on `RESERVED` tokens, or all if that is never left; as far apart
     as they can be, so that a copy has the time of the layers between. `weights`: bytes of all, if none waits; `stacks`:
     see `stack_bytes`."""
-    most, left = len(stacks), room - work_bytes(config, math)
+    most, left = len(stacks), room - work_bytes(config, precision)
     for number in range(most + 1):
         found = _placed(weights, stacks, spread(number, most))
         if found.device <= left or number == most:
@@ -229,7 +229,7 @@ def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, ma
 
 
 def cold_within(
-    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, math: str = Math.BF16
+    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, precision: str = Math.BF16
 ) -> tuple[int, ...]:
     """Layers whose experts have to wait in host memory for a model to have room; none of one without experts. What
     `auto` will choose is not known yet: it is reckoned with as int8."""
@@ -237,7 +237,7 @@ def cold_within(
         return ()
     try:
         weights = sum(row.nbytes for row in held_weights(config, formats))
-        reckoned = Math.INT8 if (asked := read_math(math, "math")) == AUTO else Math(asked)
+        reckoned = Math.INT8 if (asked := read_precision(precision, "precision")) == AUTO else Math(asked)
         return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
     except (ModelError, KeyError):  # what is wrong or missing is for loading to say
         return ()
@@ -250,10 +250,10 @@ def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> 
     return _placed(weights, stacks, tuple(range(len(stacks)))).device + kept if stacks and work <= kept else None
 
 
-def work_bytes(config: ModelConfig, math: Math = Math.BF16) -> int:
+def work_bytes(config: ModelConfig, precision: Math = Math.BF16) -> int:
     """Bytes that are kept for cache and work when weights are placed."""
     tokens = min(RESERVED, config.context)
-    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, math)
+    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, precision)
 
 
 def spread(number: int, most: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.config import ModelConfig
 from sp.models.families.base import card_config
-from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedMath, gains, is_eligible
+from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPrecision, gains, is_eligible
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
@@ -56,7 +56,7 @@ class TimedModel:
         formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
-    def multiplied_in(self, asked: AskedMath, card: Card, path: KernelPath | None = None) -> TimedModel:
+    def multiplied_in(self, asked: AskedPrecision, card: Card, path: KernelPath | None = None) -> TimedModel:
         """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
         if asked == Math.BF16:
             return self
@@ -173,8 +173,8 @@ def predicted_times(
     plan: Plan,
     card: Card,
     density: Density,
-    math: AskedMath = Math.BF16,
-    drafter_math: AskedMath = Math.BF16,
+    precision: AskedPrecision = Math.BF16,
+    drafter_precision: AskedPrecision = Math.BF16,
     cards: int = 1,
 ) -> list[dict[str, Any]]:
     """Predicted seconds of a plan's requests, one dict a length: ``tokens`` (prompt and answer), ``full_s`` (first
@@ -192,12 +192,14 @@ def predicted_times(
     if cards > 1 and drafter is not None and drafter.config.delta is not None:
         raise ConfigError(f"{drafter.name} has recurrent layers, which several cards cannot read together")
     roofline = Roofline(card, cards, plan.target.cards)
-    target = TimedModel(config, plan.target.streamed).multiplied_in(math, card)
+    target = TimedModel(config, plan.target.streamed).multiplied_in(precision, card)
     made_in = Math.INT8 if target.int8 else Math.BF16
 
     def way(tokens: int, compressed: bool) -> Way | None:
         scorer = drafter if compressed else None
-        return best(list(ways(config, held, scorer, tokens, plan.keep, math=made_in, alone=roofline.alone)), card.gib)
+        return best(
+            list(ways(config, held, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), card.gib
+        )
 
     def full(tokens: int) -> dict[str, float | None]:
         if (fits := way(tokens, False)) is None:
@@ -213,10 +215,10 @@ def predicted_times(
         prompt, reader = tokens - ANSWER, TimedModel(drafter.config, drafter.weights)
         moved = 0
         if fits.by_turns:  # what waits in host memory while the drafter is at work comes back
-            together = need(config, held, drafter, prompt, fits.kv, plan.keep, math=made_in).together
+            together = need(config, held, drafter, prompt, fits.kv, plan.keep, precision=made_in).together
             moved = max(0, together - room(card.gib))
         times = roofline.compressed(
-            target, reader.multiplied_in(drafter_math, card), prompt, plan.keep, density(prompt), moved
+            target, reader.multiplied_in(drafter_precision, card), prompt, plan.keep, density(prompt), moved
         )
         step = roofline.step_s(target, max(1, int(plan.keep * prompt)), fits.kv)
         return {**times._asdict(), "decode_tok_s": 1 / step}

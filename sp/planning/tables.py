@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sp import values
 from sp.columns import ColumnTable
-from sp.models.network.arithmetic import AskedMath
+from sp.models.network.arithmetic import AskedPrecision
 from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
 from sp.planning.plan import spoken
 from sp.planning.roofline import ERROR
@@ -88,8 +88,8 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
     eight = family["eight_bits"]
     yield (
-        "eight bits",
-        f"{eight['weights']} of {eight['matrices']} matrices of layers can be multiplied so (--math int8)",
+        "int8 or fp8",
+        f"{eight['weights']} of {eight['matrices']} matrices of layers can be multiplied so (--precision int8)",
     )
     rope = family["rope"]
     if rope["dim"]:
@@ -317,21 +317,21 @@ def shown(value: float | None) -> str:
 
 def times_legend(
     keep: float,
-    math: AskedMath = Math.BF16,
-    drafter_math: AskedMath = Math.BF16,
+    precision: AskedPrecision = Math.BF16,
+    drafter_precision: AskedPrecision = Math.BF16,
     cards: int = 1,
     target_cards: int = 1,
 ) -> tuple[str, ...]:
     """What the times rest on.
 
     >>> times_legend(0.05, Math.INT8)[-1]
-    'predicted with --math int8 and --drafter-math bf16'
+    'predicted with --precision int8 and --drafter-precision bf16'
     """
     read = f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards"
-    plain = math == drafter_math == Math.BF16
+    plain = precision == drafter_precision == Math.BF16
     return (
         f"predicted to within about {ERROR:.0%}, from peaks and bandwidths of its data sheet;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
-        *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
+        *(() if plain else (f"predicted with --precision {precision} and --drafter-precision {drafter_precision}",)),
         *((read,) if max(cards, target_cards) > 1 else ()),
     )

@@ -165,10 +165,11 @@ class Worker:
         """For `/health`."""
         alive = self._thread.is_alive() and not self._closed
         return {"status": "ok" if alive else "stopping", "waiting": len(self._waiting),
-                "running": int(self._current is not None), "queue_limit": self.limit, "math": self.math}  # fmt: skip
+                "running": int(self._current is not None), "queue_limit": self.limit,
+                "math": self.precision}  # fmt: skip
 
     @property
-    def math(self) -> dict[str, str]:
+    def precision(self) -> dict[str, str]:
         """What the models multiply where they read a prompt."""
         models = {"target": self.pipeline.target, "drafter": self.pipeline.drafter}
         return {role: str(one.model.arithmetic) for role, one in models.items() if one is not None}

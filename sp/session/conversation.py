@@ -14,7 +14,7 @@ from sp.chat import Thinking, Turn
 from sp.chat.answer import AnswerText, calling_of
 from sp.chat.call_splitter import Calling
 from sp.decode import Decoder
-from sp.errors import names_keywords
+from sp.keywords import names_keywords
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import request

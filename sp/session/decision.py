@@ -260,8 +260,8 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int) -> N
     """The same of who scores so many tokens, in its vocabulary: its weights, and their stream through its layers."""
     if scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
-    config, math = reader.model.config, reader.model.arithmetic.math
-    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), math)
+    config, precision = reader.model.config, reader.model.arithmetic.precision
+    rounded = product_bytes(config, min(tokens, chunk_on_device(config)), precision)
     least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
         raise TooLongError(
@@ -272,8 +272,8 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int) -> N
 
 def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
     model = target.model
-    math = model.arithmetic.math
-    rounded = product_bytes(model.config, min(tokens, chunk_tokens("cuda", math)), math)
+    precision = model.arithmetic.precision
+    rounded = product_bytes(model.config, min(tokens, chunk_tokens("cuda", precision)), precision)
     return least_bytes(model.config, model.nbytes, tokens, options.kv) + rounded
 
 

@@ -15,6 +15,7 @@ from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.gguf.template import TOOL_USE
 from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
+from sp.keywords import names_keywords
 from sp.models import (
     AskedScaling,
     Cards,
@@ -148,6 +149,7 @@ def own(path: Path) -> bool:
     return any(path.resolve() == embedded(role).resolve() for role in ("target", "drafter"))
 
 
+@names_keywords
 def load(
     path: str | Path,
     *,
@@ -156,7 +158,7 @@ def load(
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
     room: int | None = None,
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
     group: ParallelGroup | None = None,
     scorers: Sequence[Scorer] = (),
     reporter: Reporter | None = None,
@@ -181,7 +183,7 @@ def load(
     room : int, optional
         Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more wait in host
         memory, see `cold_layers`; without it all weights lie on the device.
-    math : {"bf16", "int8", "fp8", "auto"}
+    precision : {"bf16", "int8", "fp8", "auto"}
         See `load_model`.
     group : ParallelGroup, optional
         Cards that share it, see `load_shards`; the model is then a `SharedModel`.
@@ -192,8 +194,8 @@ def load(
         Is told when a calibration is made, or keys are measured for a cache that turns them (`5bit`); either may take
         a minute.
     beside : Loaded, optional
-        A whole model that stays open, loaded with the same `math`. If this is its file, and both are on the CPU, its
-        weights and its tokenizer are this one's as well.
+        A whole model that stays open, loaded with the same `precision`. If this is its file, and both are on the CPU,
+        its weights and its tokenizer are this one's as well.
 
     Raises
     ------
@@ -204,7 +206,7 @@ def load(
     DeviceError
         With ``cuda``: there is no usable device, or too little memory on it.
     ConfigError
-        No products are made in `math` there, or so many cards cannot share the model.
+        No products are made in `precision` there, or so many cards cannot share the model.
 
     Examples
     --------
@@ -223,7 +225,13 @@ def load(
     formats = file_formats(file)
     if group is not None:
         card_config(config, group.size)
-    how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
+    how: dict[str, Any] = {
+        "device": where,
+        "context": context,
+        "rope": rope,
+        "progress": progress,
+        "precision": precision,
+    }
     source = with_tools() if own(file.path) else chat_template(file)
     template = ChatTemplate.of_file(source, tokenizer, chat_template(file, TOOL_USE))
     retrieval = known_retrieval(file.path, config, scorers)
@@ -235,7 +243,7 @@ def load(
         model = beside.model.read_as(replace(asked_config(file, context, rope), retrieval=retrieval))
     elif group is None:
         depth = needed_depth(scorers, replace(config, retrieval=retrieval))
-        model = load_model(file, cold=cold_within(config, formats, room, math), depth=depth, **how)
+        model = load_model(file, cold=cold_within(config, formats, room, precision), depth=depth, **how)
         model.config = replace(model.config, retrieval=retrieval)
     else:
         model = SharedModel(load_shards(file, group, **how))
@@ -258,7 +266,7 @@ def synthetic(
     rope: AskedScaling | None = None,
     seed: int = 0,
     room: int | None = None,
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
     group: ParallelGroup | None = None,
     scorers: Sequence[Scorer] = (),
 ) -> Loaded:
@@ -272,7 +280,7 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str, optional
         One of `sp.models.file.file_type.FILE_TYPES`; the one that the shape is meant in if left out.
-    extrapolate, device, rope, room, math, group, scorers
+    extrapolate, device, rope, room, precision, group, scorers
         See `load`; there is no calibration of random weights.
     seed : int
 
@@ -302,7 +310,9 @@ def synthetic(
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
-            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group, scorers=plain)
+            made = load(
+                file, extrapolate=extrapolate, device="cpu", rope=rope, precision=precision, group=group, scorers=plain
+            )
             with_bases(made.model, None)  # of random weights, whose file is gone
             return replace(made, path=name)
     from sp.models.synthetic.random_store import random_model, random_shards
@@ -310,11 +320,11 @@ def synthetic(
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)
     if group is None:
-        cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
-        model = random_model(shape, file_type, seed, rope, cold, math, needed_depth(scorers, found.config))
+        cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, precision)
+        model = random_model(shape, file_type, seed, rope, cold, precision, needed_depth(scorers, found.config))
     else:
         card_config(found.config, group.size)
-        model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
+        model = SharedModel(random_shards(shape, file_type, group, precision, seed, rope))
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))

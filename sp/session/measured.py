@@ -20,7 +20,7 @@ from sp.session.device_memory import format_bytes
 from sp.session.loaded import Loaded
 
 POSITIVE = number(1e-9)
-PLAIN_MATHS = (str(Math.BF16), str(Math.BF16))
+PLAIN_PRECISIONS = (str(Math.BF16), str(Math.BF16))
 TIMED: Mapping[str, Wanted] = {
     "prompt_tokens": whole(1),
     "keep_ratio": number(0, 1),
@@ -34,12 +34,12 @@ TIMES: Mapping[str, Wanted] = {
 }
 
 
-def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
+def precisions_of(config: Mapping[str, Any]) -> tuple[str, str]:
     """What target and drafter of a record multiplied; float32 of the CPU is its BF16."""
 
     def kind(role: str) -> str:
-        math = config.get(f"{role}math")
-        found = str(Math.BF16) if math in (None, "f32") else str(math)
+        precision = config.get(f"{role}math")
+        found = str(Math.BF16) if precision in (None, "f32") else str(precision)
         if f"{role}kept_bytes" in config:
             return kept_rounded(found)
         return in_attention(found) if f"{role}products" in config else found
@@ -56,14 +56,16 @@ def target_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in ("math", "kept_bytes") if name in config}
 
 
-def maths_told(config: Mapping[str, Any]) -> str:
-    """`maths_of` for people; empty where all is BF16.
+def precisions_text(config: Mapping[str, Any]) -> str:
+    """`precisions_of` for people; empty where all is BF16.
 
-    >>> maths_told({"math": "int8"}), maths_told({"math": "bf16", "drafter_math": "int8"}), maths_told({"math": "bf16"})
-    ('int8', 'bf16 and int8', '')
+    >>> precisions_text({"math": "int8"}), precisions_text({"math": "bf16", "drafter_math": "int8"})
+    ('int8', 'bf16 and int8')
+    >>> precisions_text({"math": "bf16"})
+    ''
     """
-    target, drafter = maths_of(config)
-    return "" if (target, drafter) == PLAIN_MATHS else target if target == drafter else f"{target} and {drafter}"
+    target, drafter = precisions_of(config)
+    return "" if (target, drafter) == PLAIN_PRECISIONS else target if target == drafter else f"{target} and {drafter}"
 
 
 def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -91,7 +93,7 @@ class BreakEven:
     longest: int
     samples: int  # fewest samples behind a time that was used
     vram: str | None = None  # the budget of device memory
-    maths: tuple[str, str] = PLAIN_MATHS  # what target and drafter multiplied, see `maths_of`
+    precisions: tuple[str, str] = PLAIN_PRECISIONS  # what target and drafter multiplied, see `precisions_of`
     cards: tuple[int, int] = (1, 1)  # see `cards_of`
 
     def describe(self) -> str:
@@ -128,15 +130,17 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            made = config.get("vram"), maths_of(config), cards_of(config)
+            made = config.get("vram"), precisions_of(config), cards_of(config)
             key = (*made, config["keep_ratio"], *map(config.get, DRAFTING))
             groups[key][config["prompt_tokens"]] = record
     found = []
-    for (vram, maths, cards, keep, *how), by_length in sorted(groups.items(), key=repr):
+    for (vram, precisions, cards, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
         samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
-        even = BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, maths, cards)
+        even = BreakEven(
+            keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, precisions, cards
+        )
         found.append(even)
     return tuple(found)
 
@@ -152,7 +156,7 @@ def read_break_evens(
     drafter: str,
     machine: str,
     vram: str | None,
-    maths: tuple[str, str] = PLAIN_MATHS,
+    precisions: tuple[str, str] = PLAIN_PRECISIONS,
     cards: tuple[int, int] = (1, 1),
 ) -> tuple[BreakEven, ...]:
     """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
@@ -164,7 +168,7 @@ def read_break_evens(
         if record.get("bench") == "ttft":
             check_timed(record, f"{path}, line {line}")
             config = record["config"]
-            alike = maths_of(config) == maths and cards_of(config) == cards
+            alike = precisions_of(config) == precisions and cards_of(config) == cards
             if alike and all(config.get(name) == value for name, value in want.items()):
                 mine.append(record)
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
@@ -194,10 +198,10 @@ def known_break_evens(
     if records is None and not path.exists():
         return None
     limit = format_bytes(budget)
-    maths = target.model.arithmetic.kind, drafter.model.arithmetic.kind
-    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths, cards)
+    precisions = target.model.arithmetic.kind, drafter.model.arithmetic.kind
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, precisions, cards)
     if records is not None and not found:
-        told = "" if maths == PLAIN_MATHS else f" in {' and '.join(maths)}"
+        told = "" if precisions == PLAIN_PRECISIONS else f" in {' and '.join(precisions)}"
         told += "" if cards == (1, 1) else f" with {cards[0]} cards that draft and {cards[1]} that share the target"
         raise ConfigError(
             f"{path} tells of no full and compressed prefill by {target.path.name} and "

@@ -148,7 +148,7 @@ class TargetMemory:
             rotate=options.rotate,
             device=model.device,
             snapshots=snapshots,
-            math=model.arithmetic.attention,
+            precision=model.arithmetic.attention,
             bases=model.bases_for,
         )
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
@@ -328,6 +328,6 @@ class DrafterMemory:
     def _empty(self, rotary: Rope) -> Trail:
         drafter, layers, kv, snapshots = self._how
         model = drafter.model.with_rope(rotary)
-        device, math = model.device, model.arithmetic.attention
+        device, precision = model.device, model.arithmetic.attention
         layers = replace(layers, rope=rotary)
-        return Trail(layers, kv, device=device, snapshots=snapshots, math=math, bases=model.bases_for)
+        return Trail(layers, kv, device=device, snapshots=snapshots, precision=precision, bases=model.bases_for)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
-from sp.errors import ConfigError, names_keywords
+from sp.errors import ConfigError
+from sp.keywords import names_keywords
 from sp.models import AskedScaling, Gaps, ModelConfig
 from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
@@ -45,7 +46,7 @@ Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
 """Options that are strategies, and where their names stand."""
-MathName = Literal["auto", "bf16", "fp8", "int8"]
+PrecisionName = Literal["auto", "bf16", "fp8", "int8"]
 
 
 @names_keywords
@@ -63,10 +64,10 @@ class ModelOptions:
         RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.
     drafter_rope : AskedScaling, optional
         The same of the drafter; left out, it reads beyond its window with YaRN as needed.
-    math : {"auto", "bf16", "fp8", "int8"}
-        What the target multiplies where it reads a prompt.
-    drafter_math : {"auto", "bf16", "fp8", "int8"}
-        The same of the drafter.
+    precision : {"auto", "bf16", "fp8", "int8"}
+        Matmul precision of target prefill: bf16, int8, fp8 or auto.
+    drafter_precision : {"auto", "bf16", "fp8", "int8"}
+        Matmul precision of drafter prefill.
     """
 
     group: ClassVar[str] = "Models"
@@ -75,8 +76,8 @@ class ModelOptions:
     drafter: Path | None = None
     target_rope: AskedScaling | None = None
     drafter_rope: AskedScaling | None = None
-    math: MathName = "bf16"
-    drafter_math: MathName = "bf16"
+    precision: PrecisionName = "bf16"
+    drafter_precision: PrecisionName = "bf16"
 
 
 @names_keywords

@@ -11,8 +11,9 @@ from typing import Any, Self
 from sp.arrays import Bools, Floats
 from sp.chat.answer import AnswerText, calling_of
 from sp.decode import Speculative
-from sp.errors import ConfigError, ModelError, check_keywords, plain
+from sp.errors import ConfigError, ModelError, plain
 from sp.kernels.device import pick_device
+from sp.keywords import check_keywords, present_names
 from sp.models import Model, load_draft
 from sp.models.cache.kv_type import USUAL, known_kv
 from sp.models.network.arithmetic import scoring
@@ -95,15 +96,25 @@ class Pipeline(Pair):
         `target_cards` do. `reporter` and errors as for `load`; TypeError for another keyword.
         """
         places, known = [one.name for one in fields(PlaceOptions)], [one.name for one in fields(ModelOptions)]
+        options = present_names(options, [*known, *places])
         check_keywords("open", options, [*known, *places, "scorers", "reporter"])
         own = {name: options.pop(name) for name in places if name in options}
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
         group = sharing(place.cards, place.target_cards, pick_device(place.device), place.vram)
-        how: dict[str, Any] = {"rope": models.target_rope, "room": place.vram, "math": models.math, "group": group}
+        how: dict[str, Any] = {
+            "rope": models.target_rope,
+            "room": place.vram,
+            "precision": models.precision,
+            "group": group,
+        }
         how |= {"reporter": reporter}
         small = drafter or default_drafter(target, None if scorers is None else map(type, scorers))
         chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
-        drafting: dict[str, Any] = {"extrapolate": True, "rope": models.drafter_rope, "math": models.drafter_math}
+        drafting: dict[str, Any] = {
+            "extrapolate": True,
+            "rope": models.drafter_rope,
+            "precision": models.drafter_precision,
+        }
         drafting |= {"scorers": scorers or (), "reporter": reporter}
         opened: list[Loaded] = []  # the target, whose file may be the drafter's too
 
@@ -112,7 +123,7 @@ class Pipeline(Pair):
             return opened[0]
 
         def light(where: Device) -> Loaded:
-            beside = opened[0] if models.math == models.drafter_math else None
+            beside = opened[0] if models.precision == models.drafter_precision else None
             return replace(load(small, device=where, beside=beside, **drafting), chosen=chosen)
 
         pair = cls.assemble(

@@ -41,7 +41,7 @@ def told(
     facts = {
         "drafter": [f"{plain(drafter.path.stem)}, {drafter.chosen}"] if drafter and drafter.chosen else [],
         "repacked": repacked_lines(target, drafter, draft),
-        "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
+        "math": precision_lines(target, drafter, options.scorer, stages, options.state_gaps),
         "positions": position_lines(target, drafter, options.scorer, scored),
         "retrieval": [] if scored is None else retrieval_lines(drafter, options.scorer, scored),
         "launches": launch_lines(drafter, scored),
@@ -58,15 +58,15 @@ def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) 
     return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
 
 
-def math_lines(
+def precision_lines(
     target: Loaded, drafter: Loaded | None, scorer: Scorer, stages: Sequence[Stage], gaps: Gaps = "compact"
 ) -> list[str]:
     """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 by default.
-    The tokens that go through layers in eight bits are those of long enough chunks; where it is not known how a model
+    The tokens that go through layers in int8 or fp8 are those of long enough chunks; where it is not known how a model
     reads, as across gaps, they are not told.
     """
     counts = {stage.name: stage.tokens for stage in stages}
-    together = chunk_tokens(target.model.device, target.model.arithmetic.math)
+    together = chunk_tokens(target.model.device, target.model.arithmetic.precision)
     found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, together)]
     if drafter is not None:
         drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
@@ -85,7 +85,7 @@ def math_lines(
 
 
 def rounded_tokens(tokens: int, chunk: int) -> int:
-    """How many of the tokens of a prompt go through layers in chunks that are long enough for eight bits.
+    """How many of the tokens of a prompt go through layers in chunks that are long enough for int8 or fp8.
 
     >>> rounded_tokens(2500, 1024), rounded_tokens(2500, 2048), rounded_tokens(2600, 2048), rounded_tokens(398, 1024)
     (2048, 2048, 2600, 0)
@@ -121,7 +121,7 @@ def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
     if drafter is None or scored is None or drafter.model.device == "cpu":
         return []
     model = drafter.model
-    quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.math])
+    quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.precision])
     why = refusal(model) if quick else None
     return [] if why is None else [f"drafter: launches are planned layer by layer: {why}"]
 

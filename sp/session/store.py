@@ -283,8 +283,8 @@ def lasting(pipeline: Pipeline) -> str:
     ConfigError: a model has no file.
     """
     models = (_told(one, lambda each: file_sha256(each.path)) for one in (pipeline.target, pipeline.drafter))
-    maths = (str(one.model.arithmetic) for one in (pipeline.target, pipeline.drafter) if one is not None)
-    return blake2b("\n".join([__version__, *models, *maths]).encode(), digest_size=16).hexdigest()
+    precisions = (str(one.model.arithmetic) for one in (pipeline.target, pipeline.drafter) if one is not None)
+    return blake2b("\n".join([__version__, *models, *precisions]).encode(), digest_size=16).hexdigest()
 
 
 def _told(loaded: Loaded | None, named: Callable[[Loaded], str]) -> str:

@@ -1,4 +1,4 @@
-"""Hopper attention in eight bits against its twin, on pages full of NaN wherever no token is."""
+"""Hopper 8-bit attention against its twin, on pages full of NaN wherever no token is."""
 
 from __future__ import annotations
 

@@ -207,12 +207,12 @@ def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None
     gate, up = weight(Q4_K, 1024, 1280), weight(Q4_K, 1024, 1280, 1)
     down, narrow = weight(Q6_K, 1280, 1024, 2), weight(BF16, 40, 1280, 3)
 
-    def layer(math: Math) -> list[np.ndarray]:
-        g, u, d, q = (replace(w, math=math) for w in (gate, up, down, gate))
+    def layer(precision: Math) -> list[np.ndarray]:
+        g, u, d, q = (replace(w, math=precision) for w in (gate, up, down, gate))
         with forced_path(path):
             ys = project(x, (q, narrow), norm, f32=(False, True))
             h = gated_project(x, g, u, norm, d)
-            assert isinstance(h, PeakedInputs) == (math is Math.INT8 and path == "sm_90a")
+            assert isinstance(h, PeakedInputs) == (precision is Math.INT8 and path == "sm_90a")
             z = project_add(cupy.zeros_like(x), h, d)
         return [to_float64(ys[0]), ys[1].get().astype(np.float64), z.get().astype(np.float64)]
 

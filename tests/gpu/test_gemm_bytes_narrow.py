@@ -84,8 +84,8 @@ def test_layers_take_it() -> None:
     norm = (cupy.ones(1024, np.float32), 1e-6)
     weights, made = [weight(Q4_K, 512, 1024, i) for i in range(2)], {}
     reset_launched()
-    for math in (Math.BF16, Math.INT8):
-        gate, up = (replace(w, math=math) for w in weights)
-        made[math] = to_float64(gated_project(x, gate, up, norm))
+    for precision in (Math.BF16, Math.INT8):
+        gate, up = (replace(w, math=precision) for w in weights)
+        made[precision] = to_float64(gated_project(x, gate, up, norm))
     assert {"gemm_bytes_narrow_sm90.cu", "gemm_sm90.cu"} <= set(launched_sources())
     assert 1e-9 < nmse(made[Math.INT8], made[Math.BF16]) < 6e-4

@@ -34,14 +34,14 @@ KERNELS = [("gemm_bytes_sm90", Math.INT8), ("gemm_bytes_sm90", Math.FP8), ("gemm
 
 @pytest.fixture(params=KERNELS, ids=["sm_90a-int8", "sm_90a-fp8", "portable-int8"])
 def multiplied(request) -> tuple[MatmulKernel, Math]:
-    name, math = request.param
+    name, precision = request.param
     if name == "gemm_bytes_sm90" and native_path() != "sm_90a":
         pytest.skip("needs compute capability 9.0")
-    return next(one for one in kernels("sm_90a" if name.endswith("90") else "portable") if one.name == name), math
+    return next(one for one in kernels("sm_90a" if name.endswith("90") else "portable") if one.name == name), precision
 
 
-def marked(weights: Sequence[PackedWeight], math: Math) -> list[PackedWeight]:
-    return [replace(w, math=math) for w in weights]
+def marked(weights: Sequence[PackedWeight], precision: Math) -> list[PackedWeight]:
+    return [replace(w, math=precision) for w in weights]
 
 
 def held(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
@@ -95,9 +95,9 @@ def made(kernel: MatmulKernel, x: Any, weights: Sequence[PackedWeight], epilogue
     ],
 )
 def test_products_are_the_same_to_the_bit(multiplied, rows, epilogue, wide, tokens: int, loud: int) -> None:
-    kernel, math = multiplied
+    kernel, precision = multiplied
     width, x = 1024, cupy.asarray(inputs(tokens, 1024, loud))
-    weights = marked([weight(Q6_K if i % 2 else Q4_K, n, width, i) for i, n in enumerate(rows)], math)
+    weights = marked([weight(Q6_K if i % 2 else Q4_K, n, width, i) for i, n in enumerate(rows)], precision)
     want = made(kernel, x, weights, epilogue, wide)
     for got, expected in zip(made(kernel, x, held(weights), epilogue, wide), want, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -123,7 +123,7 @@ def test_peaks_are_found_with_kept_weights() -> None:
 
 def opened() -> Model:
     """The embedded target in int8."""
-    return load_model(embedded("target"), device="cuda", math="int8")
+    return load_model(embedded("target"), device="cuda", precision="int8")
 
 
 def ids_of(n: int) -> np.ndarray:
@@ -208,10 +208,10 @@ def test_nothing_is_kept_under_a_limit_or_where_it_would_take_over_half(monkeypa
     before = pool.get_limit()
     try:
         pool.set_limit(size=1 << 33)
-        assert load_model(embedded("target"), device="cuda", math="int8").arithmetic.kept == 0
+        assert load_model(embedded("target"), device="cuda", precision="int8").arithmetic.kept == 0
     finally:
         pool.set_limit(size=before)
-    model = load_model(embedded("target"), device="cuda", math="int8")
+    model = load_model(embedded("target"), device="cuda", precision="int8")
     nbytes = model.arithmetic.kept
     assert nbytes > 0
     pool.free_all_blocks()

@@ -105,7 +105,7 @@ def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> Non
     tokens, found, models = 40_000, [], []
     for device in range(group_of(count).size):
         with cupy.cuda.Device(device):
-            models.append(random_model("qwen3-0.6b", "bf16", math="auto"))
+            models.append(random_model("qwen3-0.6b", "bf16", precision="auto"))
             models[-1].arithmetic = scoring(models[-1].arithmetic, "cuda", models[-1].config.head_dim)
     nothing, ids = np.zeros(tokens, bool), np.random.default_rng(2).integers(0, models[0].config.vocab, tokens)
     scorer, shown, show = SCORERS.build("tail", {"sparse": "density:0.1"}), [], PeerGathers.show
@@ -142,7 +142,7 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("sparse", ["density:0.1", "off"])
 @pytest.mark.parametrize(
-    ("file_type", "math", "path", "tokens"),
+    ("file_type", "precision", "path", "tokens"),
     [
         ("bf16", "bf16", "auto", 6001),
         ("bf16", "auto", "auto", 32000),
@@ -151,12 +151,12 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
         ("q4_k_m", "bf16", "portable", 6001),
     ],
 )
-def test_repeated_layers_change_nothing(file_type, math, path, tokens, sparse, count, monkeypatch) -> None:
+def test_repeated_layers_change_nothing(file_type, precision, path, tokens, sparse, count, monkeypatch) -> None:
     group, models, repeats = None if count == 1 else group_of(count), [], []
     tokens = min(tokens, 8000) if count == 1 else tokens
     for device in range(count):
         with cupy.cuda.Device(device):
-            model = random_model("qwen3-0.6b", file_type, math=math)
+            model = random_model("qwen3-0.6b", file_type, precision=precision)
             model.arithmetic = scoring(model.arithmetic, "cuda", model.config.head_dim)
             models.append(model)
     again = Repeat.__call__
@@ -168,7 +168,7 @@ def test_repeated_layers_change_nothing(file_type, math, path, tokens, sparse, c
     with forced_path(path) if path != "auto" else nullcontext():
         scorer = SCORERS.build("tail", options)
         repeated = scorer.score(request)
-        eight_bits = models[0].arithmetic.math is Math.INT8
+        eight_bits = models[0].arithmetic.precision is Math.INT8
         less = pages_less(models[0].config, scorer.attend(request), tokens)
         most = repeated_parts(tokens, count, models[0].config.layers, eight_bits, less)
         assert 0 < len(repeats) <= most

@@ -1,4 +1,4 @@
-"""Attention in eight bits, thread by thread on the host: rounding of pages and products against their twins."""
+"""8-bit attention, thread by thread on the host: rounding of pages and products against their twins."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from sp.models.network.arithmetic import (
     FIRST_LAYERS,
     MOST_ERROR,
     Arithmetic,
-    check_math,
+    check_precision,
     is_eligible,
     is_faster,
-    read_math,
+    read_precision,
     rounding_error,
     sampled_rows,
-    with_math,
+    with_precision,
 )
 from sp.models.network.trunk import Trunk, mapped
 from sp.models.shards.load_shards import load_shards
@@ -44,7 +44,7 @@ def past_the_first(names: Iterable[str]) -> set[str]:
     return {name for name in names if int(name.split(".")[1]) >= FIRST_LAYERS}
 
 
-def maths(trunk: Trunk) -> dict[str, Math]:
+def precisions(trunk: Trunk) -> dict[str, Math]:
     """Of the matrices of layers, by name."""
     found: dict[str, Math] = {}
 
@@ -59,20 +59,20 @@ def maths(trunk: Trunk) -> dict[str, Math]:
 
 @pytest.mark.parametrize("text", ["", "int4", "INT8", "f32", "bf16 "])
 def test_other_words_are_refused_in_one_line(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--math is '.*auto, bf16, fp8, int8$"):
-        read_math(text, "--math")
-    with pytest.raises(ConfigError, match=r"^math is "):
-        load_model(embedded("drafter"), math=text)
+    with pytest.raises(ConfigError, match=r"^--precision is '.*auto, bf16, fp8, int8$"):
+        read_precision(text, "--precision")
+    with pytest.raises(ConfigError, match=r"^precision is "):
+        load_model(embedded("drafter"), precision=text)
 
 
-@pytest.mark.parametrize("math", [Math.INT8, Math.FP8])
-def test_wide_matrices_of_layers_are_marked_and_nothing_else(math: Math) -> None:
-    model = load_model(embedded("drafter"), math=str(math))
-    found = maths(model.trunk)
-    assert {name for name, made_in in found.items() if made_in is math} == past_the_first(found)
+@pytest.mark.parametrize("precision", [Math.INT8, Math.FP8])
+def test_wide_matrices_of_layers_are_marked_and_nothing_else(precision: Math) -> None:
+    model = load_model(embedded("drafter"), precision=str(precision))
+    found = precisions(model.trunk)
+    assert {name for name, made_in in found.items() if made_in is precision} == past_the_first(found)
     assert {model.trunk.embed.math, model.trunk.output.math} == {Math.BF16}
-    assert model.arithmetic == Arithmetic(math, math, 21, 35, attention=math)
-    assert str(model.arithmetic) == f"{math} for 21 of 35 matrices of layers"
+    assert model.arithmetic == Arithmetic(precision, precision, 21, 35, attention=precision)
+    assert str(model.arithmetic) == f"{precision} for 21 of 35 matrices of layers"
     assert load_model(embedded("drafter")).arithmetic == Arithmetic(matrices=35)
 
 
@@ -87,25 +87,25 @@ def test_the_first_layers_stay_whatever_is_asked() -> None:
 
 
 def test_every_card_leaves_the_same_layers() -> None:
-    shards = load_shards(embedded("target"), HostGroup(2), math="int8")
+    shards = load_shards(embedded("target"), HostGroup(2), precision="int8")
     narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a card
     for part in shards.models:
-        found = maths(part.trunk)
-        marked = {name for name, math in found.items() if math is Math.INT8}
+        found = precisions(part.trunk)
+        marked = {name for name, precision in found.items() if precision is Math.INT8}
         assert marked == {name for name in past_the_first(found) if not name.endswith(narrow)}
         assert len(marked) == 40
 
 
 def test_a_model_of_narrow_matrices_says_that_none_is_marked(tmp_path) -> None:
-    made_in = load_model(write_tiny(tmp_path / "m.gguf", "qwen3"), math="int8").arithmetic
-    assert (made_in.math, made_in.weights, str(made_in)) == (Math.BF16, 0, "bf16")
+    made_in = load_model(write_tiny(tmp_path / "m.gguf", "qwen3"), precision="int8").arithmetic
+    assert (made_in.precision, made_in.weights, str(made_in)) == (Math.BF16, 0, "bf16")
     assert made_in.asked is Math.INT8
     assert made_in.matrices > 0
 
 
 def test_auto_on_the_cpu_stays_and_says_why() -> None:
-    made_in = load_model(embedded("drafter"), math="auto").arithmetic
-    assert (made_in.math, made_in.weights) == (Math.BF16, 0)
+    made_in = load_model(embedded("drafter"), precision="auto").arithmetic
+    assert (made_in.precision, made_in.weights) == (Math.BF16, 0)
     assert str(made_in) == "bf16, by auto: int8 is slower on the CPU"
     assert made_in.as_dict()["asked"] == AUTO
 
@@ -113,7 +113,7 @@ def test_auto_on_the_cpu_stays_and_says_why() -> None:
 def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = load_model(embedded("drafter")).trunk
     monkeypatch.setattr(marking, "is_faster", lambda device: (True, "known"))
-    monkeypatch.setattr(marking, "check_math", lambda asked, device: None)
+    monkeypatch.setattr(marking, "check_precision", lambda asked, device: None)
     monkeypatch.setattr(marking, "current_path", lambda: "portable")
     worst = "blk.2.ffn_up.weight"
 
@@ -123,17 +123,17 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
             rows[:, 3] *= 50
         return rows
 
-    nothing, reason = with_math(trunk, AUTO, "cuda", sampled)
-    assert set(maths(nothing).values()) == {Math.BF16}
+    nothing, reason = with_precision(trunk, AUTO, "cuda", sampled)
+    assert set(precisions(nothing).values()) == {Math.BF16}
     assert reason == "no matrix has a number of inputs with which int8 is faster (4,096 is)"
     monkeypatch.setattr(marking, "gains", lambda *given: True)
-    marked, reason = with_math(trunk, AUTO, "cuda", sampled)
-    found = maths(marked)
-    assert {name for name, math in found.items() if math is not Math.BF16} == past_the_first(found) - {worst}
+    marked, reason = with_precision(trunk, AUTO, "cuda", sampled)
+    found = precisions(marked)
+    assert {name for name, precision in found.items() if precision is not Math.BF16} == past_the_first(found) - {worst}
     assert reason.startswith("known; rounding costs 1 weights over 1.00%, at most ")
-    plain, reason = with_math(trunk, AUTO, "cuda")
-    found = maths(plain)
-    assert {name for name, math in found.items() if math is Math.INT8} == past_the_first(found)
+    plain, reason = with_precision(trunk, AUTO, "cuda")
+    found = precisions(plain)
+    assert {name for name, precision in found.items() if precision is Math.INT8} == past_the_first(found)
     assert reason == "known; rounding costs weights at most 0.83%"
 
 
@@ -150,9 +150,9 @@ def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
     assert rounding_error(np.zeros((2, 256), np.float32)) == 0
 
 
-def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *maths: Math) -> None:
+def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *precisions: Math) -> None:
     """As if on a card whose kernels make these products."""
-    known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=maths)]
+    known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=precisions)]
     monkeypatch.setattr(marking, "current_path", lambda: path)
     monkeypatch.setattr(marking, "kernels", lambda path: known)
     monkeypatch.setattr(marking, "capability", lambda device: capability)
@@ -160,7 +160,7 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
 
 
 @pytest.mark.parametrize(
-    ("path", "capability", "maths", "why"),
+    ("path", "capability", "precisions", "why"),
     [
         (
             "sm_90a",
@@ -185,8 +185,8 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
         ),
     ],
 )
-def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, maths, why) -> None:
-    device(monkeypatch, path, capability, *maths)
+def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, precisions, why) -> None:
+    device(monkeypatch, path, capability, *precisions)
     assert is_faster("cuda") == (why.startswith("int8 was"), why)
     assert ((path, capability) in FASTER) >= why.startswith("int8 was")
 
@@ -194,10 +194,10 @@ def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capab
 def test_what_no_kernel_makes_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, "portable", (8, 6), Math.INT8)
     for fine in (Math.BF16, Math.INT8, "auto"):
-        check_math(fine, "cuda")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"^math fp8 needs a GPU of compute capability 9\.0 .* bf16 or int8$"):
-        check_math(Math.FP8, "cuda")
-    check_math(Math.FP8, "cpu")
+        check_precision(fine, "cuda")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^precision fp8 needs a GPU of compute capability 9\.0 .* bf16 or int8$"):
+        check_precision(Math.FP8, "cuda")
+    check_precision(Math.FP8, "cpu")
 
 
 @pytest.mark.parametrize("tokens", [511, 512, 5000, 100_000])

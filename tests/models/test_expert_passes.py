@@ -22,7 +22,7 @@ IDS = np.random.default_rng(4).integers(0, 2000, N + len(PARENTS))
 
 @pytest.fixture(scope="module", params=["tiny-qwen3moe", "tiny-qwen35moe"])
 def path(request, tmp_path_factory) -> Path:
-    """A file of either family, in eight bits: formats of fewer are not told apart by what is tested here."""
+    """A file of either family, in int8 or fp8: formats of fewer are not told apart by what is tested here."""
     return write_synthetic(tmp_path_factory.mktemp("m") / "m.gguf", request.param, "q8_0", seed=2)
 
 

@@ -24,23 +24,25 @@ COUNTED = ("gemm_bytes_sm90", "gemm_bytes_narrow_sm90", "gemm_bytes_portable", "
 for path in ("sm_90a", "portable"):
     for limit in (0, 1 << 40):
         cupy.get_default_memory_pool().set_limit(limit)
-        for math in ("bf16", "int8", "fp8", "auto") if path == "sm_90a" else ("int8",):
+        for precision in ("bf16", "int8", "fp8", "auto") if path == "sm_90a" else ("int8",):
             with forced_path(path):
                 dry_device.launches.clear()
-                model = load_model(sys.argv[2], device="cuda", math=math)
+                model = load_model(sys.argv[2], device="cuda", precision=precision)
                 made = dry_device.launches["round_weight"]
                 for n in (300, 511, 512, 1100):
                     dry_device.launches.clear()
                     prefill(model, np.arange(n), np.arange(n), model.new_cache(n))
                     counts = [dry_device.launches[name] for name in COUNTED]
-                    print(path, math, limit, n, model.arithmetic.weights, model.arithmetic.kept, made, *counts)
+                    print(path, precision, limit, n, model.arithmetic.weights, model.arithmetic.kept, made, *counts)
 """
 
 
 def test_marks_reach_the_kernels_of_a_device() -> None:
     """Of the last layer only keys and values are wanted of all tokens; gate and up are one product."""
     said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
-    launches = {(path, math, limit != "0", int(n)): [*map(int, counts)] for path, math, limit, n, *counts in said}
+    launches = {
+        (path, precision, limit != "0", int(n)): [*map(int, counts)] for path, precision, limit, n, *counts in said
+    }
     products, launched = 7 * 6 + 2, 7 * 4 + 1  # q, k and v of a layer in one launch if kept
     file = GGUFFile.open(embedded("target"))
     formats, config = file_formats(file), read_config(file)
@@ -51,19 +53,29 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
     nbytes = sum(-(-rows // 64) * 64 * (width + width // 64) for rows, width in shapes)
     for limited in (False, True):
-        for math in ("bf16", "auto"):  # all of its matrices are narrow
-            assert launches["sm_90a", math, limited, 1100] == [0] * 9
-    for math, gated in (("int8", 7), ("fp8", 0)):  # by a kernel of their own, gate and up of 1,024 inputs or fewer
+        for precision in ("bf16", "auto"):  # all of its matrices are narrow
+            assert launches["sm_90a", precision, limited, 1100] == [0] * 9
+    for precision, gated in (("int8", 7), ("fp8", 0)):  # by a kernel of their own, gate and up of 1,024 inputs or fewer
         for n in (512, 1100):
-            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched - gated, gated, 0, 0, 0, gathered]
-            assert launches["sm_90a", math, True, n] == [56, 0, 0, products - gated, gated, 0, 0, 7 * 7 + 2, 0]
+            assert launches["sm_90a", precision, False, n] == [
+                56,
+                nbytes,
+                56,
+                launched - gated,
+                gated,
+                0,
+                0,
+                0,
+                gathered,
+            ]
+            assert launches["sm_90a", precision, True, n] == [56, 0, 0, products - gated, gated, 0, 0, 7 * 7 + 2, 0]
     for n in (512, 1100):
         assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 0, 30, 14, 0, gathered]
         assert launches["portable", "int8", True, n] == [56, 0, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
-    for path, math in (("sm_90a", "int8"), ("sm_90a", "fp8"), ("portable", "int8")):
+    for path, precision in (("sm_90a", "int8"), ("sm_90a", "fp8"), ("portable", "int8")):
         for n in (300, 511):  # in BF16, kept or not
-            assert launches[path, math, False, n] == [56, nbytes, 56, 0, 0, 0, 0, 0, 0]
-            assert launches[path, math, True, n] == [56, 0, 0, 0, 0, 0, 0, 0, 0]
+            assert launches[path, precision, False, n] == [56, nbytes, 56, 0, 0, 0, 0, 0, 0]
+            assert launches[path, precision, True, n] == [56, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
 SHORT = """
@@ -79,7 +91,7 @@ from sp.models import prefill
 from sp.models.device.kept import let_go
 from sp.models.network.trunk import mapped
 from sp.session import Pipeline, RunOptions
-from sp.session.report import math_lines
+from sp.session.report import precision_lines
 from sp.trace import Stage
 
 def kept(model):
@@ -88,14 +100,14 @@ def kept(model):
     return len(found)
 
 def opened():
-    pair = Pipeline.open(device="cuda", math="int8", drafter_math="int8")
+    pair = Pipeline.open(device="cuda", precision="int8", drafter_precision="int8")
     models = pair.target.model, pair.drafter.model
     assert [(kept(one), one.arithmetic.kept > 0) for one in models] == [(56, True), (21, True)]
     return pair, *models
 
 pair, target, drafter = opened()
 stages = [Stage("target prefill", 1100), Stage("score", 511)]
-print(*math_lines(pair.target, pair.drafter, RunOptions().scorer, stages), sep="\\n")
+print(*precision_lines(pair.target, pair.drafter, RunOptions().scorer, stages), sep="\\n")
 
 # The model that reads goes on without its own, once.
 tries = []
@@ -112,7 +124,7 @@ assert target.arithmetic.kept == 0 and drafter.arithmetic.kept > 0
 # Where memory is short, what is kept goes before parts of a model that is idle.
 assert pair.residency._leave_room(1)
 assert kept(drafter) == 0 and not pair.residency._models["drafter"].away
-print(*math_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep="\\n")
+print(*precision_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep="\\n")
 
 # Parts that leave take nothing along.
 pair, target, drafter = opened()
@@ -127,7 +139,7 @@ prefill(target, np.arange(1100), np.arange(1100), target.new_cache(1100))
 pair, target, drafter = opened()
 with pair.within(1 << 40).residency.using("target", 300):
     assert kept(target) == kept(drafter) == target.arithmetic.kept == drafter.arithmetic.kept == 0
-bound = Pipeline.open(device="cuda", vram=1 << 30, math="int8")
+bound = Pipeline.open(device="cuda", vram=1 << 30, precision="int8")
 assert bound.target.model.arithmetic.kept == kept(bound.target.model) == 0
 """
 

@@ -43,7 +43,7 @@ from sp.quant import Math
 models = []
 for device in range(CARDS):
     with cupy.cuda.Device(device):
-        models.append(load_model(sys.argv[2], device="cuda", math=sys.argv[6]))
+        models.append(load_model(sys.argv[2], device="cuda", precision=sys.argv[6]))
 if N > STRIPES * 2049 and current_path() == "sm_90a":  # a stripe is long enough
     for model in models:
         model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
@@ -145,7 +145,7 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 
 
 @pytest.mark.parametrize(
-    ("tokens", "major", "math", "cards", "formats"),
+    ("tokens", "major", "precision", "cards", "formats"),
     [
         (2100, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
         (12600, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
@@ -158,19 +158,19 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
         (17000, 9, "int8", 1, (BF16,)),  # in two chunks
     ],
 )
-def test_repeats_are_the_launches_they_stand_for(tokens, major, math, cards, formats, tmp_path) -> None:
+def test_repeats_are_the_launches_they_stand_for(tokens, major, precision, cards, formats, tmp_path) -> None:
     for fmt in formats:
-        compared(fmt, tokens, major, math, cards, tmp_path / f"{fmt.name}.gguf")
+        compared(fmt, tokens, major, precision, cards, tmp_path / f"{fmt.name}.gguf")
 
 
-def compared(fmt, tokens, major, math, cards, path) -> None:
+def compared(fmt, tokens, major, precision, cards, path) -> None:
     """A prompt read with turns repeated, and with all of them planned."""
     sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     write_tiny(path, "qwen3", fmt=fmt, **sizes)
-    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math, str(cards)).split()
+    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), precision, str(cards)).split()
     assert int(printed[0]) > (80 if cards == 1 else 300)
     assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if cards == 1 else 2 * cards) and major == 9)
     assert ("gemm_sm90" in printed) == (major == 9)  # of the first two layers in int8, too
-    assert ("gemm_bytes_sm90" in printed) == (major == 9 and math == "int8")
-    assert ("loud_weight" in printed) == (math == "int8")
+    assert ("gemm_bytes_sm90" in printed) == (major == 9 and precision == "int8")
+    assert ("loud_weight" in printed) == (precision == "int8")

@@ -119,13 +119,13 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *o
 
 def test_plan_says_predicted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [*PAIR, "--card", "rtx3090", "-p", "8k,128k"]
-    assert call(*asked, "--keep-ratio", "0.05", "--drafter-math", "auto", monkeypatch=monkeypatch) == 0
+    assert call(*asked, "--keep-ratio", "0.05", "--drafter-precision", "auto", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     head = next(line for line in out.splitlines() if line.count("predicted") > 1)
     assert head.count("predicted") == 5
     assert "predicted to within about 30%, from peaks and bandwidths of its data sheet;" in out
-    assert "predicted with --math bf16 and --drafter-math auto" in out
+    assert "predicted with --precision bf16 and --drafter-precision auto" in out
     found = plan(monkeypatch, capsys, *asked)
     assert found["predicted"]["kernels"] == "portable"
     assert [row["tokens"] for row in found["predicted"]["times"]] == [8192, 131072]
@@ -147,10 +147,12 @@ def test_plan_predicts_in_the_arithmetic_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = {}
-    for maths in (("bf16", "bf16"), ("int8", "bf16"), ("bf16", "auto"), ("int8", "auto")):
-        told = plan(monkeypatch, capsys, *PLAN, "--math", maths[0], "--drafter-math", maths[1])["predicted"]
-        assert (told["math"], told["drafter_math"]) == maths
-        found[maths] = told["times"][-1]
+    for precisions in (("bf16", "bf16"), ("int8", "bf16"), ("bf16", "auto"), ("int8", "auto")):
+        told = plan(monkeypatch, capsys, *PLAN, "--precision", precisions[0], "--drafter-precision", precisions[1])[
+            "predicted"
+        ]
+        assert (told["math"], told["drafter_math"]) == precisions
+        found[precisions] = told["times"][-1]
     for drafter in ("bf16", "auto"):
         plain, rounded = found["bf16", drafter], found["int8", drafter]
         assert (rounded["score_s"], rounded["decode_tok_s"]) == (plain["score_s"], plain["decode_tok_s"])
@@ -200,7 +202,7 @@ def test_what_one_card_has_no_room_for_two_may_have(
 
 def test_rounded_operands_take_room() -> None:
     args = TARGET.config, TARGET.nbytes, None, 8192, "f16"
-    assert cards.need(*args, math=Math.INT8).together > cards.need(*args).together + (200 << 20)
+    assert cards.need(*args, precision=Math.INT8).together > cards.need(*args).together + (200 << 20)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +213,11 @@ def test_rounded_operands_take_room() -> None:
         ([*PAIR, "-p", "1k,2k,3k,4k,5k,6k,7k"], "up to 6 lengths"),
         (["plan", "--card", "rtx3090"], "give one model"),
         (["plan", "--synthetic-target", "qwen9"], "unknown shape"),
-        ([*PLAN, "--math", "fp8"], "--math fp8: no times of it are predicted; sp plan takes bf16 or int8"),
-        ([*PLAN, "--math", "auto"], "--math auto: no times of it are predicted; sp plan takes bf16 or int8"),
-        ([*PLAN, "--drafter-math", "int8"], "no times of it are predicted; sp plan takes bf16 or auto"),
-        ([*PLAN, "--math", "int4"], "did you mean 'int8'?"),
-        ([*PLAN, "--drafter-math", "x"], "--drafter-math is 'x'"),
+        ([*PLAN, "--precision", "fp8"], "--precision fp8: no times of it are predicted; sp plan takes bf16 or int8"),
+        ([*PLAN, "--precision", "auto"], "--precision auto: no times of it are predicted; sp plan takes bf16 or int8"),
+        ([*PLAN, "--drafter-precision", "int8"], "no times of it are predicted; sp plan takes bf16 or auto"),
+        ([*PLAN, "--precision", "int4"], "did you mean 'int8'?"),
+        ([*PLAN, "--drafter-precision", "x"], "--drafter-precision is 'x'"),
         ([*PLAN, "--cards", "3"], "1 or 2 or 4 can: --target-cards"),
         ([*PLAN, "--cards", "99"], "--cards"),
     ],
@@ -234,9 +236,9 @@ def test_the_command_to_copy_asks_for_the_same(
 ) -> None:
     asked = ["plan", str(Path(embedded("target"))), "--card", "h200", "-p", "8k"]
     plain = plan(monkeypatch, capsys, *asked)["command"]
-    rounded = plan(monkeypatch, capsys, *asked, "--math", "int8", "--drafter-math", "auto")["command"]
-    assert "math" not in plain
-    assert rounded == f"{plain} --math int8 --drafter-math auto"
+    rounded = plan(monkeypatch, capsys, *asked, "--precision", "int8", "--drafter-precision", "auto")["command"]
+    assert "precision" not in plain
+    assert rounded == f"{plain} --precision int8 --drafter-precision auto"
 
 
 def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

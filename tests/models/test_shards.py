@@ -178,7 +178,7 @@ def test_experts_are_cut_between_blocks(shape, tmp_path) -> None:
 
 def test_products_in_eight_bits(folder) -> None:
     path = file_of(folder, "qwen3", Q4_K)
-    shards, model = load_shards(path, HostGroup(2), math="int8"), load_model(path, math="int8")
+    shards, model = load_shards(path, HostGroup(2), precision="int8"), load_model(path, precision="int8")
     assert shards.models[0].arithmetic.matrices == model.arithmetic.matrices
     found = shards.run(lambda part: prefill(part, IDS[:40], WHERE[:40], part.new_cache(50, "f32")))
     want = prefill(model, IDS[:40], WHERE[:40], model.new_cache(50, "f32"))

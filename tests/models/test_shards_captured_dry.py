@@ -114,7 +114,7 @@ from sp.models import load_shards, prefill
 from sp.models.run.graph import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 from sp.session import embedded
-shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(1024)
+shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", precision="int8"), np.arange(1024)
 
 def read(model):
     cache = model.new_cache(2048)

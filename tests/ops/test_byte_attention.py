@@ -1,4 +1,4 @@
-"""Attention in eight bits in NumPy: against exact attention."""
+"""8-bit attention in NumPy: against exact attention."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_arithmetics_stand_apart(tmp_path: Path) -> None:
         for one, length in zip(told, (9000, 3000, 6000), strict=True)
         for r in power_law(length)
     ]
-    found = {even.maths: even.tokens for even in measured_break_evens(rows)}
+    found = {even.precisions: even.tokens for even in measured_break_evens(rows)}
     assert found == {("int8", "bf16"): 9000, ("bf16", "bf16"): 3000, ("int8", "int8"): 6000}
     path = tmp_path / "ttft.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

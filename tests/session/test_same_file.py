@@ -35,7 +35,7 @@ def test_weights_and_tokenizer_are_shared(named: str, tmp_path: Path) -> None:
 
 def test_other_files_and_other_products_are_not() -> None:
     path = embedded("drafter")
-    for options in ({"math": "int8"}, {"drafter_math": "int8"}):
+    for options in ({"precision": "int8"}, {"drafter_precision": "int8"}):
         pair = Pipeline.open(path, path, device="cpu", **options)
         assert pair.drafter is not None
         assert pair.drafter.model.trunk is not pair.target.model.trunk

@@ -99,7 +99,7 @@ def test_an_answer_that_is_ended_early_is_followed_by_others(shared: Pipeline, a
 
 def test_eight_bits(alone: Pipeline) -> None:
     asked = prompt(alone, 3000)
-    ways = [load(embedded("target"), device="cpu", group=group, math="int8") for group in (None, HostGroup(2))]
+    ways = [load(embedded("target"), device="cpu", group=group, precision="int8") for group in (None, HostGroup(2))]
     how = options(keep_ratio=0.5, scorer="random")  # keeps as many tokens as bytes are worth, and no drafter reads
     want, got = (Pipeline(way, alone.drafter).run(asked, how, full=False) for way in ways)
     assert got.kept_tokens >= ROUNDED_TOKENS

@@ -86,14 +86,16 @@ def test_a_scaling_of_rope_is_a_pair_of_its_own(sweep_file: Path) -> None:
 
 def test_an_arithmetic_is_a_pair_of_its_own(sweep_file: Path) -> None:
     path = sweep_file.with_name("math.yaml")
-    grid = "pairs: {grid: {math: [bf16, int8], drafter_math: [bf16, auto]}, "
+    grid = "pairs: {grid: {precision: [bf16, int8], drafter_precision: [bf16, auto]}, "
     path.write_text(sweep_file.read_text().replace("pairs: {", grid))
     plain, asked = make_plan(load_sweep(sweep_file)), make_plan(load_sweep(path))
     assert len({job.hash for job in asked.jobs}) == 4 * len(plain.jobs)
     assert {job.hash for job in plain.jobs} < {job.hash for job in asked.jobs}, "bf16 is what earlier runs were"
     found = {(job.config["models"].get("target_math"), job.config["models"].get("drafter_math")) for job in asked.jobs}
     assert found == {(None, None), ("int8", None), (None, "auto"), ("int8", "auto")}
-    pair = next(run.pair for run in asked.sweep.runs if run.pair.asked == {"math": "int8", "drafter_math": "auto"})
+    pair = next(
+        run.pair for run in asked.sweep.runs if run.pair.asked == {"precision": "int8", "drafter_precision": "auto"}
+    )
     pipeline = Worker("cpu").pipeline(pair)
     assert pipeline.drafter is not None
     made_in = [str(one.model.arithmetic.asked) for one in (pipeline.target, pipeline.drafter)]

@@ -13,9 +13,9 @@ from sp.studies.plots.roofline import VIEWS, draw_families, family_figure, point
 CONFIGS = {
     "project": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
     "matmul_bytes": [
-        {"math": math, "epilogue": "store_f32", "k": 5120, "n": 17408} for math in ("bf16", "int8", "fp8")
+        {"math": precision, "epilogue": "store_f32", "k": 5120, "n": 17408} for precision in ("bf16", "int8", "fp8")
     ],
-    "byte_attention": [{"math": math, "read": 0.05} for math in ("f16", "int8")],
+    "byte_attention": [{"math": precision, "read": 0.05} for precision in ("f16", "int8")],
     "experts": [{"part": "gated", "tokens": 8}],
     "paged_attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
     "delta": [{"tokens": tokens} for tokens in (1, 16)],

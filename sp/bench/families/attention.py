@@ -1,4 +1,4 @@
-"""Attention over paged keys and values: dense, over chosen key blocks, in eight bits; and importance of cached keys."""
+"""Attention over paged keys and values: dense, over chosen key blocks, in 8 bits; and importance of cached keys."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import USUAL, KVType
 from sp.scoring.base import Sparse
-from sp.session.options import MathName
+from sp.session.options import PrecisionName
 
 
 def bench_model(
@@ -40,7 +40,7 @@ def bench_model(
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test.")] = 5,
     device: OnDevice = "auto",
     path: KernelPath = "auto",
-    math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
+    precision: Annotated[PrecisionName, opt(help="Matmul precision of prefill: bf16, int8, fp8 or auto.")] = "bf16",
     kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
     rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
     chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
@@ -56,7 +56,7 @@ def bench_model(
     --------
       sp bench model Qwen3.6-27B-Q4_K_M.gguf -p 512,8192,32768,131072 -n 64 -r 5
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
-      sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --math int8
+      sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --precision int8
       sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --sparse density:0.05
       sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
     """
@@ -64,7 +64,7 @@ def bench_model(
     from sp.bench.record import file_type_name, make_record, model_facts
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
-    from sp.models import read_math
+    from sp.models import read_precision
     from sp.models.cache.kv_type import cache_name
     from sp.models.synthetic.shapes import type_of_shape
     from sp.parallel.nccl import group_of
@@ -75,7 +75,7 @@ def bench_model(
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
-    where, asked = pick_device(device), read_math(math, "--math")
+    where, asked = pick_device(device), read_precision(precision, "--precision")
     if kernels and cards > 1:
         raise ConfigError("--kernels is for one card; leave --cards away")
     group = group_of(cards, where)
@@ -168,7 +168,7 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 
 
 def open_model(
-    file: Path | None, shape: str | None, file_type: str | None, device: Any, math: str, group: Any = None
+    file: Path | None, shape: str | None, file_type: str | None, device: Any, precision: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
     last is None for random weights."""
@@ -181,13 +181,17 @@ def open_model(
         assert file_type is not None
         if device == "cpu":
             raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
-        random = random_shards(shape, file_type, group, math) if group else random_model(shape, file_type, math=math)
+        random = (
+            random_shards(shape, file_type, group, precision)
+            if group
+            else random_model(shape, file_type, precision=precision)
+        )
         return random, f"{shape} {file_type} (random)", None
     assert file is not None
     start = time.perf_counter()
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
-        how: dict[str, Any] = {"device": device, "progress": progress, "math": math}
+        how: dict[str, Any] = {"device": device, "progress": progress, "precision": precision}
         model: Any = load_shards(opened, group, **how) if group else load_model(opened, **how)
     return model, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
@@ -259,7 +263,7 @@ def bench_drafter(
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test; of short ones more.")] = 5,
     device: OnDevice = "auto",
     path: KernelPath = "auto",
-    math: Annotated[MathName, opt(help="What is multiplied where a prompt is read.")] = "bf16",
+    precision: Annotated[PrecisionName, opt(help="Matmul precision of prefill: bf16, int8, fp8 or auto.")] = "bf16",
 ) -> None:
     """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
 
@@ -269,7 +273,7 @@ def bench_drafter(
     Examples
     --------
       sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --sparse density:0.05
-      sp bench drafter --synthetic qwen3-0.6b -p 128k --sparse density:0.05 --math auto
+      sp bench drafter --synthetic qwen3-0.6b -p 128k --sparse density:0.05 --precision auto
       sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --sparse blocks:64,sqrt:64,density:0.05
       sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --sparse density:0.05 --cards 4
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --sparse off,alpha:0.05,alpha:0.1,alpha:0.2 -o md
@@ -278,7 +282,7 @@ def bench_drafter(
     from sp.bench.record import make_record
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
-    from sp.models import Cards, read_math
+    from sp.models import Cards, read_precision
     from sp.models.network.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
     from sp.session.loaded import LONGEST_DRAFT, embedded
@@ -288,7 +292,7 @@ def bench_drafter(
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     common = {} if layers is None else {"depth": layers}
     drafts = [Draft(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
-    where, asked = pick_device(device), read_math(math, "--math")
+    where, asked = pick_device(device), read_precision(precision, "--precision")
     named = file or (embedded("drafter") if synthetic is None else None)
     group = group_of(cards, where)
     with kernels_of(path, where)[1]:

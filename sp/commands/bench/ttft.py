@@ -110,7 +110,7 @@ def bench_ttft(
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 32k,64k,128k \\
       --sparse density:0.05 --record results --plots results/nvidia-h200
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
-      --sparse density:0.05 --math int8 --drafter-math int8
+      --sparse density:0.05 --precision int8 --drafter-precision int8
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
       --sparse density:0.05 --cards 2
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
@@ -186,8 +186,13 @@ def open_timed_pair(
     if (shapes.synthetic_target, drafter, shapes.synthetic_drafter) == (None, None, None):
         drafter = default_drafter(models.target)
     group = sharing(place.cards, place.target_cards, pick_device(place.device), budgets[0])
-    heavy: dict[str, Any] = {"math": models.math, "rope": models.target_rope, "room": budgets[0], "group": group}
-    small: dict[str, Any] = {"math": models.drafter_math, "rope": models.drafter_rope, "extrapolate": True}
+    heavy: dict[str, Any] = {
+        "precision": models.precision,
+        "rope": models.target_rope,
+        "room": budgets[0],
+        "group": group,
+    }
+    small: dict[str, Any] = {"precision": models.drafter_precision, "rope": models.drafter_rope, "extrapolate": True}
     pair = Pipeline.assemble(
         lambda at: open_model("target", models.target, shapes.synthetic_target, shapes.target_type, device=at, **heavy),
         lambda at: open_model("drafter", drafter, shapes.synthetic_drafter, shapes.drafter_type, device=at, **small),
@@ -229,7 +234,7 @@ def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
 
 def show(records: Sequence[Mapping[str, Any]], pictures: list[str], results: Results) -> None:
     """The table and the break-evens, or all of it as JSON."""
-    from sp.session.measured import PLAIN_MATHS, measured_break_evens
+    from sp.session.measured import PLAIN_PRECISIONS, measured_break_evens
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
     rows, evens = [row_of(record) for record in records], measured_break_evens(records)
@@ -243,7 +248,7 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], results: Res
     for even in evens:
         how = " ".join(f"{name} {value}" for name, value in even.drafting.items() if value is not None)
         where = f" within {even.vram}" if even.vram else ""
-        how += "" if even.maths == PLAIN_MATHS else f" math {' and '.join(even.maths)}"
+        how += "" if even.precisions == PLAIN_PRECISIONS else f" {' and '.join(even.precisions)}"
         line = f"keep {even.keep_ratio:g}{where} ({how}): {even.describe()}"
         print(f"- {line}" if results.output == "md" else fill(line, text_width()))
     for picture in pictures:

@@ -217,7 +217,7 @@ them more."""
 
 
 def discriminates(
-    models: Annotated[ModelOptions, Part("target_rope drafter_rope math drafter_math")],
+    models: Annotated[ModelOptions, Part("target_rope drafter_rope precision drafter_precision")],
     names: Annotated[
         str, opt("-t", "--tasks", help="Tasks, as sp eval tasks has them; the suite unmatched if left out.")
     ] = "",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 
 from sp.config import REQUIRED, Field, Option, fields_of, from_text, option_of, type_shown
 from sp.errors import UsageError, known_names, short
+from sp.keywords import present_name
 
 METAVARS = {"whole number": "N", "number": "X", "text": "TEXT", "file": "FILE", "tokens": "TOKENS"}
 HELP = ("-h", "--help")
@@ -211,10 +212,19 @@ class Command:
         """Arguments with each flag and its value as one word: what follows a flag is its value, dash or not."""
         takes = {flag: one.flags[-1] for one in self.entries for flag in one.flags if one.kind is not bool}
         words, found = iter(argv), list[str]()
-        for word in words:
+        for word in map(self._present, words):
             value = next(words, None) if word in takes else None
             found.append(word if value is None else f"{takes[word]}={value}")
         return found
+
+    def _present(self, word: str) -> str:
+        """Return an argument, with the present name of an option in place of its former one; see `sp.keywords`."""
+        if not word.startswith("--"):
+            return word
+        flag, equals, value = word.partition("=")
+        names = [one.name for one in self.entries if not one.field.option.argument]
+        name = present_name(flag[2:].replace("-", "_"), names, lambda name: f"--{name.replace('_', '-')}")
+        return f"--{name.replace('_', '-')}{equals}{value}" if name != flag[2:].replace("-", "_") else word
 
     def call(self, found: dict[str, Any]) -> Any:
         """Call the command with what `parse` found; ConfigError for what a dataclass does not take."""

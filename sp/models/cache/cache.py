@@ -146,7 +146,7 @@ class Cache:
     windows : sequence of int or None, optional
         How many of its last tokens each attention layer is ever asked for, None for all. Pages further back are
         written again, and `gather` is not for such layers.
-    math : Math
+    precision : Math
         What attention of long runs is made in; see `takes_bytes`.
     bases : mapping of int to KeyBasis, optional
         How each attention layer's keys are turned before they are packed in a format that asks for it (`K5`), where the
@@ -178,13 +178,13 @@ class Cache:
         layers: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         windows: Sequence[int | None] | None = None,
-        math: Math = Math.BF16,
+        precision: Math = Math.BF16,
         bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         self._rotated = rotates(kv, rotate)
-        self.config, self.capacity, self.math, self.device = config, int(tokens), math, device
+        self.config, self.capacity, self.precision, self.device = config, int(tokens), precision, device
         attention = config.attention_layers
         if not attention or (layers is not None and layers < 1):
             raise ConfigError(f"layers is {layers}; ask for at least 1")

@@ -98,7 +98,7 @@ class StripedCache(Cache):
     `add` takes the tokens of the card's stripes, one after the other; the host alone counts them.
     After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
     queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
-    `config`, `kv`, `rotate`, `device`, `math`, `bases`: see `Cache`.
+    `config`, `kv`, `rotate`, `device`, `precision`, `bases`: see `Cache`.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class StripedCache(Cache):
         *,
         rotate: bool | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
-        math: Math = Math.BF16,
+        precision: Math = Math.BF16,
         bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
         room = stripes.cards * sum(stripes.pages)
-        how: dict[str, Any] = {"rotate": rotate, "device": device, "math": math, "bases": bases}
+        how: dict[str, Any] = {"rotate": rotate, "device": device, "precision": precision, "bases": bases}
         super().__init__(config, room * PAGE_TOKENS, kv, layers=2, **how)
         (self._pool,) = self._pools  # all layers are alike
         table, self._stripes, self._seen = stripes.table(), stripes, stripes.tokens

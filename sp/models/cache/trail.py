@@ -171,7 +171,7 @@ class Trail:
 
     Parameters
     ----------
-    kv, rotate, device, math
+    kv, rotate, device, precision
         See `Cache`.
     snapshots : int
         Most copies of recurrent states to hold; see `Snapshots`.
@@ -204,13 +204,13 @@ class Trail:
         rotate: bool | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         snapshots: int = 8,
-        math: Math = Math.BF16,
+        precision: Math = Math.BF16,
         bases: Callable[[str], Mapping[int, KeyBasis]] | None = None,
     ) -> None:
         self.config, self.tokens = config, 0
         self._bases_for = bases
         self._bases: Mapping[int, KeyBasis] | None = None if bases else {}
-        self._form, self._math, self._device, self._most = (kv, rotate), math, device, snapshots
+        self._form, self._precision, self._device, self._most = (kv, rotate), precision, device, snapshots
         self._cache: Cache | None = None
         self._away: Parked | None = None
         self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
@@ -279,7 +279,12 @@ class Trail:
     def fork(self, tokens: int) -> Trail:
         """Another that holds the first `tokens` tokens, as far as `back_to` would; this one stays as it is."""
         kv, rotate = self._form
-        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self._bases_for}
+        how: dict[str, Any] = {
+            "rotate": rotate,
+            "device": self._device,
+            "precision": self._precision,
+            "bases": self._bases_for,
+        }
         other = Trail(self.config, kv, snapshots=self._most, **how)
         other._bases = self._bases
         left = self.reachable(tokens)
@@ -380,7 +385,12 @@ class Trail:
             return self._cache
         kv, rotate = self._form
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
-        how: dict[str, Any] = {"rotate": rotate, "device": self._device, "math": self._math, "bases": self.bases}
+        how: dict[str, Any] = {
+            "rotate": rotate,
+            "device": self._device,
+            "precision": self._precision,
+            "bases": self.bases,
+        }
         made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, **how)
         if self._away is not None:
             self._away.put(made)

@@ -1,4 +1,4 @@
-"""keep_rounded: weights that are multiplied in eight bits stay rounded on the device, where there is room for that."""
+"""keep_rounded: weights that are multiplied in int8 or fp8 stay rounded on the device, where there is room for that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ the rest."""
 
 
 def keep_rounded(trunk: Trunk) -> tuple[Trunk, int]:
-    """A trunk on the current device with the matrices that are marked for eight bits kept rounded, and their bytes. All
+    """A trunk on the current device whose matrices marked for int8 or fp8 are kept rounded, and their bytes. All
     of them or none: none under a budget of memory, which is the limit of CuPy's pool, and none where they would take
     over half of what is free. Then every product rounds them anew, with the same result to the bit."""
     layers = [_by_width(block) for block in trunk.blocks]

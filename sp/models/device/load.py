@@ -9,18 +9,20 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.kernels import device_errors
+from sp.keywords import names_keywords
 from sp.models.config import ModelConfig
 from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
 from sp.models.families.base import find_architecture, read_config
 from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import WeightStore
-from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
+from sp.models.network.arithmetic import arithmetic, attention_precision, read_precision, with_precision
 from sp.models.network.model import Device, Model
 from sp.models.network.trunk import Trunk
 from sp.quant import Math
 
 
+@names_keywords
 def load_model(
     file: GGUFFile | str | Path,
     *,
@@ -29,7 +31,7 @@ def load_model(
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
     cold: Sequence[int] = (),
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
     depth: int | None = None,
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
@@ -50,8 +52,8 @@ def load_model(
     cold : sequence of int
         On the device: layers whose experts wait in pinned memory of the host; see
         `sp.planning.memory.cold_layers`.
-    math : {"bf16", "int8", "fp8", "auto"}
-        What products of a prompt are made in; see `sp.models.network.arithmetic.with_math`, and for what is kept on the
+    precision : {"bf16", "int8", "fp8", "auto"}
+        Of matrix products in prefill; see `sp.models.network.arithmetic.with_precision`, and for what is kept on the
         device for it `sp.models.device.to_device`.
     depth : int, optional
         Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.
@@ -65,19 +67,19 @@ def load_model(
     DeviceError
         When there is no usable device, or too little memory on it.
     ConfigError
-        Kernels of the device make no products in `math`, or the file has fewer layers than `depth`.
+        Kernels of the device make no products in `precision`, or the file has fewer layers than `depth`.
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
     config = asked_config(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
-    asked = read_math(math, "math")
+    asked = read_precision(precision, "precision")
     if depth is not None and not 1 <= depth <= config.layers:
         raise ConfigError(f"depth is {depth}; the model has layers 1 to {config.layers}")
     store = WeightStore(file, config, depth)
-    trunk, reason = with_math(taken_trunk(store), asked, device)
-    attention = attention_math(asked, device, config.head_dim)
+    trunk, reason = with_precision(taken_trunk(store), asked, device)
+    attention = attention_precision(asked, device, config.head_dim)
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
     trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)

@@ -288,7 +288,7 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, ru
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
     query and gate rows as the wide query matrix gives them."""
     at = cache.stored(layer)
-    if rule.fits_bytes and takes_bytes(cache.math, len(q)):
+    if rule.fits_bytes and takes_bytes(cache.precision, len(q)):
         return byte_output(q, at, gate, rule)
     return attention_output(q, at, gate, rule)
 

@@ -1,4 +1,4 @@
-"""with_math: which weights of a model are multiplied in what, as it was asked for."""
+"""with_precision: which weights of a model are multiplied in what, as it was asked for."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sp.kernels.device import capability, current_device
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
+from sp.keywords import RECORDED
 from sp.models.file.weights import layer_of
 from sp.models.network.trunk import Trunk, mapped
 from sp.ops.byte_rows.rows import ByteKind, round_rows
@@ -99,7 +100,7 @@ def rounding_error(values: Floats) -> float:
 
 
 AUTO: Final = "auto"
-AskedMath = Math | Literal["auto"]
+AskedPrecision = Math | Literal["auto"]
 """What can be asked for: one of `Math`, or int8 where `sp.models.network.arithmetic` says so."""
 
 FEWEST_ROWS = 256  # narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others
@@ -120,22 +121,22 @@ class Arithmetic:
 
     Attributes
     ----------
-    math : Math
+    precision : Math
         Of the weights that are marked; BF16 where none is.
     weights, matrices : int
-        How many matrices of layers are marked to be multiplied in `math` if that is not BF16, and of how many;
+        How many matrices of layers are marked to be multiplied in `precision` if that is not BF16, and of how many;
         experts are not among them.
     reason : str
         Why `auto` chose so; empty for what was asked by its name.
     attention : Math
-        Of many queries at once; BF16 where it is not made in eight bits.
+        Of many queries at once; BF16 where it is not made in 8 bits.
     kept : int
         Bytes of the device that hold the marked matrices rounded from product to product; 0 where each product rounds
         them anew. See `sp.models.device.to_device`.
     """
 
-    asked: AskedMath = Math.BF16
-    math: Math = Math.BF16
+    asked: AskedPrecision = Math.BF16
+    precision: Math = Math.BF16
     weights: int = 0
     matrices: int = 0
     reason: str = ""
@@ -146,38 +147,40 @@ class Arithmetic:
     def kind(self) -> str:
         """What records are told apart by: a `Math`, whether weights are kept for it, or that attention alone is in one.
 
-        >>> Arithmetic().kind, Arithmetic(math=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
+        >>> Arithmetic().kind, Arithmetic(precision=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
         ('bf16', 'int8', 'int8 in attention')
-        >>> Arithmetic(math=Math.INT8, kept=1 << 30).kind
+        >>> Arithmetic(precision=Math.INT8, kept=1 << 30).kind
         'int8 kept'
         """
         if self.kept:
-            return kept_rounded(str(self.math))
-        alone = self.math is Math.BF16 and self.attention is not Math.BF16
-        return in_attention(str(self.attention)) if alone else str(self.math)
+            return kept_rounded(str(self.precision))
+        alone = self.precision is Math.BF16 and self.attention is not Math.BF16
+        return in_attention(str(self.attention)) if alone else str(self.precision)
 
     def __str__(self) -> str:
         """One phrase for reports."""
-        made = str(self.math) + (f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else "")
+        made = str(self.precision) + (
+            f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else ""
+        )
         made += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
         return f"{made}, by auto: {self.reason}" if self.reason else made
 
     def as_dict(self) -> dict[str, Any]:
         """For traces."""
-        maths = {"asked": str(self.asked), "math": str(self.math), "attention": str(self.attention)}
-        return asdict(self) | maths
+        texts = {"asked": str(self.asked), "precision": str(self.precision), "attention": str(self.attention)}
+        return {RECORDED.get(name, name): value for name, value in (asdict(self) | texts).items()}
 
 
-def read_math(text: str, option: str) -> AskedMath:
+def read_precision(text: str, option: str) -> AskedPrecision:
     """Read ``bf16``, ``int8``, ``fp8`` or ``auto``; ConfigError, naming the option, for anything else.
 
     Examples
     --------
-    >>> read_math("int8", "--math").name, read_math("auto", "--math")
+    >>> read_precision("int8", "--precision").name, read_precision("auto", "--precision")
     ('INT8', 'auto')
-    >>> read_math("int4", "--math")
+    >>> read_precision("int4", "--precision")
     Traceback (most recent call last):
-    sp.errors.ConfigError: --math is 'int4'; did you mean 'int8'? Known: auto, bf16, fp8, int8
+    sp.errors.ConfigError: --precision is 'int4'; did you mean 'int8'? Known: auto, bf16, fp8, int8
     """
     if text == AUTO:
         return "auto"
@@ -187,20 +190,20 @@ def read_math(text: str, option: str) -> AskedMath:
         raise ConfigError(f"{option} is {text!r}{known_names(str(text), (*map(str, Math), AUTO))}") from None
 
 
-def check_math(asked: AskedMath, device: str) -> None:
+def check_precision(asked: AskedPrecision, device: str) -> None:
     """ConfigError where the kernels of a device make no such products; the CPU makes all of them, slowly."""
     if device == "cpu" or asked in (AUTO, Math.BF16):
         return
     path = current_path()
     if any(asked in kernel.maths for kernel in kernels(path)):
         return
-    able = [str(math) for math in Math if any(math in kernel.maths for kernel in kernels(path))]
+    able = [str(precision) for precision in Math if any(precision in kernel.maths for kernel in kernels(path))]
     needs = " needs a GPU of compute capability 9.0 (H100, H200, GH200);" if asked is Math.FP8 else ":"
-    raise ConfigError(f"math {asked}{needs} kernels of path {path} multiply {' or '.join(able)}")
+    raise ConfigError(f"precision {asked}{needs} kernels of path {path} multiply {' or '.join(able)}")
 
 
-def with_math(
-    trunk: Trunk, asked: AskedMath, device: str, sampled: Callable[[Any], Floats] = sampled_rows
+def with_precision(
+    trunk: Trunk, asked: AskedPrecision, device: str, sampled: Callable[[Any], Floats] = sampled_rows
 ) -> tuple[Trunk, str]:
     """The same weights, those of blocks to be multiplied in what is asked where a prompt is read, and why so.
 
@@ -208,9 +211,9 @@ def with_math(
     of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
     see `sp.models.network.arithmetic`.
     `device`: where the model runs, or will. `sampled`: some rows of a matrix, float32 (rows, in). Returns `reason`: see
-    `Arithmetic`. ConfigError: see `check_math`.
+    `Arithmetic`. ConfigError: see `check_precision`.
     """
-    check_math(asked, device)
+    check_precision(asked, device)
     if asked == Math.BF16:
         return trunk, ""
     if asked != AUTO:
@@ -237,63 +240,65 @@ def with_math(
     return found, f"{reason}; {most}"
 
 
-def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
+def _marked(trunk: Trunk, precision: Math, chosen: Callable[[Any], bool]) -> Trunk:
     def marked(leaf: Any) -> Any:
         if isinstance(leaf, Weight | PackedWeight) and is_eligible(leaf.name, leaf.shape) and chosen(leaf):
-            return replace(leaf, math=math)
+            return replace(leaf, math=precision)
         return leaf
 
     return replace(trunk, blocks=mapped(trunk.blocks, marked))
 
 
-def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
+def attention_precision(asked: AskedPrecision, device: str, head_dim: int) -> Math:
     """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``."""
     able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
     return Math(asked) if able and asked != AUTO else Math.BF16
 
 
 def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
-    """The same of a model that only scores: with ``auto`` its attention is made in eight bits where that is faster.
+    """The same of a model that only scores: with ``auto`` its attention is made in 8 bits where that is faster.
     What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of."""
     if made_in.asked != AUTO or device == "cpu":
         return made_in
-    return replace(made_in, attention=attention_math(Math.INT8, device, head_dim))
+    return replace(made_in, attention=attention_precision(Math.INT8, device, head_dim))
 
 
-def in_attention(math: str) -> str:
-    """What products in BF16 beside attention in `math` are called.
+def in_attention(precision: str) -> str:
+    """What products in BF16 beside attention in `precision` are called.
 
     >>> in_attention("int8")
     'int8 in attention'
     """
-    return f"{math} in attention"
+    return f"{precision} in attention"
 
 
-def kept_rounded(math: str) -> str:
-    """What products in `math` are called whose weights are kept rounded.
+def kept_rounded(precision: str) -> str:
+    """What products in `precision` are called whose weights are kept rounded.
 
     >>> kept_rounded("int8")
     'int8 kept'
     """
-    return f"{math} kept"
+    return f"{precision} kept"
 
 
-def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16, kept: int = 0) -> Arithmetic:
+def arithmetic(
+    trunk: Trunk, asked: AskedPrecision, reason: str, attention: Math = Math.BF16, kept: int = 0
+) -> Arithmetic:
     """What a trunk's products are made in, by the marks on its weights where they lie."""
-    maths: list[Math] = []
+    precisions: list[Math] = []
 
     def look(leaf: Any) -> Any:
         if hasattr(leaf, "format") and len(leaf.shape) == 2 and not leaf.name.endswith(EXPERTS):
-            maths.append(getattr(leaf, "math", Math.BF16))
+            precisions.append(getattr(leaf, "math", Math.BF16))
         return leaf
 
     mapped(trunk.blocks, look)
-    marked = [math for math in maths if math is not Math.BF16]
-    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention, kept)
+    marked = [precision for precision in precisions if precision is not Math.BF16]
+    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(precisions), reason, attention, kept)
 
 
 def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:
-    """Whether a tensor (out, in) of a file may be multiplied in eight bits, be it int8 or e4m3. Those of the first
+    """Whether a tensor (out, in) of a file may be multiplied in int8 or fp8. Those of the first
     `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides."""
     layer = layer_of(name)
     if layer is not None and layer < left:

@@ -148,12 +148,12 @@ class Model:
     ) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options. `once`: they are read one after the other,
         and never again from a place further back: layers with a window then keep no more than it reaches."""
-        c, math = self.config, self.arithmetic.attention
+        c, precision = self.config, self.arithmetic.attention
         windows = [c.windows[layer] for layer in c.attention_layers] if once and any(c.windows) else None
         how: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
         kv = kv if isinstance(kv, KVType) else known_kv(kv)
         bases = self.bases_for(kv) if kv.k is K5 else {}
-        return Cache(c, tokens, kv, windows=windows, math=math, bases=bases, **how)
+        return Cache(c, tokens, kv, windows=windows, precision=precision, bases=bases, **how)
 
     def bases_for(self, kv: str) -> Mapping[int, KeyBasis]:
         """What a cache of that name takes as `bases`: none, unless its keys are packed in `K5`. Those of a file that

@@ -54,13 +54,13 @@ CHUNK = {"cpu": 1024, "cuda": 8192}
 """Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
 
 
-def chunk_tokens(device: str, math: Math) -> int:
+def chunk_tokens(device: str, precision: Math) -> int:
     """`CHUNK`, twice that on the device where weights are rounded for every chunk.
 
     >>> chunk_tokens("cuda", Math.BF16), chunk_tokens("cuda", Math.INT8), chunk_tokens("cpu", Math.INT8)
     (8192, 16384, 1024)
     """
-    return CHUNK[device] * (2 if device == "cuda" and math is not Math.BF16 else 1)
+    return CHUNK[device] * (2 if device == "cuda" and precision is not Math.BF16 else 1)
 
 
 def prefill(
@@ -113,7 +113,7 @@ def prefill(
     model.check_loaded()
     graphs = graphs if hooks.on_attention is None and hooks.after_layer is None else None
     if chunk is None:
-        chunk = chunk_tokens(model.device, model.arithmetic.math)
+        chunk = chunk_tokens(model.device, model.arithmetic.precision)
         chunk = chunk if graphs is None else graphs.chunk(chunk)
     chunk = min(chunk, cache.most_at_once)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)

@@ -109,7 +109,7 @@ def read_by_layer_on(
     Every card reads the stripes that `Stripes` gives it. In each layer it computes and stores their keys and values,
     gathers those of the others, and attends for its own queries. Cards meet twice a layer, once for each stripe. What
     a hook sees and what `attend` counts is what one card would show and count, within rounding; where attention is
-    made in eight bits, stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by
+    made in 8 bits, stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by
     the first card alone.
 
     Parameters
@@ -228,7 +228,7 @@ class _Reading:
     def _begun(self, rank: int, parts: list[LayerParts], room: Room | None) -> tuple[StripedCache, list[_Half]]:
         """A card's cache, and both of its stripes before the first layer."""
         model, halves, repeated = self.models[rank], list[_Half](), None
-        made: dict[str, Any] = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
+        made: dict[str, Any] = {"rotate": self.rotate, "device": model.device, "precision": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, rank, self.kv, bases=model.bases_for(self.kv), **made)
         if len(cache.places):  # a window of the second stripe may begin on another card
             cache.places[: len(self.positions)] = model.place(self.positions)

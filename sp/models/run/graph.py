@@ -61,7 +61,7 @@ class PrefillGraphs:
 
     def __init__(self, model: Model, cache: Cache, *, eager: bool = False) -> None:
         self._model, self._cache, self._eager, self._trunk = model, cache, eager, model.trunk
-        self._most = longest(model.sharers, cache.math)
+        self._most = longest(model.sharers, cache.precision)
         self._last = model.config.layers - 1
         self._able = model.device == "cuda" and model.captures and model.cold is None
         self.refused: str | None = refusal(model) if self._able else None
@@ -190,7 +190,7 @@ class PrefillGraphs:
 def longest(sharers: int, attention: Math) -> int:
     """Tokens of the longest run in a graph of a model that so many cards share.
 
-    Attention in eight bits takes the number of tokens from the host, and is for longer runs than those of one card. Two
+    8-bit attention takes the number of tokens from the host, and is for longer runs than those of one card. Two
     cards took 0.26 to 0.39 s for 6,532 tokens launched one by one, by how the host shared its time among threads, and
     0.26 s in a graph (``results/nvidia-h200/notes-cards.md``).
 

@@ -43,7 +43,7 @@ class SparseAttention:
     """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse.sparse_attention`.
 
     Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely. Many attend in
-    eight bits where the cache asks for it and scores are the usual ones, but not with the means of what is left out:
+    8 bits where the cache asks for it and scores are the usual ones, but not with the means of what is left out:
     that takes sums of weights.
 
     Parameters
@@ -72,7 +72,7 @@ class SparseAttention:
             selector = _without_ends(selector)
         q = at.queries(q)
         corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
-        if takes_bytes(cache.math, n) and rule.fits_bytes and rule.window is None and not corrects:
+        if takes_bytes(cache.precision, n) and rule.fits_bytes and rule.window is None and not corrects:
             lists = selector.select(q, at, scale)
             out, counts = attend(q, at, scale, lists), lists.counts
         else:

@@ -327,14 +327,14 @@ def read_repeated(
     n, layers = len(ids), model.config.layers
     depth = layers if depth is None else depth
     model.check_loaded(depth)
-    most = MOST_ALONE[model.arithmetic.math]
+    most = MOST_ALONE[model.arithmetic.precision]
     if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     chunk = chunk_on_device(model.config)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows)
-    made = {"device": model.device, "math": model.arithmetic.attention}
+    made = {"device": model.device, "precision": model.arithmetic.attention}
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
     how = model, model.place(positions), cache, attend, chunk, Pace(model, None)
     with room_for(parts) as room:

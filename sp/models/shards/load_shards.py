@@ -16,7 +16,7 @@ from sp.models.device.to_device import trunk_to_device
 from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import WeightStore
 from sp.models.layer.share import BEHIND, Share, Shareable
-from sp.models.network.arithmetic import arithmetic, attention_math, read_math, with_math
+from sp.models.network.arithmetic import arithmetic, attention_precision, read_precision, with_precision
 from sp.models.network.model import Device
 from sp.models.network.trunk import Trunk, mapped
 from sp.models.run.tensor_parallel import ShardModel
@@ -33,7 +33,7 @@ def load_shards(
     context: int | None = None,
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
 ) -> Shards:
     """Build a model of which each card of a group holds its heads and columns.
 
@@ -42,7 +42,7 @@ def load_shards(
 
     Parameters
     ----------
-    file, context, rope, math
+    file, context, rope, precision
         See `load_model`.
     device : {"cpu", "cuda"}
         Where the cards are: a `HostGroup` has none of its own.
@@ -75,15 +75,15 @@ def load_shards(
     config = asked_config(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
-    asked = read_math(math, "math")
+    asked = read_precision(precision, "precision")
     shares = [Share(rank, group.size) for rank in range(group.size)]
     shares[0].config(config)  # refuses before anything is read
     whole = taken_trunk(WeightStore(file, config))
     models = []
     for share in shares:
         with group.device(share.rank):
-            trunk, reason = with_math(cut(whole, share), asked, device)
-            attention, kept = attention_math(asked, device, config.head_dim), 0
+            trunk, reason = with_precision(cut(whole, share), asked, device)
+            attention, kept = attention_precision(asked, device, config.head_dim), 0
             made_in = arithmetic(trunk, asked, reason, attention)
             if device == "cuda":
                 trunk, nbytes, again, _ = trunk_to_device(trunk, file, progress)

@@ -19,7 +19,14 @@ from sp.models.device.to_device import as_format, empty_matrix, empty_table, fil
 from sp.models.file.rope_keys import AskedScaling
 from sp.models.file.weights import layer_of
 from sp.models.layer.share import Share
-from sp.models.network.arithmetic import SAMPLED, arithmetic, attention_math, check_math, read_math, with_math
+from sp.models.network.arithmetic import (
+    SAMPLED,
+    arithmetic,
+    attention_precision,
+    check_precision,
+    read_precision,
+    with_precision,
+)
 from sp.models.network.model import Model
 from sp.models.network.trunk import Trunk
 from sp.models.run.tensor_parallel import ShardModel
@@ -40,27 +47,27 @@ def random_model(
     seed: int = 0,
     rope: AskedScaling | None = None,
     cold: Sequence[int] = (),
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
     depth: int | None = None,
 ) -> Model:
     """A model of a named shape with random weights, on the current device.
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
     model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory;
-    products of a prompt are made in `math`, and only `depth` layers are made, see `load_model`. ConfigError for an
+    products of a prompt are made in `precision`, and only `depth` layers are made, see `load_model`. ConfigError for an
     unknown shape or file type, or products that no kernel makes; DeviceError without a usable device or enough memory.
     """
-    found, asked = find_shape(shape), read_math(math, "math")
+    found, asked = find_shape(shape), read_precision(precision, "precision")
     require_device()
-    check_math(asked, "cuda")
+    check_precision(asked, "cuda")
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
         store = RandomStore(config, found.plan(file_type), seed, cold)
-        trunk, reason = with_math(store.trunk(depth), asked, "cuda", store.sampled)
+        trunk, reason = with_precision(store.trunk(depth), asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
         trunk, kept = keep_rounded(trunk)
-        made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", store.config.head_dim), kept)
+        made_in = arithmetic(trunk, asked, reason, attention_precision(asked, "cuda", store.config.head_dim), kept)
         return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared, made_in)
 
 
@@ -180,24 +187,24 @@ def random_shards(
     shape: str,
     file_type: str,
     group: ParallelGroup,
-    math: str = Math.BF16,
+    precision: str = Math.BF16,
     seed: int = 0,
     rope: AskedScaling | None = None,
 ) -> Shards:
     """`sp.models.synthetic.random_store.random_model`, of which each card of a group holds its heads and columns. Cards
     draw shares of their own, not those of one model: what it says is noise in any case. ConfigError, DeviceError: as
     `random_model` and `Share.config`."""
-    found, asked = find_shape(shape), read_math(math, "math")
+    found, asked = find_shape(shape), read_precision(precision, "precision")
     require_device()
-    check_math(asked, "cuda")
+    check_precision(asked, "cuda")
     config, models = found.config if rope is None else rope.applied(found.config), []
     for rank in range(group.size):
         share = Share(rank, group.size)
         with group.device(rank), device_errors():
             store = RandomStore(config, found.plan(file_type), seed * group.size + rank, share=share)
-            trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
+            trunk, reason = with_precision(store.trunk(), asked, "cuda", store.sampled)
             trunk, kept = keep_rounded(trunk)
-            made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", config.head_dim), kept)
+            made_in = arithmetic(trunk, asked, reason, attention_precision(asked, "cuda", config.head_dim), kept)
             model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share, group)
         models.append(model)
     return Shards(group, config, tuple(models))

@@ -131,7 +131,7 @@ device, are of fewer."""
 
 
 def takes_bytes(math: Math, queries: int) -> bool:
-    """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
+    """Whether attention of so many queries is made in 8 bits, where a cache asks for `math`.
 
     >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
     (True, False, False)

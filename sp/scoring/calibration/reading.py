@@ -260,7 +260,7 @@ def read_text(
     """One sample for each needle of a text, whose keys are kept from one question to the next."""
     layers = TailScorer().kept_layers(model.config)
     assert layers is not None, "a scorer of attention keeps keys"
-    trail, before = Trail(layers, device=model.device, math=model.arithmetic.attention), np.empty(0, np.int64)
+    trail, before = Trail(layers, device=model.device, precision=model.arithmetic.attention), np.empty(0, np.int64)
     for needle, question in text.needles:
         prompt = Prompt.from_document(text.document, question, template, needle=needle).tokenise(tokenizer)
         same = same_start(before, prompt.ids)

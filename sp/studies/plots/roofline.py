@@ -24,7 +24,7 @@ RATE = "TFLOP/s (int8: TOP/s)"
 
 
 class Limits(NamedTuple):
-    """What anything reached: GB/s, TFLOP/s in 16 bits or more, and in eight bits (0 where nothing was recorded)."""
+    """What anything reached: GB/s, TFLOP/s in 16 bits or more, and in int8 or fp8 (0 where nothing was recorded)."""
 
     gb_s: float
     tflops: float
@@ -67,7 +67,7 @@ def points(folder: Path) -> list[Point]:
 
 
 def roof(found: Sequence[Point]) -> Limits:
-    """The limits as measured: the highest bandwidth, and the highest rates in 16 and in eight bits."""
+    """The limits as measured: the highest bandwidth, and the highest rates in 16 and in 8 bits."""
     rates = {kind: [point.tflops for point in found if point.eight_bits is kind] for kind in (False, True)}
     return Limits(max(point.gb_s for point in found), max(rates[False], default=0.0), max(rates[True], default=0.0))
 

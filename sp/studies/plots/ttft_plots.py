@@ -16,7 +16,7 @@ from sp.bench.simulate import SIMULATED
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.scoring.base import attending
-from sp.session.measured import maths_told, target_alone
+from sp.session.measured import precisions_text, target_alone
 from sp.studies.figures import COLOURS, INK, MARKERS, PictureFormat, apart, plain_log, save_figure, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding
 from sp.studies.tables.lookup import GIB, Record
@@ -112,9 +112,9 @@ def label_of(config: Mapping[str, Any]) -> str:
     if config.get("engine"):
         return f"{config['engine']}, full prefill"
     if config["keep_ratio"] == 1:
-        return ", ".join(part for part in ("full prefill", maths_told(target_alone(config))) if part)
+        return ", ".join(part for part in ("full prefill", precisions_text(target_alone(config))) if part)
     limit = config.get("vram") and f"in {config['vram']}"
-    parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), attending(config), maths_told(config), limit]
+    parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), attending(config), precisions_text(config), limit]
     return ", ".join(part for part in parts if part)
 
 

@@ -9,7 +9,7 @@ A section is one part or a list of parts. A part has fixed keys and up to three 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from math import prod
@@ -21,6 +21,7 @@ import yaml
 from sp.config import check_type
 from sp.errors import ConfigError, short, unknown_name
 from sp.evals.base import TASK_SLOT
+from sp.keywords import present_names
 from sp.named import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
 
 T = TypeVar("T")
@@ -144,6 +145,32 @@ COMBINATORS = ("grid", "zip", "list")
 MOST = 2_000  # combinations of a section
 
 Combination = dict[str, Located]
+
+
+def in_section(root: Located, section: str, change: Callable[[Located], Located]) -> Located:
+    """Return a sweep file with a section changed at its top and in every one of its parts."""
+    if not isinstance(root.value, dict):
+        return root  # refused where the keys of the file are read
+    entries = dict(root.value)
+    if section in entries:
+        entries[section] = change(entries[section])
+    if "parts" in entries and isinstance(entries["parts"].value, list):
+        parts = [in_section(part, section, change) for part in entries["parts"].value]
+        entries["parts"] = Located(parts, entries["parts"].where)
+    return Located(entries, root.where)
+
+
+def present_keys(section: Located, known: Collection[str]) -> Located:
+    """Return a section with the present names of its keys, at any depth, in place of former ones; see `sp.keywords`."""
+    if isinstance(section.value, list):
+        return Located([present_keys(item, known) for item in section.value], section.where)
+    if not isinstance(section.value, dict):
+        return section
+    try:
+        entries = present_names(section.value, known)
+    except ConfigError as error:
+        raise section.error(error) from None
+    return Located({key: present_keys(item, known) for key, item in entries.items()}, section.where)
 
 
 def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination]:

@@ -61,7 +61,7 @@ def pair_facts(pair: Pair) -> PairFacts:
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
             config, asked = read_config(file), pair.asked.get(f"{role}_rope")
-            math = pair.asked.get("math" if role == "target" else f"{role}_math")
+            precision = pair.asked.get("precision" if role == "target" else f"{role}_precision")
             configs[role] = config if asked is None else asked.applied(config)
             template = chat_template(file)
             models[role] = {
@@ -69,7 +69,7 @@ def pair_facts(pair: Pair) -> PairFacts:
                 "sha256": files_sha256(file.paths),
                 "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
                 **({} if asked is None else {"rope": str(asked)}),
-                **({} if math is None else {"math": math}),
+                **({} if precision is None else {"math": precision}),
             }
             if role == "drafter" and (note := note_of_metadata(file.metadata)):
                 models[role]["trained_for"] = note

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ from sp.evals.natural.questions import NaturalTask
 from sp.evals.run import label as strategy_label
 from sp.evals.run import thinking_facts
 from sp.hub import model_path
+from sp.keywords import present_name
 from sp.plugins import find_plugin
 from sp.scoring import Scorer
 from sp.scoring.base import ReadingScorer
@@ -40,7 +41,9 @@ from sp.studies.sweep.located import (
     check_located,
     expand,
     for_task,
+    in_section,
     override,
+    present_keys,
     read_yaml,
 )
 
@@ -122,7 +125,7 @@ class Pair(ModelOptions):
     @property
     def asked(self) -> dict[str, Any]:
         """What is asked of RoPE and arithmetic, where it is not what both are without, as `Pipeline.open` takes it."""
-        names = ("target_rope", "drafter_rope", "math", "drafter_math")
+        names = ("target_rope", "drafter_rope", "precision", "drafter_precision")
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Pair, name)}
 
 
@@ -249,7 +252,7 @@ NUMBERS = {name: one for name, one in OF_TASKS.items() if name in ("tokens", "ex
 def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None) -> Sweep:
     """Read a sweep file with ``--set`` overrides, and perhaps another folder for what it finds. ConfigError for
     whatever is wrong, with the file's line."""
-    root = read_yaml(path)
+    root = in_section(read_yaml(path), "pairs", partial(present_keys, known=OF_PAIRS))
     for setting in settings:
         root = apply_setting(root, setting)
     entries = root.mapping()
@@ -292,6 +295,9 @@ def bounded(runs: Iterable[Run], file: str) -> tuple[Run, ...]:
 
 def apply_setting(root: Located, setting: str) -> Located:
     """One ``--set``; of a section, in every part of the file that has it."""
+    if setting.startswith("pairs."):
+        name, equals, value = setting.removeprefix("pairs.").partition("=")
+        setting = f"pairs.{present_name(name, OF_PAIRS, 'pairs.{}'.format)}{equals}{value}"
     if "parts" not in root.mapping() or "." not in setting.partition("=")[0]:
         return override(root, setting, SECTIONS)
     entries = dict(root.mapping())

@@ -12,12 +12,12 @@ from sp.kernels.machine import machine_slug
 from sp.scoring.base import attending
 from sp.session.device_memory import parse_bytes
 from sp.session.measured import (
-    PLAIN_MATHS,
+    PLAIN_PRECISIONS,
     BreakEven,
     cards_of,
-    maths_of,
-    maths_told,
     measured_break_evens,
+    precisions_of,
+    precisions_text,
     target_alone,
 )
 from sp.studies.sweep.cells import is_control
@@ -98,7 +98,7 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
     lines = []
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
         peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=row_order)
-        full = full_by_math(here)
+        full = full_by_precision(here)
         llama = tokens / peer["metrics"]["tok_s"] if peer else None
         rows = [] if peer is None else [(_setting(peer["config"]), "", full.get("bf16"), llama, None, None, "")]
         for r in here:
@@ -124,12 +124,12 @@ def _setting(config: Mapping[str, Any]) -> str:
     return f"llama.cpp, full prefill (build {config['build']}{batches})"
 
 
-def full_by_math(records: Sequence[Record]) -> dict[str, float]:
+def full_by_precision(records: Sequence[Record]) -> dict[str, float]:
     """Seconds of the full prefill of records of one length, by what the target multiplied."""
     found: dict[str, float] = {}
     for record in records:
         if seconds := record["metrics"].get("full_ttft_s"):
-            found.setdefault(maths_of(record["config"])[0], seconds)
+            found.setdefault(precisions_of(record["config"])[0], seconds)
     return found
 
 
@@ -138,7 +138,7 @@ def row_order(record: Record) -> tuple[bool, bool, str, float, tuple[str, str], 
     config = record["config"]
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
     scorer, density = str(config["scorer"]), float(config["density"] or 0)
-    return config["keep_ratio"] < 1, is_control(scorer), scorer, density, maths_of(config), limit
+    return config["keep_ratio"] < 1, is_control(scorer), scorer, density, precisions_of(config), limit
 
 
 def _name(records: Sequence[Record]) -> str:
@@ -158,7 +158,7 @@ def describe(config: Mapping[str, Any]) -> str:
 def _made_in(config: Mapping[str, Any]) -> str:
     """What models multiplied, after a comma; nothing of BF16."""
     full = config["keep_ratio"] == 1
-    told = maths_told(target_alone(config) if full else config)
+    told = precisions_text(target_alone(config) if full else config)
     return told and f", {told}"
 
 
@@ -220,7 +220,7 @@ def _break_evens(records: Sequence[Record]) -> str:
     looked. Of several ways to draft, the one that most lengths were measured with."""
     widest: dict[tuple[float, str], BreakEven] = {}
     for even in measured_break_evens(records):
-        if even.vram is None and even.maths == PLAIN_MATHS and not is_control(_scorer(even)):
+        if even.vram is None and even.precisions == PLAIN_PRECISIONS and not is_control(_scorer(even)):
             key = even.keep_ratio, _scorer(even)
             widest[key] = max(widest.get(key, even), even, key=lambda one: one.longest / one.shortest)
     found = list(widest.values())
@@ -283,7 +283,7 @@ def first_result(records: Iterable[Record]) -> str:
     cells = []
     peer = best_peer((r for r in peers if machine_slug(r) == machine and _is_of(r, target)), longest)
     if peer is not None:
-        seconds, full = longest / peer["metrics"]["tok_s"], full_by_math(shown).get("bf16")
+        seconds, full = longest / peer["metrics"]["tok_s"], full_by_precision(shown).get("bf16")
         gain = f"{full / seconds:.1f}x" if full else ""
         cells.append([_setting(peer["config"]), show_seconds(seconds), gain, ""])
     for r in shown:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp.scoring.base import attending
-from sp.session.measured import cards_of, maths_told
+from sp.session.measured import cards_of, precisions_text
 from sp.studies.tables.lookup import GIB, Record, grouped, number
 
 GROUPS = {
@@ -49,7 +49,7 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     told = next((row for row in rows if row["drafter"]), rows[0])
     facts = (
         ("path", rows[0].get("path")),
-        ("math", maths_told(told) or None),
+        ("precision", precisions_text(told) or None),
         ("cards", _cards_told(told)),
         ("kv", rows[0].get("kv")),
         ("tokens decoded", rows[0].get("new_tokens")),

@@ -10,7 +10,7 @@ from typing import Any
 from sp.kernels.machine import machine_slug
 from sp.scoring.base import attending
 from sp.session.device_memory import parse_bytes
-from sp.session.measured import maths_of, maths_told
+from sp.session.measured import precisions_of, precisions_text
 from sp.studies.tables.lookup import GIB, Record, age, grouped, markdown, number
 
 TURN_STAGES = {
@@ -54,7 +54,7 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     pair = " with ".join(dict.fromkeys(each for each in (first["target"], first["drafter"]) if each))
     names = ("keep_ratio", "scorer", "path", "kv", "keys", "asked_density", "alpha", "blocks")
     facts = [(name, next((row[name] for row in rows if row.get(name) is not None), None)) for name in names]
-    facts.append(("math", maths_told(first) or None))
+    facts.append(("precision", precisions_text(first) or None))
     told = (f"{name.replace('asked_', '').replace('_', ' ')} {value}" for name, value in facts if value is not None)
     return "; ".join([pair, *dict.fromkeys(told)])
 
@@ -116,7 +116,7 @@ def _order(record: Record) -> tuple[Any, ...]:
         limit,
         config["recall"],
         float(config["density"] or 0),
-        maths_of(config),
+        precisions_of(config),
     )
 
 
@@ -144,7 +144,7 @@ def _row(record: Record) -> list[str]:
     if config["policy"] != "prefix" and attending(config):
         how.append(attending(config))
     how += [f"cache {config['kv']}"]
-    how += [told] if (told := maths_told(config)) else []
+    how += [told] if (told := precisions_text(config)) else []
     limit = config["vram"] or "none"
     if metrics["error"]:
         return [", ".join(how), limit, "no room", *[""] * (len(HEADS) - 3)]

@@ -1,1 +1,1 @@
-"""Attention in eight bits: queries and keys as signed bytes, weights and values as e4m3."""
+"""8-bit attention: queries and keys as signed bytes, weights and values as e4m3."""

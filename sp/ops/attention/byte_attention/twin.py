@@ -1,4 +1,4 @@
-"""byte_attention: causal attention in eight bits, over all blocks of keys or listed ones, in the kernel's order."""
+"""byte_attention: causal 8-bit attention, over all blocks of keys or listed ones, in the kernel's order."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""docs/eight-bits.md says what its records and the code say."""
+"""docs/precision.md says what its records and the code say."""
 
 from __future__ import annotations
 
 import re
 from types import SimpleNamespace
 
-import eight_bits_page
+import precision_page
 import pytest
 
 from sp.bench.record import newest
@@ -19,17 +19,17 @@ from sp.planning.memory import held_weights, layer_matrices, product_bytes
 from sp.quant import Math
 from sp.session.loaded import embedded
 
-TEXT = eight_bits_page.PAGE.read_text()
+TEXT = precision_page.PAGE.read_text()
 ALLOWED = 0.077 / 5
 """Nats: a fifth of llama.cpp's on a card."""
 
 
-@pytest.mark.parametrize("name", list(eight_bits_page.tables()))
+@pytest.mark.parametrize("name", list(precision_page.tables()))
 def test_tables_are_those_of_records(name: str) -> None:
     found = re.search(rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", TEXT, re.DOTALL)
     assert found
-    anew = "run: PYTHONPATH=tests python tests/eight_bits_page.py"
-    assert found.group(1).strip().splitlines() == eight_bits_page.tables()[name], anew
+    anew = "run: PYTHONPATH=tests python tests/precision_page.py"
+    assert found.group(1).strip().splitlines() == precision_page.tables()[name], anew
 
 
 def test_numbers_of_the_text_are_those_of_the_code() -> None:
@@ -60,12 +60,12 @@ def test_as_many_first_layers_stay_as_the_page_says() -> None:
     assert FIRST_LAYERS == 2
     assert "all weights of the first two layers" in TEXT
     assert "leaves the first two layers" in TEXT
-    assert f"`drafter: {load_model(embedded('drafter'), math='int8').arithmetic}," in TEXT
+    assert f"`drafter: {load_model(embedded('drafter'), precision='int8').arithmetic}," in TEXT
 
 
 def test_the_bound_of_auto_is_below_blocks_of_32() -> None:
     """With inputs that are rounded as well, by the records."""
-    records = [r for r in eight_bits_page.records("eight_bit_errors") if r["config"]["outliers"] == 0]
+    records = [r for r in precision_page.records("eight_bit_errors") if r["config"]["outliers"] == 0]
     mine = [r["metrics"] for r in records if r["config"]["type"] == "Q4_K"]
     inputs, theirs = (
         (sum(m[way]["whole"] ** 2 for m in mine) / len(mine)) ** 0.5 for way in ("int8 per 256", "int8 per 32, q8_1")
@@ -79,10 +79,10 @@ def test_the_bound_of_auto_is_below_blocks_of_32() -> None:
 
 def test_int8_loses_no_more_than_was_allowed() -> None:
     """KL to exact products is within bounds; outliers no worse than blocks of 32."""
-    (model,) = eight_bits_page.records("eight_bit_model")
-    int8, _ = (way for way in eight_bits_page.WAYS if way.startswith("math "))
+    (model,) = precision_page.records("eight_bit_model")
+    int8, _ = (way for way in precision_page.WAYS if way.startswith("math "))
     assert model["metrics"][int8]["kl"] <= ALLOWED
-    for record in eight_bits_page.records("eight_bit_errors"):
+    for record in precision_page.records("eight_bit_errors"):
         if record["config"]["outliers"] == 1000:
             ours, theirs = record["metrics"][int8], record["metrics"]["int8 per 32, q8_1"]
             assert ours["whole"] < theirs["whole"]
@@ -90,8 +90,8 @@ def test_int8_loses_no_more_than_was_allowed() -> None:
 
 
 def test_int8_loses_no_more_than_was_allowed_on_a_card() -> None:
-    """Of the 27B shape: as `--math` has it, and, by the page, with no layer left."""
-    records = [r for r in newest(eight_bits_page.CARD / "eight_bit_large.jsonl") if r["config"]["math"] == "int8"]
+    """Of the 27B shape: as `--precision` has it, and, by the page, with no layer left."""
+    records = [r for r in newest(precision_page.CARD / "eight_bit_large.jsonl") if r["config"]["math"] == "int8"]
     for record in records:
         if record["config"].get("left", FIRST_LAYERS) == FIRST_LAYERS:
             assert record["metrics"]["kl"] <= ALLOWED, record["config"]
@@ -100,7 +100,7 @@ def test_int8_loses_no_more_than_was_allowed_on_a_card() -> None:
 
 
 def test_answers_differ_by_at_most_a_point() -> None:
-    for record in eight_bits_page.records("eight_bit_answers"):
+    for record in precision_page.records("eight_bit_answers"):
         metrics = record["metrics"]
         assert metrics["n"] >= 100
         assert min(map(int, metrics["products_whole_int8"])) > 0, "int8 was taken"

@@ -1,4 +1,4 @@
-"""Which attention of a model is made in eight bits: long runs of caches that ask for it, on the host and the device."""
+"""Which attention of a model is made in 8 bits: long runs of caches that ask for it, on the host and the device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sp.ops.sparse.flashprefill import TopDensity
 found = []
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        model = load_model(sys.argv[2], device="cuda", math="int8")
+        model = load_model(sys.argv[2], device="cuda", precision="int8")
         for n in (2048, 2049):
             for attend in (dense_attention, SparseAttention(TopDensity(0.3))):
                 for kv in ("f16", "5bit"):
@@ -63,7 +63,7 @@ def test_long_runs_of_a_model_that_asks_for_it(monkeypatch, n, selector, calls) 
     for module, name in ((steps, "byte_output"), (layer_attention, "attend")):
         made = getattr(module, name)
         monkeypatch.setattr(module, name, lambda q, *rest, made=made: seen.append(len(q)) or made(q, *rest))
-    model = load_model(embedded("drafter"), math="int8")
+    model = load_model(embedded("drafter"), precision="int8")
     ids = np.random.default_rng(0).integers(0, model.config.vocab, n)
     attends = {} if selector is None else {"attend": SparseAttention(selector)}
     read_by_layer(model, ids, np.arange(n), model.new_cache(n, layers=1), Hooks(), **attends)
@@ -91,7 +91,7 @@ def test_auto_takes_attention_of_a_model_that_scores(monkeypatch, asked, device,
     made_in = arithmetic.Arithmetic(asked, reason="no matrix has 4,096 inputs")
     found = arithmetic.scoring(made_in, device, head_dim)
     assert str(found.attention) == attention
-    assert (found.math, found.reason) == (Math.BF16, made_in.reason)
+    assert (found.precision, found.reason) == (Math.BF16, made_in.reason)
     told = running("sm_90a", found)
     if attention == "int8":
         assert told == {"path": "sm_90a", "math": "int8", "products": "bf16", "cards": 1, "asked_math": "auto"}
@@ -104,7 +104,7 @@ def test_a_pair_loads_its_drafter_to_score_and_its_target_to_answer(monkeypatch:
     monkeypatch.setattr(
         "sp.session.pipeline.scoring", lambda made_in, device, head_dim: asked.append(head_dim) or made_in
     )
-    found = Pipeline.open(device="cpu", math="auto", drafter_math="auto")
+    found = Pipeline.open(device="cpu", precision="auto", drafter_precision="auto")
     assert asked == [found.drafter.model.config.head_dim]
 
 
@@ -114,7 +114,7 @@ def test_layers_with_windows_and_scales_of_their_own(monkeypatch, tmp_path) -> N
     monkeypatch.setattr(steps, "byte_output", lambda *given: calls.append(given[3].window) or made(*given))
     path, seen = write_synthetic(tmp_path / "m.gguf", "tiny-gemma3", "q8_0", 0), {}
     for precision in ("bf16", "int8"):
-        model = load_model(path, math=precision)
+        model = load_model(path, precision=precision)
         ids = np.random.default_rng(0).integers(0, model.config.vocab, BYTE_QUERIES)
         positions = np.cumsum(np.random.default_rng(1).integers(1, 3, BYTE_QUERIES))  # with gaps
         seen[precision] = prefill(model, ids, positions, model.new_cache(BYTE_QUERIES), chunk=BYTE_QUERIES)

@@ -1,4 +1,4 @@
-"""The tables of docs/eight-bits.md, made from records; run it to write them anew."""
+"""The tables of docs/precision.md, made from records; run it to write them anew."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.models.network.arithmetic import FIRST_LAYERS, kept_rounded
 from sp.models.synthetic.shapes import find_shape
-from sp.session.measured import maths_of
+from sp.session.measured import precisions_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "eight-bits.md"
+PAGE = ROOT / "docs" / "precision.md"
 FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
 CARD = ROOT / "results" / "nvidia-h200"
 SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
@@ -24,8 +24,8 @@ LATER = ROOT / "results" / "amd-epyc-2core"
 """Where attention's errors were measured as it is made now; no machine makes others."""
 WAYS = {
     "bf16, as today's prefill": "bf16",
-    "math int8: per 256, weights too, loud channels apart": "`--math int8`",
-    "math fp8: e4m3 per 256, weights too, loud channels apart": "`--math fp8`",
+    "math int8: per 256, weights too, loud channels apart": "`--precision int8`",
+    "math fp8: e4m3 per 256, weights too, loud channels apart": "`--precision fp8`",
     "int8 per 256, weights too": "int8 per 256, nothing apart",
     "int8 per 32, q8_1": "blocks of 32 as in llama.cpp, emulated",
 }
@@ -72,8 +72,10 @@ def large() -> list[str]:
         found[c["path"], c["math"], left] = record["metrics"]
     del found["sm_90a", "bf16", layers]  # what others are compared with
     rows = [
-        [path, math, f"{left}", f"{m['kl']:.2g}", f"{100 * m['logits']:.2g}", f"{100 * m['top']:.0f}"]
-        for (path, math, left), m in sorted(found.items(), key=lambda item: (item[0][0] == "portable", *item[0][1:]))
+        [path, precision, f"{left}", f"{m['kl']:.2g}", f"{100 * m['logits']:.2g}", f"{100 * m['top']:.0f}"]
+        for (path, precision, left), m in sorted(
+            found.items(), key=lambda item: (item[0][0] == "portable", *item[0][1:])
+        )
     ]
     return table(["kernels", "products", "first layers in BF16", "KL (nats)", "logits (%)", "same token (%)"], rows)
 
@@ -118,7 +120,7 @@ def attention() -> list[str]:
 
 
 def kept() -> list[str]:
-    """What the drafter keeps of long prompts with its attention in eight bits, and with its products too."""
+    """What the drafter keeps of long prompts with its 8-bit attention, and with its products too."""
     rows = []
     for record in sorted(records("eight_bit_kept", LATER), key=lambda r: r["config"]["task"]):
         m = record["metrics"]
@@ -144,7 +146,7 @@ def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
         c = record["config"]
         alone = c["engine"] == "sp" and c.get("cards", 1) == 1
         if alone and (c["shape"], c["type"], c.get("asked_density")) == ("qwen3.6-27b", "q4_k_m", None):
-            found.setdefault((c["path"], c["prompt_tokens"]), {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
+            found.setdefault((c["path"], c["prompt_tokens"]), {})[precisions_of(c)[0]] = record["metrics"]["tok_s"]
     return found
 
 
@@ -193,11 +195,11 @@ def attention_rates() -> list[str]:
             times[c["density"]] = 1e3 * record["metrics"]["score_s"]
     rows = []
     for density in sorted({density for density, _ in layers}):
-        (half, read), (eight, _) = (layers[density, math] for math in ("f16", "int8"))
+        (half, read), (eight, _) = (layers[density, precision] for precision in ("f16", "int8"))
         cells = [f"{100 * read:.1f} %", f"{half:.1f}", f"{eight:.1f}", f"{rounding:.2f}", f"{times[density]:.0f}"]
         rows.append(cells)
-    heads = ["blocks read", "a layer, float16 (ms)", "eight bits (ms)", "rounding (ms)"]
-    return table([*heads, "scoring, eight bits (ms)"], rows)
+    heads = ["blocks read", "a layer, float16 (ms)", "8-bit (ms)", "rounding (ms)"]
+    return table([*heads, "scoring, 8-bit (ms)"], rows)
 
 
 def difference(found: Sequence[float]) -> str:
@@ -223,4 +225,4 @@ def tables() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    write(PAGE, "eight_bits_page.py", tables())
+    write(PAGE, "precision_page.py", tables())

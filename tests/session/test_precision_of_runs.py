@@ -1,4 +1,4 @@
-"""Products in eight bits in whole runs: where they are taken, what the trace says, and what they leave alone."""
+"""8-bit products in whole runs: where they are taken, what the trace says, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTENTION = "; attention of runs from 2,049 tokens on"
 
 @pytest.fixture(scope="module")
 def pair() -> Pipeline:
-    return Pipeline.open(device="cpu", math="int8", drafter_math="int8")
+    return Pipeline.open(device="cpu", precision="int8", drafter_precision="int8")
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +112,12 @@ def test_a_turn_tells_of_what_is_new(pair: Pipeline) -> None:
 
 
 def test_target_and_drafter_are_asked_apart() -> None:
-    pair = Pipeline.open(device="cpu", math="auto", drafter_math="fp8")
+    pair = Pipeline.open(device="cpu", precision="auto", drafter_precision="fp8")
     assert pair.drafter is not None
     made_in = pair.target.model.arithmetic, pair.drafter.model.arithmetic
-    assert [(str(each.asked), each.math) for each in made_in] == [("auto", Math.BF16), ("fp8", Math.FP8)]
-    with pytest.raises(ConfigError, match="math is 'int4'; did you mean 'int8'"):
-        Pipeline.open(device="cpu", drafter_math="int4")
+    assert [(str(each.asked), each.precision) for each in made_in] == [("auto", Math.BF16), ("fp8", Math.FP8)]
+    with pytest.raises(ConfigError, match="precision is 'int4'; did you mean 'int8'"):
+        Pipeline.open(device="cpu", drafter_precision="int4")
 
 
 def test_a_budget_counts_rounded_operands(pair: Pipeline, plain: Pipeline) -> None:
