@@ -18,8 +18,9 @@ from PIL import Image
 from test_browser import shortened_chat
 
 from sp.session import RunOptions
-from sp.studies.pages.study_page import Section, comparable, provenance, study_page
+from sp.studies.pages.study_page import Section, study_page
 from sp.studies.sample import sample
+from sp.studies.sweep.comparable import comparable, provenance
 from sp.studies.sweep.store import read_results
 
 HERE = Path(__file__).parent

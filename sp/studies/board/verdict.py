@@ -131,7 +131,13 @@ def plan_runs(
 def verdicts(plan: Plan, keep: float) -> list[Verdict]:
     """One for every task and length of a plan that was carried out, in its order, by its own examples alone."""
     rows = read_results([plan.path]).rows if plan.path.exists() else {}
-    told = [Told(row, plan.facts[job.run.pair].models) for job in plan.jobs for row in rows.get(job.hash, [])]
+    told = [
+        Told(row, plan.facts[job.run.pair].models)
+        for job in plan.jobs
+        for run in (*job.completes, job.hash)
+        for row in rows.get(run, [])
+        if row["cell"] < 0 or row["keep_ratio"] == keep
+    ]
     names = {bar.scorer for bar in bars(keep)} - {FULL}
     found: dict[tuple[str, int], dict[str, Entry]] = {(job.run.spec.name, job.run.tokens): {} for job in plan.jobs}
     for entry in make_board(told, {}).entries:

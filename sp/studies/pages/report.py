@@ -16,8 +16,9 @@ from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, n
 from sp.kernels.machine import machine_slug
 from sp.session.measured import cards_of, check_machine, check_timed
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure
-from sp.studies.pages.study_page import Comparable, Section, comparable, provenance, quality, study_page
+from sp.studies.pages.study_page import Section, quality, study_page
 from sp.studies.plots.maps import DPI, SavedRun, conversation_figure, importance_map, read_turns
+from sp.studies.sweep.comparable import Comparable, comparable, provenance
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
 from sp.studies.tables.lookup import markdown
 from sp.studies.tables.page import fill, marked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure, tokens_label
 from sp.studies.plots.pareto import forest_figure, needle_figure, pareto_figure, stage_figure
 from sp.studies.sweep.cells import FULL, Group, Table, kind_of
-from sp.studies.sweep.store import Results, Row, session_facts
+from sp.studies.sweep.comparable import Comparable
+from sp.studies.sweep.store import Row
 from sp.studies.tables.report_tables import (
     cells_csv,
     decode_table,
@@ -137,46 +137,6 @@ def _cell(value: Any) -> Cell:
 
 SHOWN_KEEP = (0.05, 0.1)  # keep ratios of the detailed tables, if they were run; else the smallest one that was
 MAPS_A_PAGE = 6
-
-
-@dataclass
-class Comparable:
-    """Rows of which every strategy read the same examples, and what is known of the drafters that did, by SHA-256."""
-
-    rows: list[Row] = field(default_factory=list)
-    drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def comparable(results: Results) -> dict[str, Comparable]:
-    """Rows by the part of a sweep file they belong to, or else by their cells."""
-    groups: dict[str, Comparable] = {}
-    names: dict[str, str] = {}
-    for run in results.runs.values():
-        cells = json.dumps(run["config"]["cells"], sort_keys=True)
-        name = run.get("part") or names.setdefault(cells, f"Part {len(names) + 1}")
-        group = groups.setdefault(name, Comparable())
-        group.rows += results.rows[run["run"]]
-        group.drafters |= {each["sha256"]: each for role, each in run["models"].items() if role == "drafter"}
-    return groups
-
-
-def provenance(results: Results) -> list[tuple[str, str]]:
-    """Where the rows come from: machines, commits, models, as names and values."""
-    used = {run["session"] for run in results.runs.values()}
-    facts = session_facts([session for name, session in results.sessions.items() if name in used])
-    models = {
-        (role, " ".join([each["file"], *([each["rope"]] if "rope" in each else [])]), each["sha256"][:12])
-        for run in results.runs.values()
-        for role, each in run["models"].items()
-    }
-    listed = [f"{role} {file} (sha256 {digest})" for role, file, digest in sorted(models, reverse=True)]
-    rows = [*facts.items(), *([("model", ", ".join(listed))] if listed else [])]
-    rows.append(("runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"))
-    skipped = [row for row in results.all_rows() if row["status"] != "ok"]
-    if skipped:
-        reasons = {status: sum(row["status"] == status for row in skipped) for status in {r["status"] for r in skipped}}
-        rows.append(("rows not run", ", ".join(f"{count:,} {status}" for status, count in sorted(reasons.items()))))
-    return rows
 
 
 def quality(group: Comparable, out: Path, prefix: str, times: bool, picture: PictureFormat) -> list[str]:

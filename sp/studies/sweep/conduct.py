@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ from sp.selection import token_budget
 from sp.session.device_memory import Where
 from sp.session.measured import check_machine
 from sp.studies.sweep.executor import ActorPool, CardPool, Outcome, Worker, run_here, run_on
-from sp.studies.sweep.provenance import PairFacts, outside_files, pair_facts, scorer_files
+from sp.studies.sweep.provenance import PairFacts, pair_facts
+from sp.studies.sweep.reuse import EarlierCells, files_of
 from sp.studies.sweep.store import Results, Store, check_cells, read_results, result_files, session_line
 from sp.studies.sweep.sweep import Pair, Run, Sweep, config_hash
 
@@ -123,12 +124,29 @@ Pool = CardPool | ActorPool
 
 @dataclass(frozen=True)
 class Job:
-    """A run with its identity and its work."""
+    """A run with its identity and its work.
+
+    Attributes
+    ----------
+    run : Run
+        If earlier runs have some of its cells, what they leave.
+    hash : str
+        `config_hash` of `config`.
+    config : mapping
+        See `Run.config`.
+    work : Work
+    completes : tuple of str
+        Hashes of the earlier runs that have the other cells.
+    cell_set : str
+        Hash of all cells that the sweep file asks for; empty where `run` has them all.
+    """
 
     run: Run
     hash: str
     config: Mapping[str, Any]
     work: Work
+    completes: tuple[str, ...] = ()
+    cell_set: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +179,8 @@ class Plan:
     def other_commits(self) -> set[str]:
         """Commits other than today's at which runs of this plan were done."""
         now = commit()
-        sessions = {self.earlier.runs[job.hash]["session"] for job in self.jobs if job.hash in self.done}
+        hashes = {run for job in self.jobs for run in (job.hash, *job.completes) if run in self.earlier.runs}
+        sessions = {self.earlier.runs[run]["session"] for run in hashes}
         return {str(self.earlier.sessions[each]["commit"]) for each in sessions} - {str(now)}
 
 
@@ -178,8 +197,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
                 f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
                 f"{pair.target.context}"
             )
-        config = run.config(pair.hashes, scorer_files(run.config({}), run.label) | outside_files(run))
-        job = Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
+        job = make_job(run, pair)
         by_hash.setdefault(job.hash, job)
     jobs = list(by_hash.values())
     if shard is not None:
@@ -195,7 +213,25 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
         earlier = read_results([file] if file.exists() else [])
     else:
         earlier = read_results(result_files(sweep.out)) if sweep.out.is_dir() else Results()
-    return Plan(sweep, device, facts, tuple(jobs), frozenset(earlier.runs), earlier, shard, file)
+    done = set(earlier.runs)
+    known = EarlierCells(earlier)
+    for place, job in enumerate(jobs):  # after runs were dealt: shards that start later must deal them alike
+        if job.hash in done:
+            continue
+        rest = known.remainder(job.run, job.config)
+        if rest.run is None:
+            jobs[place] = replace(job, completes=rest.completes)
+            done.add(job.hash)
+        elif rest.completes:
+            cell_set = config_hash({"cells": job.config["cells"]})
+            jobs[place] = replace(make_job(rest.run, facts[job.run.pair]), completes=rest.completes, cell_set=cell_set)
+    return Plan(sweep, device, facts, tuple(jobs), frozenset(done), earlier, shard, file)
+
+
+def make_job(run: Run, pair: PairFacts) -> Job:
+    """Return the job of a run by a pair that `pair_facts` described. ConfigError: a file of its scorers is missing."""
+    config = run.config(pair.hashes, files_of(run))
+    return Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
 
 
 def from_earlier(plan: Plan) -> Estimate | None:
@@ -269,6 +305,8 @@ def carry_out(
                     config=job.config,
                     models=plan.facts[run.pair].models,
                     part=run.part,
+                    completes=job.completes,
+                    cell_set=job.cell_set,
                 )
             else:
                 store.fail(job.hash, run.label, outcome.error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -96,18 +97,45 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
     return found
 
 
-def outside_files(run: Run) -> dict[str, str]:
-    """SHA-256 by name of what is outside: files that define a run's task and strategies, and the questions it asks.
-    What such files import is left aside."""
+def code_sha256(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of what Python files do: comments, docstrings and layout do not count.
+
+    Every statement counts, imports and assertions too, for the results of a scorer may depend on them.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(body := getattr(node, "body", None), list):
+                node.body = [statement for statement in body if not _is_prose(statement)]  # type: ignore[attr-defined]
+        digest.update(ast.dump(tree).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _is_prose(statement: ast.stmt) -> bool:
+    """Return True for a docstring, or another text that stands alone: neither does anything when it is run."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(value := statement.value, ast.Constant)
+        and isinstance(value.value, str)
+    )
+
+
+def outside_files(run: Run, digest_of: Callable[[Sequence[Path]], str] = code_sha256) -> dict[str, str]:
+    """Return digests by name of what decides a run's rows from outside the package.
+
+    These are the Python files that define its task and strategies, by `digest_of`, and the questions that it asks.
+    What such files import is not looked at.
+    """
     cells = (cell.options for cell in run.cells)
-    used = [run.spec.task, *(one for cell in cells for one in (cell.scorer, cell.selector, cell.decode))]
-    found: dict[str, set[Path]] = {}
-    for kind in {type(one) for one in used}:
+    used = [run.spec.task, *(part for cell in cells for part in (cell.scorer, cell.selector, cell.decode))]
+    files: dict[str, set[Path]] = {}
+    for kind in {type(strategy) for strategy in used}:
         if file := file_of(kind):
-            found.setdefault(file.name, set()).add(file)
-    digests = {name: files_sha256(sorted(paths)) for name, paths in sorted(found.items())}
-    asked = run.spec.task
-    return digests | ({"questions": asked.digest(run.first, run.count)} if isinstance(asked, NaturalTask) else {})
+            files.setdefault(file.name, set()).add(file)
+    digests = {name: digest_of(sorted(paths)) for name, paths in sorted(files.items())}
+    task = run.spec.task
+    return digests | ({"questions": task.digest(run.first, run.count)} if isinstance(task, NaturalTask) else {})
 
 
 def files_sha256(paths: Sequence[Path]) -> str:

@@ -8,7 +8,8 @@ session    One process that wrote here: `session`, `sweep`, `sp`, `commit`, `dat
 row        One example in one cell: `run`, `cell` (index, -1 for the full prefill) and what was measured.
 run        Closes the rows of a run: `run` (hash of `config`), `session`, `part` of the file, `seconds`, `rows`,
            `config` with the task and every option of every cell, `models` with file, sha256 and template hash by
-           role.
+           role. A run of only those cells that earlier runs had not: `completes`, their hashes, and `cell_set`, the
+           hash of all cells together.
 failed     A run that ended in an error, which its next start tries again: `run`, `session`, `label`, `error`.
 ========== ==================================================================================================
 
@@ -90,7 +91,7 @@ RUN: Mapping[str, Wanted] = {
     "session": TEXT,
     "config": OBJECT,
     "models": OBJECT,
-    "part": TEXT.optional,
+    **dict.fromkeys(("part", "cell_set"), TEXT.optional),
     "seconds": number(0),
 }
 CONFIG: Mapping[str, Wanted] = {"tokens": whole(1), "count": whole(1), "cells": LIST}
@@ -132,6 +133,7 @@ def check_run(line: Mapping[str, Any], sessions: Mapping[str, Any], where: str) 
     check(line, RUN, where)
     if line["session"] not in sessions:
         raise ConfigError(f"{where}: a run of a session that no line before it tells of")
+    check({"completes": line.get("completes", [])}, {"completes": LIST}, where)
     files = line["config"].get("files", {})
     check({"files": files}, {"files": OBJECT}, f"{where}: config")
     check_each(files, TEXT, f"{where}: config: files")
@@ -250,6 +252,8 @@ class Store:
         config: Mapping[str, Any],
         models: Mapping[str, Any],
         part: str = "",
+        completes: Sequence[str] = (),
+        cell_set: str = "",
     ) -> None:
         """Append a finished run; returns when it is on the disk."""
         head = {"schema": SCHEMA, "kind": "row", "run": run}
@@ -263,6 +267,7 @@ class Store:
             "rows": len(rows),
             "config": config,
             "models": models,
+            **({"completes": list(completes), "cell_set": cell_set} if completes else {}),
         }
         self._write([*({**head, **row} for row in rows), closing])
 

@@ -1,0 +1,150 @@
+"""A sweep file that changes runs what is new in it: an added scorer by itself, and nothing because of a comment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sp.scoring.base import SCORERS
+from sp.studies.pages.report import write_report
+from sp.studies.sweep.comparable import comparable
+from sp.studies.sweep.conduct import carry_out, make_plan
+from sp.studies.sweep.provenance import code_sha256, files_sha256
+from sp.studies.sweep.store import read_results
+from sp.studies.sweep.sweep import load_sweep
+
+PLUGIN = '''\
+"""A scorer of my own."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp import Importance, ModelFreeScorer, register_scorer
+
+
+@register_scorer("mine_of_reuse")
+@dataclass(frozen=True)
+class Mine(ModelFreeScorer):
+    """Prefers the beginning."""
+
+    def score(self, request):
+        """Falling scores."""
+        n = len(request.ids)
+        return Importance(np.linspace(1.0, 0.0, n, dtype=np.float32))  # from 1 to 0
+'''
+
+
+def added(path: Path, scorer: str) -> None:
+    path.write_text(path.read_text().replace("scorer: [tail,", f"scorer: [{scorer}, tail,"))
+
+
+def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> None:
+    first = make_plan(load_sweep(sweep_file))
+    assert [outcome.error for _, outcome in carry_out(first)] == [None] * 3
+    added(sweep_file, "bm25")
+    plan = make_plan(load_sweep(sweep_file))
+    assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in plan.left] == [["bm25"] * 2] * 3
+    assert not any(job.run.full for job in plan.left), "the prompts were read in full before"
+    assert [job.completes for job in plan.left] == [(job.hash,) for job in first.jobs]
+    assert [outcome.error for _, outcome in carry_out(plan)] == [None] * 3
+    again = make_plan(load_sweep(sweep_file))
+    assert again.left == []
+    assert again.other_commits() == set()
+    results = read_results([plan.path]).checked()
+    [(name, group)] = comparable(results).items()
+    assert name == "Part 1"
+    counts = Counter((row["scorer"], row["keep_ratio"]) for row in group.rows)
+    assert set(counts.values()) == {6}, "each example once"
+    assert counts.keys() >= {("full", 1.0), ("bm25", 0.3), ("bm25", 0.4), ("tail", 0.3), ("oracle", 0.3)}
+    text = write_report([plan.path.parent], tmp_path / "report", times=False).read_text()
+    assert "| bm25 |" in text
+    assert "# Part" not in text
+
+
+def test_a_scorer_taken_away_leaves_nothing_to_do(sweep_file: Path) -> None:
+    list(carry_out(make_plan(load_sweep(sweep_file))))
+    sweep_file.write_text(sweep_file.read_text().replace("[tail, random]", "[random]"))
+    assert make_plan(load_sweep(sweep_file)).left == []
+    sweep_file.write_text(sweep_file.read_text().replace("keep_ratio: 0.3}", "keep_ratio: 0.3, kv: q8_0}"))
+    [left, *_] = make_plan(load_sweep(sweep_file)).left
+    assert [cell.config["kv"] for cell in left.run.cells] == ["q8_0"]
+
+
+def test_a_full_prefill_in_another_format_is_another_one(sweep_file: Path) -> None:
+    list(carry_out(make_plan(load_sweep(sweep_file))))
+    text = sweep_file.read_text()
+    sweep_file.write_text(text.replace("cells:\n", "cells:\n  - {scorer: tail, keep_ratio: 0.3, kv: q8_0}\n"))
+    [left, *_] = make_plan(load_sweep(sweep_file)).left
+    assert left.run.full
+    assert len(left.run.cells) == 1, "the new cell stands first, and the full prefill takes its cache format"
+
+
+@pytest.fixture
+def plugin(sweep_file: Path, tmp_path: Path) -> Path:
+    """A sweep with a scorer of a file beside it, done once."""
+    path = tmp_path / "mine_of_reuse.py"
+    path.write_text(PLUGIN)
+    added(sweep_file, "mine_of_reuse")
+    sweep_file.write_text("plugins: mine_of_reuse.py\n" + sweep_file.read_text())
+    assert all(outcome.error is None for _, outcome in carry_out(make_plan(load_sweep(sweep_file))))
+    forget()
+    yield path
+    forget()
+
+
+def forget() -> None:
+    """What another process would not have: the plugin's module, and its name in the registry."""
+    sys.modules.pop("sp_plugin_mine_of_reuse", None)
+    SCORERS._classes.pop("mine_of_reuse", None)
+
+
+def test_prose_in_a_plugin_redoes_nothing(plugin: Path, sweep_file: Path) -> None:
+    text = PLUGIN.replace("# from 1 to 0", "# falling").replace("Prefers the beginning.", "Likes what comes first.")
+    plugin.write_text("# mine\n\n" + text.replace('        """Falling scores."""\n', ""))
+    assert make_plan(load_sweep(sweep_file)).left == []
+
+
+def test_a_changed_statement_redoes_the_cells_of_its_file_alone(plugin: Path, sweep_file: Path) -> None:
+    plugin.write_text(PLUGIN.replace("(1.0, 0.0, n", "(0.0, 1.0, n"))
+    left = make_plan(load_sweep(sweep_file)).left
+    assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in left] == [["mine_of_reuse"] * 2] * 3
+
+
+def test_runs_that_hashed_the_whole_file_stand(plugin: Path, sweep_file: Path) -> None:
+    """As all did before prose was left out of the hash."""
+    rows = sweep_file.parent / "out" / "rows.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "run":
+            assert line["config"]["files"] == {plugin.name: code_sha256([plugin])}
+            line["config"]["files"] = {plugin.name: files_sha256([plugin])}
+        if "run" in line:
+            line["run"] = f"old-{line['run']}"
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = make_plan(load_sweep(sweep_file))
+    assert plan.left == []
+    assert all(run.startswith("old-") for job in plan.jobs for run in job.completes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('"""Prefers the beginning."""', '"""Other words."""', True),
+        ("  # from 1 to 0", "", True),
+        ("frozen=True", "frozen = True", True),
+        ("import numpy as np", "import numpy  as np\n", True),
+        ("1.0, 0.0", "1.0, 0.5", False),
+        ("import numpy as np", "import numpy.ma as np", False),
+        ("        n = len", "        assert request\n        n = len", False),
+    ],
+)
+def test_what_counts_of_a_file(old: str, new: str, same: bool, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(PLUGIN)
+    second.write_text(PLUGIN.replace(old, new))
+    assert first.read_text() != second.read_text()
+    assert (code_sha256([first]) == code_sha256([second])) is same
