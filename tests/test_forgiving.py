@@ -60,7 +60,7 @@ def test_messages_are_a_chat(pair: Pipeline, messages: Any) -> None:
         ([{"role": "usr", "content": "a"}], r"messages\[0\]\.role is 'usr'; use one of system, developer, user"),
         ([Turn("usr", "a")], r"messages\[0\]\.role is 'usr'; use one of"),
         ([{"role": "user", "text": "a"}], r"messages\[0\]\.text is unknown; send the turn's text as content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\] is no text; the models"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\] is not text"),
         ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\.content has a lone surrogate at character 0"),
         ([], "the conversation is empty"),
         ("", "the prompt is empty"),

@@ -1,4 +1,4 @@
-"""How a chat template renders a conversation: where messages lie in its text, how thinking is asked for and marked."""
+"""Chat templates: rendering of conversations, location of messages in the text, thinking and calls of tools."""
 
 from sp.chat.located import (
     Copy,

@@ -1,4 +1,4 @@
-"""The text of an answer as its tokens come: whole characters, without thinking before it and calls behind it."""
+"""The text of an answer as its tokens come: whole characters, without thinking and calls of tools."""
 
 from __future__ import annotations
 
@@ -15,49 +15,58 @@ from sp.gguf import ChatTemplate, Tokenizer
 
 
 def calling_of(template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None) -> Calling | None:
-    """How a model with this template calls tools; None without tools, and where its way to call them is not known.
+    """Return how a model with this template calls tools; None without tools or for an unknown call format.
 
-    PromptError names the first tool that is none.
+    PromptError names the first invalid tool.
     """
     for index, tool in enumerate(tools or ()):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise PromptError(f"tools[{index}] is no function with a name; describe it as OpenAI's clients do")
+            raise PromptError(f"tools[{index}] has no function with a name; describe it as in OpenAI's API")
     style = None if template is None or not tools else call_style_of(template.for_tools)
     return None if style is None else Calling(style, tools or ())
 
 
 def read_calls(text: str, calling: Calling | None) -> tuple[str, tuple[Call, ...]]:
-    """A whole answer without the calls in it, and these."""
+    """Split a whole answer into its text and the calls in it."""
     splitter = CallSplitter(calling)
-    said, rest = splitter.push(text), splitter.finish()
-    return said.text + rest.text, said.calls + rest.calls
+    part, rest = splitter.push(text), splitter.finish()
+    return part.text + rest.text, part.calls + rest.calls
 
 
 class AnswerText:
-    """Feeds on tokens and hands out text as soon as it is certain; all of it is what `Answer.text` says, but for the
-    mark there of a character that was cut. `thinks`: how the model marks its thinking; `calling`: how it calls tools.
+    """Takes tokens and returns text as soon as it is certain; the concatenation is `Answer.text`.
+
+    Only the U+FFFD that stands there for an incomplete last character is missing.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+    thinks : Thinks, optional
+        How the model marks its thinking.
+    calling : Calling, optional
+        How it calls tools.
     """
 
     def __init__(self, tokenizer: Tokenizer, thinks: Thinks | None = None, calling: Calling | None = None) -> None:
         self._bytes, self._splitter = tokenizer.decoder(), Splitter(thinks)
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._calls, self._begun, self._space = CallSplitter(calling), False, ""
+        self._calls, self._started, self._space = CallSplitter(calling), False, ""
 
     def push(self, token: int) -> str:
-        """What is certain after one more token."""
+        """Return the text that is certain after one more token."""
         content = self._splitter.push(self._characters.decode(self._bytes.push(token))).content
-        return self._calls.push(self._within(content)).text
+        return self._calls.push(self._strip(content)).text
 
     def finish(self) -> str:
-        """What was held back, but for a character of which an answer that was cut has only a part."""
-        said = self._calls.push(self._within(self._splitter.finish().content))
-        return said.text + self._calls.finish().text
+        """Return the text that was held back, except for an incomplete last character."""
+        part = self._calls.push(self._strip(self._splitter.finish().content))
+        return part.text + self._calls.finish().text
 
-    def _within(self, content: str) -> str:
-        """Without white space at both ends of all that comes."""
-        text = self._space + content if self._begun else content.lstrip()
+    def _strip(self, content: str) -> str:
+        """Strip white space at both ends of all pieces together."""
+        text = self._space + content if self._started else content.lstrip()
         whole = text.rstrip()
-        self._begun |= bool(whole)
-        self._space = text[len(whole) :]
+        self._started |= bool(whole)
+        self._space = text[len(whole) :]  # dropped if nothing follows
         return whole

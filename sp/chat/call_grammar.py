@@ -1,4 +1,4 @@
-"""Calls as a grammar: what a model may write of them, for llguidance, in its variant of Lark."""
+"""Grammars of calls in llguidance's variant of Lark, to which a model's output is restricted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from sp.chat.brace_grammar import Braces
 from sp.chat.call_splitter import Calling
-from sp.chat.calls import listed, resolved, types_of
+from sp.chat.calls import list_of, resolved, types_of
 from sp.chat.reasoning import Marks
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line, as Python writes it: where white space is free, a small model may write nothing else for ever."""
+"""JSON on one line, as Python writes it: with free white space a small model may write nothing else forever."""
 ANYTHING = r"/(.|\n)*/"
-GAP = r"/[ \n]{0,3}/"  # between thinking and what follows it
-KEY = re.compile(r"[^<>\n\"]{1,256}")  # of a parameter between tags
+GAP = r"/[ \n]{0,3}/"  # between thinking and the answer
+KEY = re.compile(r"[^<>\n\"]{1,256}")  # name of a parameter between tags
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class CallGrammar:
     Parameters
     ----------
     calling : Calling
-        The tools, and how calls of them are written.
+        The tools, and the format of their calls.
     schemas : mapping
-        Of the tools whose arguments are held to one, by their names; those of others are any object.
+        Schemas by tool name, for tools whose arguments are restricted; those of other tools are any object.
     special : mapping
-        Special tokens by their texts; no other token spells these.
+        Token ids of special tokens by their texts; no other token spells these.
     ends : collection of str
-        Texts of those that end an answer, which the grammar leaves to its end.
+        Texts of the special tokens that end an answer, which the grammar does not contain.
 
     Examples
     --------
     >>> from sp.chat.calls import CALLS
     >>> style = next(style for style in CALLS if style.name == "bare_json")
     >>> print(CallGrammar(Calling(style, [{"function": {"name": "look"}}])).forced('{"name": "'))
-    start: begun
-    begun: begun_0
-    begun_0: "look\\", \\"parameters\\": " given_0 "}"
-    given_0: %json {"type": "object", "x-guidance": {"whitespace_flexible": false, ...
+    start: call_rest
+    call_rest: call_rest_0
+    call_rest_0: "look\\", \\"parameters\\": " arguments_0 "}"
+    arguments_0: %json {"type": "object", "x-guidance": {"whitespace_flexible": false, ...
     """
 
     calling: Calling
@@ -51,22 +51,28 @@ class CallGrammar:
     special: Mapping[str, int] = field(default_factory=dict)
     ends: frozenset[str] = frozenset()
 
-    def forced(self, begun: str | None) -> str:
-        """Calls and nothing else. `begun`: what the prompt has of the first one; None behind thinking, where white
-        space may come first.
+    def forced(self, prefix: str | None) -> str:
+        """Return the grammar of calls and nothing else.
+
+        `prefix`: the part of the first call that the prompt contains; None after thinking, where white space may come
+        first.
         """
-        first = f"{GAP} call" if begun is None else "begun"
-        return self._lines(f"start: {first}{self._more}", begun=begun or "")
+        first = f"{GAP} call" if prefix is None else "call_rest"
+        return self._lines(f"start: {first}{self._more}", prefix=prefix or "")
 
     def either(self, schema: str) -> str:
-        """Calls and nothing else, or JSON of a schema."""
+        """Return the grammar of either calls or JSON of a schema, and nothing else."""
         return self._lines(f"start: {GAP} (call{self._more} | answer)", f"answer: {json_rule(json.loads(schema))}")
 
     def lazy(self, marks: Marks | None) -> str:
-        """Text in which calls may begin, by their mark. `marks`: of the thinking that may come first; it is free."""
+        """Return the grammar of text in which calls may begin, at their mark.
+
+        `marks`: of the thinking that may come first, which is not restricted.
+        """
         begin = self.calling.style.begin
         bare = [re.escape(text) for name in self.schemas for text in self.calling.style.bare(name)]
         first = r"[ \n]*" if self.calling.style.bare_first else r"(.|\n)*"
+        # FREE is any text that begins no call: `~/.../` excludes the matches of a regular expression.
         free = [f"~/{first}({'|'.join(bare)})(.|\\n)*/"] if bare else []
         known = begin in self.special
         free += [] if known else [f"~/(.|\\n)*{re.escape(begin)}(.|\\n)*/"]
@@ -82,105 +88,107 @@ class CallGrammar:
         return self._lines(*lines, behind=begin)
 
     def message(self, name: str) -> str:
-        """What stands behind the header of a call."""
+        """Return the grammar of the text after the header of a call."""
         end = "" if self.calling.style.end in self.ends else self.calling.style.end
-        return "\n".join([f"start: {self._spelled('', 'given_0', end)}", *self._given(name, 0)])
+        return "\n".join([f"start: {self._spelled('', 'arguments_0', end)}", *self._arguments(name, 0)])
 
     @property
     def _more(self) -> str:
-        """Further calls behind the first."""
+        """Further calls after the first, as a part of a rule."""
         between = self.calling.style.between
         return "" if between is None or self.calling.single else f" ({self._spelled(between)} call)*"
 
-    def _lines(self, *start: str, begun: str = "", behind: str = "") -> str:
-        """All rules that those at the start need."""
+    def _lines(self, *start: str, prefix: str = "", behind: str = "") -> str:
+        """Return the start rules and all rules that they need."""
         names = [tool["function"]["name"] for tool in self.calling.tools]
-        wanted, used = [], " ".join(start)
-        for rule, given in (("begun", begun), ("behind", behind), ("call", "")):
-            if re.search(rf"\b{rule}\b", used):
-                wanted.append((rule, given))
         lines = list(start)
-        for rule, given in wanted:
-            may = [at for at, name in enumerate(names) if self.calling.style.opening(name).startswith(given)]
-            lines.append(f"{rule}: " + " | ".join(f"{rule}_{at}" for at in may))
-            lines += [f"{rule}_{at}: {self._call(names[at], at, given)}" for at in may]
-        for at, name in enumerate(names):
-            lines += self._given(name, at)
+        # `call_rest` is a call without the prefix that the prompt has, `behind` one without its mark.
+        for rule, spelled in (("call_rest", prefix), ("behind", behind), ("call", "")):
+            if not re.search(rf"\b{rule}\b", start[0]):
+                continue
+            may = [number for number, name in enumerate(names) if self.calling.style.opening(name).startswith(spelled)]
+            lines.append(f"{rule}: " + " | ".join(f"{rule}_{number}" for number in may))
+            lines += [f"{rule}_{number}: {self._call(names[number], number, spelled)}" for number in may]
+        for number, name in enumerate(names):
+            lines += self._arguments(name, number)
         return "\n".join(lines)
 
-    def _call(self, name: str, at: int, begun: str) -> str:
-        """A call of a tool, but for what is there of it already."""
+    def _call(self, name: str, number: int, prefix: str) -> str:
+        """Return the rule of a call of a tool, without the prefix that is there already."""
         style = self.calling.style
         head = style.opening(name)
-        before, behind = style.written.around
+        before, behind = style.notation.around
         end = "" if style.end in self.ends else style.end
-        return self._spelled(head[len(begun) :] + before, f"given_{at}", behind + end)
+        return self._spelled(head[len(prefix) :] + before, f"arguments_{number}", behind + end)
 
-    def _given(self, name: str, at: int) -> list[str]:
-        """What stands for the arguments of a tool."""
-        written, schema = self.calling.style.written, self.schemas.get(name)
-        if written.braces:
-            braces = Braces(f"braced_{at}", schema or {}, self._spelled, self._until, json_rule)
-            return [f"given_{at}: {braces.body(schema)}", *braces.lines]
-        if not written.parameter:
-            return [f"given_{at}: {json_rule({'type': 'object'} if schema is None else closed(schema))}"]
+    def _arguments(self, name: str, number: int) -> list[str]:
+        """Return the rules of a tool's arguments."""
+        notation, schema = self.calling.style.notation, self.schemas.get(name)
+        if notation.braces:
+            braces = Braces(f"braced_{number}", schema or {}, self._spelled, self._until, json_rule)
+            return [f"arguments_{number}: {braces.body(schema)}", *braces.lines]
+        if not notation.parameter:
+            return [f"arguments_{number}: {json_rule({'type': 'object'} if schema is None else closed(schema))}"]
         properties = None if schema is None else schema.get("properties", {})
         if schema is None or not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
-            sign, _, rest = written.parameter[0].partition("{}")
-            value, lines = self._until(written.parameter[1], f"any_{at}")
-            key = f'key_{at}: /[^<>\\n"]{{1,256}}/'
-            return [f"given_{at}: ({self._spelled(sign, f'key_{at}', rest)} {value})*", key, *lines]
-        required, lines, whole = listed(schema, "required"), list[str](), list[str]()
-        for number, (key, value) in enumerate(properties.items()):
-            rule = f"given_{at}_{number}"
+            sign, _, rest = notation.parameter[0].partition("{}")
+            value, lines = self._until(notation.parameter[1], f"any_{number}")
+            key = f'key_{number}: /[^<>\\n"]{{1,256}}/'
+            return [f"arguments_{number}: ({self._spelled(sign, f'key_{number}', rest)} {value})*", key, *lines]
+        required, lines, whole = list_of(schema, "required"), list[str](), list[str]()
+        for index, (key, value) in enumerate(properties.items()):
+            rule = f"arguments_{number}_{index}"
             lines += self._parameter(rule, key, value, schema)
             whole.append(rule if key in required else f"{rule}?")
-        return [f"given_{at}: {' '.join(whole) or self._spelled('')}", *lines]
+        return [f"arguments_{number}: {' '.join(whole) or self._spelled('')}", *lines]
 
     def _parameter(self, rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
-        """A parameter between tags: text as it is, and anything else as JSON."""
-        written = self.calling.style.written
-        head, end = written.parameter[0].format(key), written.parameter[1]
-        found = resolved(schema, root)
-        types, known = types_of(found), found if isinstance(found, dict) else {}
-        words = listed(known, "enum") or ([known["const"]] if "const" in known else [])
+        """Return the rules of a parameter between tags: strings as they are, other types as JSON."""
+        notation = self.calling.style.notation
+        head, end = notation.parameter[0].format(key), notation.parameter[1]
+        target = resolved(schema, root)
+        types, known = types_of(target), target if isinstance(target, dict) else {}
+        words = list_of(known, "enum") or ([known["const"]] if "const" in known else [])
         if words and all(isinstance(word, str) for word in words):
             return [f"{rule}: " + " | ".join(self._spelled(head + word + end) for word in words)]
         if not words and (not types or "string" in types):
             value, lines = self._until(end, f"{rule}_text")
             return [f"{rule}: {self._spelled(head)} {value}", *lines]
+        # The parameter's schema stands alone in the grammar, so the definitions it refers to have to come along.
         shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
         value = json_rule({**shared, **known})
         return [f"{rule}: {self._spelled(head, f'{rule}_json', end)}", f"{rule}_json: {value}"]
 
     def _until(self, end: str, rule: str) -> tuple[str, list[str]]:
-        """Text up to the first place of its end, and the rules that this needs."""
+        """Return an expression for text up to the first occurrence of its end, and the rules for it."""
         if end in self.special:
             return f"{rule} {self._spelled(end)}", [f"{rule}: {ANYTHING}"]
         return rule, [f"{rule}[suffix={json.dumps(end)}]: {ANYTHING}"]
 
     def _spelled(self, *texts: str) -> str:
-        """Texts, and between them names of rules, one after the other; special tokens by their numbers."""
+        """Return an expression for texts and names of rules, alternating; special tokens by their ids."""
         marks = [text for text in self.special if any(text in part for part in texts[::2])]
-        cut = re.compile("(" + "|".join(map(re.escape, sorted(marks, key=len, reverse=True))) + ")") if marks else None
-        found = list[str]()
+        longest_first = sorted(marks, key=len, reverse=True)
+        pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if marks else None
+        terms = list[str]()
         for place, part in enumerate(texts):
             if place % 2:
-                found.append(part)
+                terms.append(part)
                 continue
-            for each in cut.split(part) if cut else [part]:
-                if each:
-                    found.append(f"<[{self.special[each]}]>" if each in self.special else json.dumps(each))
-        return " ".join(found) or '""'
+            for piece in pattern.split(part) if pattern else [part]:
+                if piece:
+                    terms.append(f"<[{self.special[piece]}]>" if piece in self.special else json.dumps(piece))
+        return " ".join(terms) or '""'
 
 
 OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "if", "$ref")
-"""By which a schema lets in more properties than it lists, or none."""
+"""Keys by which a schema allows more properties than it lists, or none."""
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose object has the properties it lists alone, if it does not say otherwise: a tool expects no others,
-    and small models write them without end.
+    """Return a schema whose object has only the properties it lists, unless it says otherwise.
+
+    A tool expects no others, and small models generate them without end.
 
     >>> closed({"properties": {"a": {}}})["additionalProperties"]
     False
@@ -190,5 +198,5 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """JSON of a schema, on one line."""
+    """Return the expression for JSON of a schema, on one line."""
     return f"%json {json.dumps({**schema, 'x-guidance': ONE_LINE}, ensure_ascii=False)}"

@@ -1,4 +1,4 @@
-"""Calls of tools: read from a reply as a model marks them, and written as clients read them."""
+"""Notations of tool calls: parsed from a reply as a model writes them, and spelled out for grammars."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from sp.chat.reasoning import CALLED, TO_TOOL
 from sp.chat.turn import Call
 from sp.gguf.template import ChatTemplate
 
-MOST_DEPTH = 64  # of nested lists and objects; templates and our own code walk down them
+MOST_DEPTH = 64  # of nested lists and objects, over which templates and this package recurse
 
 
 def read_json(text: str) -> Any:
-    """The value that a text spells. ValueError for no JSON, and for what other readers refuse: values that are no
-    number, surrogates alone, nesting beyond `MOST_DEPTH`.
+    """Return the value that a text spells.
+
+    ValueError for text that is no JSON, and for values that other JSON readers refuse: NaN and infinities, lone
+    surrogates, nesting deeper than `MOST_DEPTH`.
     """
     value, end = read_first(text)
     if text[end:].strip():
@@ -27,7 +29,7 @@ def read_json(text: str) -> Any:
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """The object that a whole text spells; None for anything else, and for what `read_json` refuses."""
+    """Return the object that a whole text spells; None for anything else, including what `read_json` refuses."""
     try:
         value = read_json(text)
     except ValueError:
@@ -36,7 +38,7 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def read_first(text: str) -> tuple[Any, int]:
-    """The value with which a text begins, after white space, and where it ends; ValueError as `read_json`.
+    """Return the value with which a text begins, after white space, and its end; ValueError as `read_json`.
 
     >>> read_first(' {"a": 1}; more')
     ({'a': 1}, 9)
@@ -47,18 +49,18 @@ def read_first(text: str) -> tuple[Any, int]:
         raise ValueError("it is nested too deeply") from None
     if not shallow(value):
         raise ValueError(f"it is nested deeper than {MOST_DEPTH}")
-    json.dumps(value, ensure_ascii=False).encode()
+    json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
     return value, end
 
 
 def shallow(value: Any, depth: int = MOST_DEPTH) -> bool:
-    """Whether plain data is nested at most so deep."""
+    """Return True if plain data is nested at most `depth` levels deep."""
     level = [value]
     for _ in range(depth + 1):
-        inner = [each for each in level if isinstance(each, Mapping | list)]
-        if not inner:
+        nodes = [value for value in level if isinstance(value, Mapping | list)]
+        if not nodes:
             return True
-        level = [item for each in inner for item in (each.values() if isinstance(each, Mapping) else each)]
+        level = [item for node in nodes for item in (node.values() if isinstance(node, Mapping) else node)]
     return False
 
 
@@ -76,14 +78,16 @@ _DECODER = json.JSONDecoder(parse_float=_real, parse_constant=_constant)
 
 
 Tools = Sequence[Mapping[str, Any]]
-"""As OpenAI describes them: objects with a ``function`` of ``name``, ``description`` and ``parameters``, a schema."""
+"""Tools as in OpenAI's API: objects with a ``function`` of ``name``, ``description`` and ``parameters`` (a schema)."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """How a call goes on behind `CallStyle.opening`. `around`: what stands round its arguments, before `CallStyle.end`;
-    `parameter`: round each of them, with a place for its name; empty where they are one object of JSON, or with
-    `braces` of bare keys.
+class ArgumentNotation:
+    """The notation of a call after `CallStyle.opening`.
+
+    `around`: texts before and after its arguments, the latter before `CallStyle.end`; `parameter`: texts before and
+    after each argument, the former with a placeholder for its name; empty where the arguments are one JSON object, or
+    with `braces` an object of bare keys.
     """
 
     around: tuple[str, str] = ("", "")
@@ -93,31 +97,51 @@ class Written:
 
 @dataclass(frozen=True)
 class CallStyle:
-    """A way to write calls. `sign`: A regular expression that is found in the templates of models that write so;
-    `begin`, `end`: what stands round a call; both empty where a call is the whole answer, the latter where it goes on
-    to the next or to the answer's end; `read`: from the text between, and the tools, the calls in it; None if it is
-    none; `opening`: how a call begins: of a tool by its name, or of any (None); `inside`: special tokens within it.
-    Models leave `begin` out at times: `bare`: how a call of a tool then begins; `bare_end`: how it ends, a part of it,
-    if not by `end`; `bare_first`: only at the begin of an answer, or behind a call, as what text may hold as well.
-    For grammars: `written`: its arguments; `between`: what stands between calls, None where one is all.
+    """A notation of calls, found by a sign in the chat template.
+
+    Models omit `begin` at times; the `bare` fields describe calls without it.
+
+    Attributes
+    ----------
+    sign : str
+        Regular expression that matches the templates of models with this notation.
+    begin, end : str
+        Texts around a call; both empty where a call is the whole answer, `end` where it extends to the next call or to
+        the end of the answer.
+    parse : callable
+        Returns the calls in the text between, given the tools; None if it contains none.
+    opening : callable
+        Returns the start of a call of a tool by its name, or of any tool (None).
+    inside : tuple of str
+        Special tokens within a call.
+    bare : callable
+        Returns the texts with which a call of a tool begins without `begin`.
+    bare_end : str
+        Text that ends a bare call, a part of it, if not `end`.
+    bare_first : bool
+        A bare call is recognised only at the start of an answer or after a call, because text may contain the same.
+    notation : ArgumentNotation
+        Notation of the arguments, for grammars.
+    between : str or None
+        Text between calls, for grammars; None where there can be one only.
     """
 
     name: str
     sign: str
     begin: str
     end: str
-    read: Callable[[str, Tools], tuple[Call, ...] | None]
+    parse: Callable[[str, Tools], tuple[Call, ...] | None]
     opening: Callable[[str | None], str]
     inside: tuple[str, ...] = ()
     bare: Callable[[str], tuple[str, ...]] = lambda _: ()
     bare_end: str = ""
     bare_first: bool = False
-    written: Written = Written()
+    notation: ArgumentNotation = ArgumentNotation()
     between: str | None = None
 
     @property
     def in_header(self) -> bool:
-        """Whether a call is a message of its own, whose header names the tool."""
+        """True if a call is a message of its own, whose header names the tool."""
         return self.begin.startswith("to=")
 
     @property
@@ -127,18 +151,18 @@ class CallStyle:
 
 
 def function_of(tools: Tools, name: str) -> Mapping[str, Any] | None:
-    """What is said of a tool; None if there is no such tool."""
+    """Return the description of a tool; None if there is no such tool."""
     return next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
 
 
-def call_of(given: Mapping[str, Any]) -> Call | None:
-    """A call from an object of ``name`` and ``arguments`` or ``parameters``, which may be JSON in a string.
+def call_of(record: Mapping[str, Any]) -> Call | None:
+    """Parse a call from an object of ``name`` and ``arguments`` or ``parameters``, which may be JSON in a string.
 
     >>> call_of({"name": "add", "arguments": {"a": 1}})
     Call(name='add', arguments={'a': 1}, id='')
     """
-    name = given.get("name")
-    arguments = given.get("arguments", given.get("parameters", {}))
+    name = record.get("name")
+    arguments = record.get("arguments", record.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = read_object(arguments or "{}")
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
@@ -147,27 +171,24 @@ def call_of(given: Mapping[str, Any]) -> Call | None:
 
 
 def _objects(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """Nothing but objects, or a list of them, perhaps with signs between."""
+    """Parse objects, or a list of them, with nothing but separators between."""
     calls, rest = list[Call](), text.strip()
     while rest:
         try:
-            given, end = read_first(rest)
+            value, end = read_first(rest)
         except ValueError:
             return None
-        found = [call_of(each) if isinstance(each, dict) else None for each in _listed(given)]
-        if not found or None in found:
+        records = value if isinstance(value, list) else [value]
+        parsed = [call_of(record) if isinstance(record, dict) else None for record in records]
+        if not parsed or None in parsed:
             return None
-        calls += [call for call in found if call is not None]
+        calls += [call for call in parsed if call is not None]
         rest = rest[end:].lstrip(";, \t\r\n")
     return tuple(calls) or None
 
 
-def _listed(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [given]
-
-
 def _in_channel(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """What follows the name of the tools' namespace in a message's header: a name, and behind the header an object."""
+    """Parse a message header after the namespace of tools: a name, and after the header an object."""
     head, mark, body = text.partition("<|message|>")
     name, arguments = re.match(r"[A-Za-z0-9_.:-]{1,128}", head), read_object(body.strip() or "{}")
     return (Call(name[0], arguments),) if mark and name and arguments is not None else None
@@ -180,44 +201,44 @@ _FUNCTION_END = re.compile(r"\s*</function>")
 
 
 def _tagged_parameters(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """Functions with their parameters, each between tags as it is; what it is the tool's schema must say."""
-    calls, at = list[Call](), 0
-    while head := _FUNCTION.match(text, at):
-        arguments, at = dict[str, Any](), head.end()
-        while named := _PARAMETER.match(text, at):
-            end = _VALUE_END.search(text, named.end())
+    """Parse functions with parameters between tags; their types come from the tool's schema."""
+    calls, offset = list[Call](), 0
+    while head := _FUNCTION.match(text, offset):
+        arguments, offset = dict[str, Any](), head.end()
+        while parameter := _PARAMETER.match(text, offset):
+            end = _VALUE_END.search(text, parameter.end())
             if end is None:
                 return None
-            arguments[named[1]] = _typed(text[named.end() : end.start()], _types(tools, head[1], named[1]))
-            at = end.end()
-        if not (closed := _FUNCTION_END.match(text, at)):
+            arguments[parameter[1]] = _typed(text[parameter.end() : end.start()], _types(tools, head[1], parameter[1]))
+            offset = end.end()
+        if not (closed := _FUNCTION_END.match(text, offset)):
             return None
         calls.append(Call(head[1], arguments))
-        at = closed.end()
-    return tuple(calls) if calls and not text[at:].strip() else None
+        offset = closed.end()
+    return tuple(calls) if calls and not text[offset:].strip() else None
 
 
 def _types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
-    """Types that a tool's schema lets a parameter have."""
+    """Return the types that a tool's schema allows for a parameter."""
     root = (function_of(tools, tool) or {}).get("parameters")
     return types_of(resolved(within(root, "properties", parameter), root))
 
 
 def within(value: Any, *keys: str) -> Any:
-    """What objects hold, one within the other; None where one does not."""
+    """Return the value at a path of keys through nested objects; None if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
-    """A list of a schema; empty where it has none."""
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
+def list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list of a schema; empty if it has none."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """A schema, or the part of the whole one that it refers to.
+    """Return a schema, or the definition in `root` that it refers to.
 
     >>> resolved({"$ref": "#/$defs/a"}, {"$defs": {"a": {"type": "null"}}})
     {'type': 'null'}
@@ -226,23 +247,24 @@ def resolved(schema: Any, root: Any) -> Any:
         place = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(place, str) or not place.startswith("#/"):
             break
-        schema = within(root, *(each.replace("~1", "/").replace("~0", "~") for each in place[2:].split("/")))
+        # Escapes of JSON pointers (RFC 6901).
+        schema = within(root, *(key.replace("~1", "/").replace("~0", "~") for key in place[2:].split("/")))
     return schema
 
 
-def types_of(said: Any) -> frozenset[str]:
-    """Types that a schema lets a value have; none if it does not say."""
-    found = set[str]()
-    if isinstance(said, Mapping):
-        either = [option for key in ("anyOf", "oneOf") if isinstance(said.get(key), list) for option in said[key]]
-        for each in (said, *(option for option in either if isinstance(option, Mapping))):
-            kinds = each.get("type")
-            found |= {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
-    return frozenset(found)
+def types_of(schema: Any) -> frozenset[str]:
+    """Return the types that a schema allows; empty if it names none."""
+    types = set[str]()
+    if isinstance(schema, Mapping):
+        options = [option for key in ("anyOf", "oneOf") for option in list_of(schema, key)]
+        for part in (schema, *(option for option in options if isinstance(option, Mapping))):
+            kinds = part.get("type")
+            types |= {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+    return frozenset(types)
 
 
 def _typed(text: str, types: frozenset[str]) -> Any:
-    """A value as its schema has it; a string where it may be one, or is nothing else."""
+    """Convert a value to a type of its schema; a string stays one where the schema allows it, or nothing else fits."""
     if "null" in types and text.strip().lower() in ("null", "none"):
         return None
     if not types or "string" in types:
@@ -258,7 +280,7 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]{1,256})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]")
 
 
 def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """A name, and an object behind its mark; or, as older models write it, objects in a list."""
+    """Parse a name, and an object after its mark; older models write objects in a list."""
     if text.lstrip().startswith("["):
         return _objects(text, tools)
     head = _NAMED.match(text)
@@ -267,24 +289,26 @@ def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
 
 
 _INVOKED = re.compile(r'\s*<atem:invoke name="([^"<>\n]{1,256})">(.*?)\s*</atem:invoke>', re.DOTALL)
-_GIVEN = re.compile(r'\s*<atem:parameter name="([^"<>\n]{1,256})"[^<>\n]{0,64}>(.*?)</atem:parameter>', re.DOTALL)
+_INVOKED_PARAMETER = re.compile(
+    r'\s*<atem:parameter name="([^"<>\n]{1,256})"[^<>\n]{0,64}>(.*?)</atem:parameter>', re.DOTALL
+)
 
 
 def _invoked(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """Functions with their parameters, each between tags; a name may have that of a namespace before it."""
-    calls, at = list[Call](), 0
-    while found := _INVOKED.match(text, at):
-        name, arguments, inside = found[1], dict[str, Any](), 0
+    """Parse functions with parameters between tags; a name may be preceded by that of a namespace."""
+    calls, offset = list[Call](), 0
+    while call := _INVOKED.match(text, offset):
+        name, arguments, inside = call[1], dict[str, Any](), 0
         if function_of(tools, name) is None and function_of(tools, name.rpartition(".")[2]) is not None:
             name = name.rpartition(".")[2]
-        while given := _GIVEN.match(found[2], inside):
-            arguments[given[1]] = _typed(given[2], _types(tools, name, given[1]))
-            inside = given.end()
-        if found[2][inside:].strip():
+        while parameter := _INVOKED_PARAMETER.match(call[2], inside):
+            arguments[parameter[1]] = _typed(parameter[2], _types(tools, name, parameter[1]))
+            inside = parameter.end()
+        if call[2][inside:].strip():
             return None
         calls.append(Call(name, arguments))
-        at = found.end()
-    return tuple(calls) if calls and not text[at:].strip() else None
+        offset = call.end()
+    return tuple(calls) if calls and not text[offset:].strip() else None
 
 
 QUOTE = '<|"|>'
@@ -293,13 +317,13 @@ _KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]{1,256})\s*:")
 
 
 def _braced(text: str, tools: Tools) -> tuple[Call, ...] | None:
-    """A name, and an object whose keys are bare and whose strings stand between marks of their own."""
+    """Parse a name, and an object whose keys are bare and whose strings are between marks of their own."""
     head = _CALLED.match(text)
     parts = text[head.end() :].split(QUOTE) if head else []
     if head is None or len(parts) % 2 == 0:
         return None
-    for at, part in enumerate(parts):
-        parts[at] = json.dumps(part) if at % 2 else _KEY.sub(lambda key: f"{key[1]}{json.dumps(key[2])}:", part)
+    for index, part in enumerate(parts):  # odd parts are strings; in the others keys get quotes
+        parts[index] = json.dumps(part) if index % 2 else _KEY.sub(lambda key: f"{key[1]}{json.dumps(key[2])}:", part)
     arguments = read_object("".join(parts))
     return None if arguments is None else (Call(head[1], arguments),)
 
@@ -309,7 +333,7 @@ CALLS = (
         *("braced", r"<\|tool_call>call:", "<|tool_call>", "<tool_call|>", _braced),
         lambda name: "<|tool_call>call:" + (f"{name}{{" if name else ""),
         (QUOTE,),
-        written=Written(("", "}"), braces=True),
+        notation=ArgumentNotation(("", "}"), braces=True),
         between="",
     ),
     CallStyle(
@@ -317,7 +341,7 @@ CALLS = (
         lambda name: "<tool_call>\n<function=" + (f"{name}>\n" if name else ""),
         bare=lambda name: (f"<function={name}>",),
         bare_end="</function>",
-        written=Written(("", "</function>\n"), ("<parameter={}>\n", "\n</parameter>\n")),
+        notation=ArgumentNotation(("", "</function>\n"), ("<parameter={}>\n", "\n</parameter>\n")),
         between="\n",
     ),
     CallStyle(
@@ -325,13 +349,13 @@ CALLS = (
         lambda name: '<tool_call>\n{"name": "' + (f'{name}", "arguments":' if name else ""),
         bare=lambda name: (f'{{"name": "{name}"', f'{{"name":"{name}"'),
         bare_first=True,
-        written=Written((" ", "}\n")),
+        notation=ArgumentNotation((" ", "}\n")),
         between="\n",
     ),
     CallStyle(
         *("bare_json", r"\{\\?\"name\\?\": [^{}\n]{1,80}\\?\"parameters\\?\":", "", "", _objects),
         lambda name: '{"name": "' + (f'{name}", "parameters":' if name else ""),
-        written=Written((" ", "}")),
+        notation=ArgumentNotation((" ", "}")),
     ),
     CallStyle(
         *("named_json", r"(?s)\[TOOL_CALLS\].{0,999}?\[ARGS\]", "[TOOL_CALLS]", "", _named_json),
@@ -342,7 +366,7 @@ CALLS = (
     CallStyle(
         *("invoked", "<atem:invoke name=", "<atem:function_calls>", "</atem:function_calls>", _invoked),
         lambda name: f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n' if name else "",
-        written=Written(("", "</atem:invoke>\n"), ('<atem:parameter name="{}">', "</atem:parameter>\n")),
+        notation=ArgumentNotation(("", "</atem:invoke>\n"), ('<atem:parameter name="{}">', "</atem:parameter>\n")),
     ),
     CallStyle(
         *(
@@ -359,6 +383,6 @@ CALLS = (
 
 
 def call_style_of(template: str | ChatTemplate) -> CallStyle | None:
-    r"""How a model with this template writes calls; None where that is not known."""
+    """Return the notation of calls for a template; None if it is not known."""
     source = template.source if isinstance(template, ChatTemplate) else template
     return next((style for style in CALLS if re.search(style.sign, source)), None)

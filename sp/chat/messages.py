@@ -1,4 +1,4 @@
-"""Messages as OpenAI's clients write them, checked: who speaks, what is said, and that there is nothing else."""
+"""Validation of messages in the format of OpenAI's API: role, content, and no unknown fields."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from sp.errors import PromptError
 
 MAX_NAME = 64
-BIGGEST = 1 << 53  # what JSON readers agree on
+BIGGEST = 1 << 53  # beyond it integers are not exact in JSON readers that use doubles
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN: Mapping[str, tuple[str, ...]] = {
     "assistant": ("reasoning_content", "reasoning", "tool_calls"),
     "tool": ("tool_call_id",),
 }
-"""Fields of a message beside role, content and name, by its role."""
+"""Further fields of a message besides role, content and name, by its role."""
 
 
 class FieldError(PromptError):
-    """A value of plain data is wrong. `param`: the field at fault."""
+    """A value of plain data is invalid. `param`: the field at fault."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
 
 
-def shown(value: Any) -> str:
-    """A value for an error: numbers and short strings as they are, else the JSON type."""
+def describe_value(value: Any) -> str:
+    """Describe a value for an error message: numbers and short strings as they are, otherwise the JSON type."""
     if value is None or isinstance(value, bool):
         return {None: "missing", True: "true", False: "false"}[value]
     if isinstance(value, int) and abs(value) > BIGGEST:
@@ -38,19 +38,19 @@ def shown(value: Any) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def text_of(given: Any, where: str) -> str:
-    """A string that UTF-8 can write, or FieldError."""
-    if not isinstance(given, str):
-        raise FieldError(f"{where} is {shown(given)}; send a string", where)
+def text_of(value: Any, where: str) -> str:
+    """Return a string that can be encoded as UTF-8; FieldError for anything else."""
+    if not isinstance(value, str):
+        raise FieldError(f"{where} is {describe_value(value)}; send a string", where)
     try:
-        given.encode()
+        value.encode()
     except UnicodeEncodeError as error:
         raise FieldError(f"{where} has a lone surrogate at character {error.start}; send UTF-8 text", where) from None
-    return given
+    return value
 
 
 def known_role(role: Any, where: str) -> str:
-    """A role as templates know it; FieldError for none.
+    """Return a role as templates know it; FieldError for an unknown one.
 
     >>> known_role("developer", "messages[0]")
     'system'
@@ -59,48 +59,50 @@ def known_role(role: Any, where: str) -> str:
     sp.chat.messages.FieldError: messages[0].role is 'usr'; use one of system, developer, user, assistant, tool
     """
     if role not in ROLES:
-        raise FieldError(f"{where}.role is {shown(role)}; use one of {', '.join(ROLES)}", f"{where}.role")
+        raise FieldError(f"{where}.role is {describe_value(role)}; use one of {', '.join(ROLES)}", f"{where}.role")
     return "system" if role == "developer" else str(role)
 
 
-def role_of(given: Any, where: str, ignored: list[str] | None = None) -> str:
-    """Who says a message. FieldError for what is none, and for fields that it cannot have. `ignored`: hears of unknown
-    fields; without it they are refused.
+def role_of(message: Any, where: str, ignored: list[str] | None = None) -> str:
+    """Return the role of a message; FieldError for an invalid message and for fields that it cannot have.
+
+    `ignored`: collects unknown fields; without it they are refused.
     """
-    if not isinstance(given, Mapping):
-        raise FieldError(f"{where} is a {shown(given)}; send an object with role and content", where)
-    role = known_role(given.get("role"), where)
-    for name, value in given.items():
+    if not isinstance(message, Mapping):
+        raise FieldError(f"{where} is a {describe_value(message)}; send an object with role and content", where)
+    role = known_role(message.get("role"), where)
+    for name, value in message.items():
         if name in ("role", "content", "name", *OWN.get(role, ())) or value in (None, []):
             continue
         place = f"{where}.{name[:MAX_NAME]}"
-        what = "not supported" if name in ("function_call", "audio", "tool_calls") else "unknown"
-        if what == "unknown" and ignored is not None:
+        problem = "not supported" if name in ("function_call", "audio", "tool_calls") else "unknown"
+        if problem == "unknown" and ignored is not None:
             ignored.append(f"{place}: unknown field")
             continue
-        raise FieldError(f"{place} is {what}; send the turn's text as content", place)
+        raise FieldError(f"{place} is {problem}; send the turn's text as content", place)
     return role
 
 
-def thought_of(given: Mapping[str, Any], where: str) -> str:
-    """What an assistant's message says of its thinking."""
-    name = "reasoning" if given.get("reasoning_content") is None else "reasoning_content"
-    thought = given.get(name)
+def thought_of(message: Mapping[str, Any], where: str) -> str:
+    """Return the reasoning in an assistant's message."""
+    name = "reasoning" if message.get("reasoning_content") is None else "reasoning_content"
+    thought = message.get(name)
     return "" if thought is None else text_of(thought, f"{where}.{name}")
 
 
-def parts_of(given: Mapping[str, Any], where: str, *, spoken: bool = False) -> list[str]:
-    """What a message says, part by part; FieldError for what is no text. `spoken`: it says something besides, so that
-    the content may be missing.
+def parts_of(message: Mapping[str, Any], where: str, *, spoken: bool = False) -> list[str]:
+    """Return the text parts of a message; FieldError for other content.
+
+    `spoken`: the message has calls or reasoning as well, so that the content may be missing.
     """
-    content = "" if spoken and given.get("content") in (None, []) else given.get("content")
+    content = "" if spoken and message.get("content") in (None, []) else message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = []
     for index, part in enumerate(parts):
         place = f"{where}.content[{index}]" if isinstance(content, list) else f"{where}.content"
         if not isinstance(part, Mapping) or part.get("type") != "text":
-            raise FieldError(f"{place} is no text; the models read text only", place)
+            raise FieldError(f"{place} is not text; send parts of type text, the models read nothing else", place)
         texts.append(text_of(part.get("text"), place))
     if not texts:
-        raise FieldError(f"{where}.content is empty; leave the message out", f"{where}.content")
+        raise FieldError(f"{where}.content is empty; omit the message", f"{where}.content")
     return texts

@@ -1,4 +1,4 @@
-"""How a model marks its thinking, how a template is asked for it, and how it is parted from a reply."""
+"""Thinking: how models mark it, how a template is asked for it, and how it is separated from a reply."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from sp.gguf.template import ChatTemplate, render_chat
 
 @dataclass(frozen=True)
 class Marks:
-    """A way to mark thinking.
+    """A notation of thinking.
 
     Parameters
     ----------
     start, end : str
-        What stands round it in a reply.
+        Texts around thinking in a reply.
     sign : str
-        What a template that knows of it holds.
+        Text that occurs in templates with this notation.
     history : {"reasoning_content", "thinking", "blocks"}
-        How a template takes the thinking of an earlier turn: as a field of that name, or as a block of the content.
+        Where a template takes the thinking of an earlier turn: in a field of that name, or as a block of the content.
     channels : bool
-        `start` and `end` are a part of a message with a header; what is no thinking has one of its own.
+        `start` and `end` are a part of a message with a header; the answer is another message with its own header.
     special : tuple of str
         Special tokens in both, where these are no such tokens themselves.
     closing : str
-        What ends a thinking that the template itself began, as templates write it that can switch thinking off.
-    leads, tool, thought, parts, breaks : tuple of str, str, str, tuple of str, tuple of str
-        Of channels: how a reply's first header may begin; regular expressions for what is found in the header of a
-        call, with the tool's name, and of thinking; special tokens that belong to messages, and that end their text.
+        Text that ends thinking which the template itself began, as in templates that can switch thinking off.
+    leads : tuple of str
+        With channels: possible starts of a reply's first header.
+    tool, thought : str
+        With channels: regular expressions that match the header of a call, with the tool's name, and of thinking.
+    parts, breaks : tuple of str
+        With channels: special tokens that belong to messages, and those that end a message's text.
     """
 
     start: str
@@ -59,7 +62,11 @@ MARKS = (
     Marks("[THINK]", "[/THINK]", "[/THINK]", "blocks", closing="[/THINK]"),
     Marks("<think>", "</think>", "</think>", closing="\n</think>\n\n"),
     Marks(
-        *(" to=self<|message|>", "<|eom|>", "<atem:function_calls>"),  # a template may put the header together
+        *(
+            " to=self<|message|>",
+            "<|eom|>",
+            "<atem:function_calls>",
+        ),  # templates may compose the header, so the sign is that of calls
         channels=True,
         leads=(" to=",),
         tool="(?!)",  # calls are marked in the text
@@ -77,7 +84,7 @@ MARKS = (
 
 
 def marks_of(template: str | ChatTemplate) -> Marks | None:
-    """The marks a template knows; None where it writes of no thinking.
+    """Return the notation of a template; None if it knows no thinking.
 
     Examples
     --------
@@ -99,29 +106,29 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Thinks:
-    """How a reply is to be read.
+    """The notation of thinking in the reply to a prompt.
 
-    `marks`: of its thinking; `opened`: the prompt has opened them already; `written`: the prompt ends with marks, open
-    or closed.
+    `marks`: the notation; `opened`: the prompt ends within thinking; `has_marks`: the prompt ends with marks, open or
+    closed.
     """
 
     marks: Marks
     opened: bool = False
-    written: bool = False
+    has_marks: bool = False
 
 
 TO_TOOL, CALLED = "to=functions.{}<|channel|>commentary json<|message|>", "<|call|>"
-"""What stands round a call in channels, but for the begin of its message's header, as templates write it."""
+"""Texts around a call in channels, without the start of its message's header, as templates write them."""
 
 
 class Splitter:
-    """Feeds on the text of a reply, hands out thinking and answer as soon as each is certain.
+    """Takes the text of a reply and returns thinking and answer as soon as each is certain.
 
-    White space round both parts is dropped, and held back until it is known to lie inside one. A reply that begins
-    with no mark is all answer, to the letter.
+    White space around both parts is dropped, and held back until it is known to be inside of one. A reply that begins
+    without a mark is all answer, unchanged.
 
-    `thinks`: None for a model that marks no thinking; `calls`: messages in channels that are for a tool are handed out
-    as an answer with `TO_TOOL` and `CALLED` round what they say, for a `CallSplitter`.
+    `thinks`: None for a model that marks no thinking; `calls`: messages in channels that are for a tool are returned
+    as an answer with `TO_TOOL` and `CALLED` around their text, for a `CallSplitter`.
 
     Examples
     --------
@@ -132,101 +139,102 @@ class Splitter:
 
     def __init__(self, thinks: Thinks | None, *, calls: bool = False) -> None:
         self._marks = thinks.marks if thinks else None
-        self._held = ""
-        self._calls, self._tool = (
-            calls,
-            "",
-        )  # whether calls are wanted; the name of the tool that the part at hand is for
-        self._begun = False  # of the part at hand, some text is out
+        self._pending = ""
+        self._calls = calls
+        self._tool = ""  # name of the tool that the current part is for
+        self._started = False  # some text of the current part was returned
         self._state = "content"
         if self._marks:
             self._state = "header" if self._marks.channels else "thinking" if thinks and thinks.opened else "start"
 
     @property
     def thinking(self) -> bool:
-        """Whether what came last is thinking."""
+        """True if the last text was thinking."""
         return self._state == "thinking"
 
     @property
     def answering(self) -> bool:
-        """Whether what comes next may be answer: neither thinking nor the name of a channel."""
+        """True if the next text may be answer: neither thinking nor the name of a channel."""
         return self._state not in ("thinking", "header")
 
     @property
     def tool(self) -> str:
-        """The tool that what comes next is for; empty for an answer."""
+        """Name of the tool that the next text is for; empty for an answer."""
         return self._tool
 
     def push(self, text: str) -> Split:
-        """What is certain after so much more text."""
-        self._held += text
+        """Return the parts that are certain after more text."""
+        self._pending += text
         return self._advance(final=False)
 
     def finish(self) -> Split:
-        """What was held back, at the end of the reply."""
+        """Return the text that was held back, at the end of the reply."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> Split:
-        found: dict[str, list[str]] = {"thinking": [], "content": []}
+        parts: dict[str, list[str]] = {"thinking": [], "content": []}
         while True:
-            if self._tool and not self._begun and self._state == "content":
-                found["content"].append(TO_TOOL.format(self._tool))
-                self._begun = True
-            before = self._state, self._held
+            if self._tool and not self._started and self._state == "content":
+                parts["content"].append(TO_TOOL.format(self._tool))
+                self._started = True
+            before = self._state, self._pending
             step = {"start": self._start, "header": self._header, "after": self._after}.get(self._state)
             if step:
                 step(final)
             else:
-                found[self._state].append(self._body(final))
-            if (self._state, self._held) == before or not self._held:
-                return Split("".join(found["thinking"]), "".join(found["content"]))
+                parts[self._state].append(self._body(final))
+            if (self._state, self._pending) == before or not self._pending:  # nothing more is certain
+                return Split("".join(parts["thinking"]), "".join(parts["content"]))
 
     def _start(self, final: bool) -> None:
-        """Before anything: a mark, or what is no thinking."""
+        """Before any part: consume a start mark, or enter the answer."""
         assert self._marks is not None
-        text, mark = self._held.lstrip(), self._marks.start
+        text, mark = self._pending.lstrip(), self._marks.start
         if text.startswith(mark):
             self._enter("thinking", text[len(mark) :])
         elif final or not mark.startswith(text):
-            self._enter("content", self._held)
+            self._enter("content", self._pending)
 
     def _after(self, final: bool) -> None:
-        """White space behind the thinking."""
-        if (text := self._held.lstrip()) or final:
+        """After thinking: drop white space."""
+        if (text := self._pending.lstrip()) or final:
             self._enter("content", text)
 
     def _header(self, final: bool) -> None:
-        """Of a message in channels, up to its text; a reply without one is all answer."""
+        """Consume the header of a message in channels; a reply without a header is all answer."""
         assert self._marks is not None
-        head, mark, rest = self._held.partition("<|message|>")
+        head, mark, rest = self._pending.partition("<|message|>")
         leads = self._marks.leads
         if mark:
             to = re.search(self._marks.tool, head) if self._calls else None
             thought = to is None and re.search(self._marks.thought, head) is not None
             self._tool = to[1] if to else ""
             self._enter("thinking" if thought else "content", rest)
-        elif final or not (self._begun or any(one.startswith(self._held[: len(one)]) for one in leads)):
-            self._enter("content", "" if self._held.startswith(("<|", leads[0])) else self._held)
+        elif final or not (self._started or any(lead.startswith(self._pending[: len(lead)]) for lead in leads)):
+            self._enter("content", "" if self._pending.startswith(("<|", leads[0])) else self._pending)
 
     def _body(self, final: bool) -> str:
-        """Text of the part at hand that is certain."""
+        """Return the certain text of the current part."""
         ends = self._ends()
         if self._state == "content" and not ends:
-            text, self._held = self._held, ""
+            text, self._pending = self._pending, ""
             return text
-        if self._state == "thinking" and not self._begun:
-            self._held = self._held.lstrip()
-        at, mark = min(((at, mark) for mark in ends if (at := self._held.find(mark)) >= 0), default=(-1, ""))
+        if self._state == "thinking" and not self._started:
+            self._pending = self._pending.lstrip()
+        position, mark = min(
+            ((position, mark) for mark in ends if (position := self._pending.find(mark)) >= 0), default=(-1, "")
+        )
         if mark:
-            text, rest = self._held[:at], self._held[at + len(mark) :]
-            ended, self._tool = CALLED if self._tool else "", ""
+            text, rest = self._pending[:position], self._pending[position + len(mark) :]
+            suffix, self._tool = CALLED if self._tool else "", ""
             self._enter("header" if self._marks and self._marks.channels else "after", rest)
-            return text.rstrip() + ended
-        keep = 0 if final else max(overlap(self._held, mark) for mark in ends)
-        whole = self._held[: len(self._held) - keep]
+            return text.rstrip() + suffix
+        # Hold back an end of the text that may be the start of a mark, and the white space before it.
+        keep = 0 if final else max(overlap(self._pending, mark) for mark in ends)
+        whole = self._pending[: len(self._pending) - keep]
         text = whole.rstrip()
-        self._held = "" if final else self._held[len(text) :]
-        self._begun |= bool(text)
+        self._pending = "" if final else self._pending[len(text) :]
+        self._started |= bool(text)
         return text
 
     def _ends(self) -> tuple[str, ...]:
@@ -234,17 +242,17 @@ class Splitter:
             return ()
         return self._marks.breaks if self._marks.channels else (self._marks.end,)
 
-    def _enter(self, state: str, held: str) -> None:
-        self._begun = state == "header"
-        self._state, self._held = state, held
+    def _enter(self, state: str, pending: str) -> None:
+        self._started = state == "header"
+        self._state, self._pending = state, pending
 
 
 def split_reply(text: str, thinks: Thinks | None) -> Split:
-    """A whole reply taken apart, both parts without white space at their ends.
+    r"""Split a whole reply into thinking and answer, both without white space at their ends.
 
     Examples
     --------
-    >>> split_reply("hm\\n</think>\\n\\nYes.\\n", Thinks(marks_of("</think>"), opened=True))
+    >>> split_reply("hm\n</think>\n\nYes.\n", Thinks(marks_of("</think>"), opened=True))
     Split(reasoning='hm', content='Yes.')
     """
     splitter = Splitter(thinks)
@@ -252,27 +260,27 @@ def split_reply(text: str, thinks: Thinks | None) -> Split:
 
 
 def joined(parts: Iterable[Split]) -> Split:
-    """Parts of one reply, end to end."""
+    """Concatenate the parts of one reply."""
     reasoning, content = zip(*parts, strict=True)
     return Split("".join(reasoning), "".join(content))
 
 
 def overlap(text: str, mark: str) -> int:
-    """Longest end of `text` that begins `mark`."""
+    """Return the length of the longest end of `text` that is a proper start of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 Mode = Literal["auto", "on", "off"]
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates are told whether to think: that of Qwen3 and most others, and DeepSeek-V3.1's."""
+"""Variables of templates that switch thinking: that of Qwen3 and most others, and that of DeepSeek-V3.1."""
 EFFORT = "reasoning_effort"
 EFFORTS = (EFFORT, "reasoning_strength")
-"""Variables by which templates are told how much to think: that of most, and Muse Glimmer's."""
+"""Variables of templates for the amount of thinking: that of most, and that of Muse Glimmer."""
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """What is asked of a model's thinking.
+    """Options for a model's thinking.
 
     Parameters
     ----------
@@ -292,7 +300,7 @@ class Thinking:
     >>> Thinking("off").variables(template)
     {'enable_thinking': False}
     >>> Thinking("on", "high").note(template)
-    'the chat template reads no reasoning_effort, so high changes nothing'
+    'the chat template reads no reasoning_effort, so high has no effect'
     """
 
     group: ClassVar[str] = "Decoding"
@@ -306,68 +314,70 @@ class Thinking:
             raise ConfigError(f"a reasoning effort is one word such as low, medium or high, not {self.effort[:40]!r}")
 
     def variables(self, template: ChatTemplate) -> dict[str, Any]:
-        """Variables for a template: of those that stand for thinking, the ones it reads."""
+        """Return the variables for thinking that a template reads, with their values."""
         names, mode = template.names, self._mode(template)
-        told: dict[str, Any] = {} if mode == "auto" else {name: mode == "on" for name in SWITCHES if name in names}
-        return told | {name: self.effort for name in EFFORTS if self.effort is not None and name in names}
+        switches: dict[str, Any] = {} if mode == "auto" else {name: mode == "on" for name in SWITCHES if name in names}
+        return switches | {name: self.effort for name in EFFORTS if self.effort is not None and name in names}
 
     def note(self, template: ChatTemplate | None) -> str | None:
-        """What of this a template cannot be told, in one line; None if nothing is lost."""
+        """Return one line about options that a template does not support; None if it supports all."""
         if template is None:
-            return None if self in (Thinking(), Thinking("off")) else "there is no chat template to ask for thinking"
+            return (
+                None if self in (Thinking(), Thinking("off")) else "without a chat template thinking cannot be switched"
+            )
         marks, switched = marks_of(template), any(name in template.names for name in SWITCHES)
         lost = []
         if self.mode == "on" and not switched and marks is None:
-            lost.append("knows of no thinking, so on changes nothing")
+            lost.append("knows no thinking, so on has no effect")
         if self.mode == "off" and not switched and marks is not None and not _begins(template, marks):
-            lost.append("has no switch for thinking, so the model may think all the same")
+            lost.append("has no switch for thinking, so the model may think nevertheless")
         if self.effort is not None and not _takes_effort(template) and self._mode(template) == self.mode:
-            lost.append(f"reads no {EFFORT}, so {self.effort} changes nothing")
+            lost.append(f"reads no {EFFORT}, so {self.effort} has no effect")
         return f"the chat template {' and '.join(lost)}" if lost else None
 
     def reply(self, template: ChatTemplate, generation_prompt: str) -> tuple[str, Thinks | None]:
-        """How the reply begins.
+        """Return how the reply begins and how it is marked.
 
         Parameters
         ----------
         template : ChatTemplate
         generation_prompt : str
-            What the template wrote behind the last message.
+            The text that the template wrote after the last message.
 
         Returns
         -------
         str
-            What must follow the generation prompt: with `off`, the end of a thinking that it begins all the same.
+            Text to add to the generation prompt: with `off`, the end of thinking that it begins nevertheless.
         Thinks or None
-            How to read the reply; None if the template marks no thinking.
+            The notation of thinking in the reply; None if the template has none.
         """
         marks = marks_of(template)
         if marks is None:
             return "", None
         opened = begins(generation_prompt, marks)
         if not opened or self._mode(template) != "off":
-            written = marks.start in generation_prompt or marks.end in generation_prompt
-            return "", Thinks(marks, opened, written and not marks.channels)
-        return marks.closing, Thinks(marks, written=True)
+            has_marks = marks.start in generation_prompt or marks.end in generation_prompt
+            return "", Thinks(marks, opened, has_marks and not marks.channels)
+        return marks.closing, Thinks(marks, has_marks=True)
 
     def _mode(self, template: ChatTemplate) -> Mode:
-        """The mode, where an effort of none decides it."""
+        """Return the mode, taking an effort of none for off where the template reads no effort."""
         none = self.effort == "none" and self.mode == "auto" and not _takes_effort(template)
         return "off" if none and any(name in template.names for name in SWITCHES) else self.mode
 
 
 def _takes_effort(template: ChatTemplate) -> bool:
-    """Whether a template can be told how much to think."""
+    """Return True if a template reads a variable for the amount of thinking."""
     return any(name in template.names for name in EFFORTS)
 
 
 def begins(generation_prompt: str, marks: Marks) -> bool:
-    r"""Whether thinking has begun where the reply begins."""
+    """Return True if the generation prompt ends within thinking."""
     return not marks.channels and generation_prompt.rfind(marks.start) > generation_prompt.rfind(marks.end)
 
 
 def _begins(template: ChatTemplate, marks: Marks) -> bool:
-    """Whether a template's own generation prompt begins to think."""
+    """Return True if a template's own generation prompt ends within thinking."""
     try:
         return begins(render_chat(template, [{"role": "user", "content": "x"}]).rpartition("x")[2], marks)
     except GGUFError:

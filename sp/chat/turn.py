@@ -1,4 +1,4 @@
-"""A message of a conversation, with the calls of tools in it, and the forms in which chat templates take it."""
+"""Messages of a conversation, with calls of tools, and the forms in which chat templates take them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message: who says it, what, and what was thought before.
+    """A message of a conversation.
 
-    `calls`: of an assistant's turn, behind the content; `call_id`, `name`: of a tool's turn: the call that it answers,
-    and the tool.
+    Attributes
+    ----------
+    role : str
+    content : str
+    reasoning : str
+        Thinking before the content.
+    calls : tuple of Call
+        Calls after the content of an assistant's turn.
+    call_id, name : str
+        Of a tool's turn: the call that it answers, and the tool.
     """
 
     role: str
@@ -41,28 +49,31 @@ class Turn:
 
     @property
     def argument_text(self) -> str:
-        """The strings in the arguments of all calls, end to end."""
+        """The strings in the arguments of all calls, concatenated."""
         return "".join(text for call in self.calls for text in strings(call.arguments))
 
     @property
     def call_names(self) -> str:
-        """The names of all that is called, end to end."""
+        """The names of all tools called, concatenated."""
         return "".join(call.name for call in self.calls)
 
 
 class Form(NamedTuple):
-    """How a template wants calls: the arguments as JSON text, or as an object; a turn without content as none."""
+    """A form of calls in templates: arguments as JSON text or as an object; empty content as None or as text."""
 
     as_text: bool = False
     none: bool = False
 
 
 FORMS = (Form(), Form(as_text=True, none=True))
-"""Objects, as transformers hands them over and most templates expect; text and no content, as DeepSeek's R1 does."""
+"""Objects, as transformers passes them and most templates expect; JSON text and no content, as DeepSeek-R1 expects."""
 
 
 def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[str, Any]:
-    """A turn as the template takes it. `marks`: how the template marks thinking; `form`: how it takes calls."""
+    """Return a turn as the mapping that a template takes.
+
+    `marks`: how the template marks thinking; `form`: the form of calls.
+    """
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.calls:
         message["content"] = None if form.none and not turn.content else turn.content
@@ -76,42 +87,42 @@ def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[s
         ]
     message |= {key: value for key, value in (("tool_call_id", turn.call_id), ("name", turn.name)) if value}
     if turn.reasoning:
-        way = marks.history if marks else "reasoning_content"
-        if way == "thinking" and turn.calls and turn.content:
-            pass  # the template takes either before a call
-        elif way == "blocks":
+        history = marks.history if marks else "reasoning_content"
+        if history == "thinking" and turn.calls and turn.content:
+            pass  # the template takes either of them before a call, not both
+        elif history == "blocks":
             thought = {"type": "thinking", "thinking": turn.reasoning}
             message["content"] = [thought, {"type": "text", "text": turn.content}] if turn.content else [thought]
         else:
-            message[way] = turn.reasoning
+            message[history] = turn.reasoning
     return message
 
 
 def strings(value: Any) -> Iterator[str]:
-    """The strings among the values of plain data, in the order they stand; not the keys."""
+    """Yield the strings among the values of plain data, in order; keys are omitted."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from strings(each)
+        for item in value.values():
+            yield from strings(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from strings(each)
+        for item in value:
+            yield from strings(item)
 
 
 def keys(value: Any) -> Iterator[str]:
-    """The keys in plain data."""
+    """Yield the keys in plain data."""
     if isinstance(value, Mapping):
         yield from value
     if isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from keys(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from keys(item)
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Plain data with every string among its values changed, in the same order."""
+    """Return plain data with `change` applied to every string among its values, in order."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: changed(each, change) for key, each in value.items()}
-    return [changed(each, change) for each in value] if isinstance(value, list) else value
+        return {key: changed(item, change) for key, item in value.items()}
+    return [changed(item, change) for item in value] if isinstance(value, list) else value

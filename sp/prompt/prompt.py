@@ -53,7 +53,7 @@ class Prompt:
 
     @classmethod
     def from_text(cls, text: str) -> Prompt:
-        r"""Return a text as it is, for a model to continue: special tokens are recognised.
+        """Return a text as it is, for a model to continue: special tokens are recognised.
 
         The text after its last blank line is the question, and protected.
 
@@ -80,7 +80,7 @@ class Prompt:
         answer_prefix: str = "",
         thinking: Thinking = Thinking(),  # noqa: B008
     ) -> Prompt:
-        r"""Render `document` and `question` as one user turn; everything but the document is protected.
+        """Render `document` and `question` as one user turn; everything but the document is protected.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class Prompt:
                 spans += [Span(kind, first, min(stop, end)) for first, stop in placed]
             rendered = end
         spans.append(Span("protected", rendered, len(text)))
-        spans += [Span("plain", copy.at, copy.stop) for copy in located.arguments]
+        spans += [Span("plain", copy.begin, copy.stop) for copy in located.arguments]
         spans.sort(key=lambda span: span.start)
         for piece in needle:
             if (first := text.find(piece)) < 0 or not piece:
@@ -299,7 +299,7 @@ class TokenisedPrompt:
 
         All tokens, unless the chat template opens or closes thinking behind the last message.
         """
-        if self.prompt.thinks is None or not self.prompt.thinks.written:
+        if self.prompt.thinks is None or not self.prompt.thinks.has_marks:
             return len(self)
         content = (self.mask("question") | self.mask("plain") | self.mask("answer")).nonzero()[0]
         return int(content[-1]) + 1 if len(content) else len(self)

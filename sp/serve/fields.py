@@ -13,20 +13,20 @@ from sp.chat import messages
 from sp.chat.calls import MOST_DEPTH, shallow
 from sp.chat.messages import BIGGEST as BIGGEST
 from sp.chat.messages import MAX_NAME as MAX_NAME
-from sp.chat.messages import FieldError
-from sp.chat.messages import shown as shown
+from sp.chat.messages import FieldError, describe_value
 from sp.config import Field, Option, fields_of
 from sp.decode import Decoder, Greedy, SamplingDecoder, Speculative
 from sp.decode.base import COLDEST
 from sp.errors import ChangedError, DeviceError, SpError, TooLongError, plain
 from sp.ops.sampling.biased import Penalties
 
+shown = describe_value
 LONGEST_MESSAGE = 300
 TOO_LONG = "context_length_exceeded"  # by which clients know that they have to shorten a conversation
 IN_A_REQUEST = {
     "--keep-ratio": "sp.keep_ratio",
     "--max-new-tokens": "max_tokens",
-    "give a text with --prompt-file": "give some text",
+    "pass a text with --prompt-file": "send some text",
 }  # what the options that errors of the pipeline speak of are called in a request
 
 

@@ -116,7 +116,7 @@ class Grammars:
             )
         if job.format is not None:
             return self._held(grammar.either(job.format.schema), waiting)
-        return self._held(grammar.lazy(thinks.marks if thinks and not thinks.written else None), waiting)
+        return self._held(grammar.lazy(thinks.marks if thinks and not thinks.has_marks else None), waiting)
 
     def _message(self, job: Job, grammar: CallGrammar, name: str) -> GrammarConstraint | None:
         """What holds a message for a tool, or an answer."""

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sp.chat import Call, Splitter, Thinks
-from sp.chat.call_splitter import Calling, CallSplitter, Said, ThoughtCalls
+from sp.chat.call_splitter import AnswerPart, Calling, CallSplitter, ThoughtCalls
 from sp.chat.reasoning import overlap
 from sp.decode import Chooser, Constraint, Decoder, TokenChoice
 from sp.errors import plain
@@ -100,7 +100,7 @@ class ReplyText:
         """What was held back, but for a character of which an answer that was cut has only a part."""
         open_end, end = self._splitter.thinking, self._splitter.finish()
         thought = self._thoughts.push(end.reasoning)
-        kept = self._thoughts.finish() if open_end else Said(self._thoughts.close())
+        kept = self._thoughts.finish() if open_end else AnswerPart(self._thoughts.close())
         said, rest = self._calls.push(end.content), self._calls.finish()
         part = self._part(thought + kept.text, said.text + rest.text, kept.calls + said.calls + rest.calls)
         held, self._held = self._held, ""

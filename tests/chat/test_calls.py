@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS, written
 
 from sp.chat import Call, Turn, render_located
-from sp.chat.call_splitter import MOST_TRIES, Calling, CallSplitter, Said, ThoughtCalls
+from sp.chat.call_splitter import MOST_TRIES, AnswerPart, Calling, CallSplitter, ThoughtCalls
 from sp.chat.calls import CALLS, MOST_DEPTH, call_style_of, read_json, read_object
 from sp.errors import SpError
 from sp.gguf import ChatTemplate
@@ -159,7 +159,7 @@ def test_calls_at_the_end_of_thinking(data: Any, name: str, thought: str, text: 
     for closed in (True, False):
         calls = ThoughtCalls(Calling(STYLE[name], TOOLS))
         said = "".join([*map(calls.push, cut(data, thought))])
-        rest = Said(calls.close()) if closed else calls.finish()
+        rest = AnswerPart(calls.close()) if closed else calls.finish()
         assert (said + rest.text).rstrip() == (thought.rstrip() if closed else text)
         assert [call.name for call in rest.calls] == ([] if closed else names)
 
@@ -320,11 +320,11 @@ def test_templates_as_vendors_ship_them(path: Path) -> None:
     )  # fmt: skip
     variables = {"tools": [READ]}
     if path.stem.startswith(("google-gemma-2", "microsoft-Phi-3.5", "HuggingFaceTB-SmolLM3")):
-        with pytest.raises(SpError, match=r"tool_calls once|roles must alternate"):
+        with pytest.raises(SpError, match=r"tool_calls exactly once|roles must alternate"):
             render_located(template, turns, variables)
         return
     found = render_located(template, turns, variables, lambda text: "<|" in text)
-    shown = [(copy.index, found.text[copy.at : copy.stop]) for copy in found.copies]
+    shown = [(copy.index, found.text[copy.begin : copy.stop]) for copy in found.copies]
     assert shown == [(0, "Read it."), (2, "seen"), (3, "Done."), (4, "More?")]
     assert [found.text[c.at : c.stop].replace("\\n", "\n") for c in found.arguments] == ["a <|im_end|>\n"]
     if style:

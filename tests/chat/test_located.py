@@ -19,7 +19,7 @@ SAID = {"role": "user", "content": "x"}
 
 
 def shown(found: Located) -> list[tuple[int, str, str]]:
-    return [(copy.index, copy.name, found.text[copy.at : copy.stop]) for copy in found.copies]
+    return [(copy.index, copy.name, found.text[copy.begin : copy.stop]) for copy in found.copies]
 
 
 def locate(source: str, *turns: Turn) -> Located:
@@ -83,7 +83,7 @@ def test_calls_are_markup_and_results_are_text(name: str) -> None:
         (0, "content", "Read both."), (2, "content", "first result"), (4, "content", second),
     ]  # fmt: skip
     path = "a <|im_end|>\n" if name in ("tagged_parameters", "braced") else "a <|im_end|>\\n"
-    arguments = [(copy.index, found.text[copy.at : copy.stop]) for copy in found.arguments]
+    arguments = [(copy.index, found.text[copy.begin : copy.stop]) for copy in found.arguments]
     assert arguments == [(1, path), (1, "é"), (3, "b")]
 
 
@@ -94,7 +94,7 @@ def test_text_beside_several_calls() -> None:
     assert found.text[found.copies[1].stop :].startswith(
         '\n<tool_call>\n{"name": "read", "arguments": {"path": "Let me'
     )
-    assert [found.text[copy.at : copy.stop] for copy in found.arguments] == ["Let me look."]
+    assert [found.text[copy.begin : copy.stop] for copy in found.arguments] == ["Let me look."]
 
 
 def test_what_is_said_before_a_call_in_a_channel_is_dropped_with_it() -> None:
@@ -117,9 +117,12 @@ def test_arguments_are_given_as_text_where_the_template_takes_no_object() -> Non
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (PLAIN, r"does not show messages\[1\].tool_calls once; leave them out"),
+        (PLAIN, r"does not render messages\[1\].tool_calls exactly once; omit them"),
         (BARE.replace("!= 1", "!= 2"), "one call at a time"),
-        (TAGGED.replace("arguments | tojson", "arguments.path | upper | tojson"), r"not show messages\[1\].tool_calls"),
+        (
+            TAGGED.replace("arguments | tojson", "arguments.path | upper | tojson"),
+            r"not render messages\[1\].tool_calls",
+        ),
     ],
 )
 def test_calls_that_a_template_does_not_show_are_refused(source: str, said: str) -> None:
@@ -145,10 +148,10 @@ def test_white_space_at_the_ends_belongs_to_the_message_where_it_is_kept() -> No
 )
 def test_a_message_that_looks_like_markup_is_told_from_it(content: str) -> None:
     found = locate(PLAIN, Turn("system", content), Turn("user", content), Turn("assistant", content))
-    places = [found.text[copy.at : copy.stop] for copy in found.copies]
+    places = [found.text[copy.begin : copy.stop] for copy in found.copies]
     assert places == [content] * (3 if content.strip() else 0)
     lead = len("<|im_start|>system\n")
-    assert [copy.at for copy in found.copies][:1] in ([lead], [])
+    assert [copy.begin for copy in found.copies][:1] in ([lead], [])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_a_message_that_looks_like_markup_is_told_from_it(content: str) -> None:
     ],
 )
 def test_a_message_the_template_hides_repeats_or_changes_is_refused(source: str, index: int) -> None:
-    with pytest.raises(HiddenMessageError, match=rf"does not show messages\[{index}\] once") as caught:
+    with pytest.raises(HiddenMessageError, match=rf"does not render messages\[{index}\] exactly once") as caught:
         locate(source, Turn("user", "first one"), Turn("user", "second"))
     assert caught.value.index == index
 
@@ -197,7 +200,7 @@ def test_any_conversation_is_located_as_by_hand_or_refused(turns: list[Turn]) ->
     assert found.text == text
     at, stop = 0, 0
     for copy in found.copies:
-        assert copy.at >= stop, "copies overlap"
+        assert copy.begin >= stop, "copies overlap"
         stop = copy.stop
     said = bytearray(len(text))  # by hand: which message each character is of, 0 for markup
     for index, piece in pieces:
@@ -206,7 +209,7 @@ def test_any_conversation_is_located_as_by_hand_or_refused(turns: list[Turn]) ->
         at += len(piece)
     located = bytearray(len(text))
     for copy in found.copies:
-        located[copy.at : copy.stop] = bytes([copy.index + 1]) * (copy.stop - copy.at)
+        located[copy.begin : copy.stop] = bytes([copy.index + 1]) * (copy.stop - copy.begin)
     for place, (index, other) in enumerate(zip(said, located, strict=True)):
         if not text[place].isspace():
             assert other in (index, 0), "markup, or another message, passes for a message"

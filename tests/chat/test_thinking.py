@@ -84,9 +84,9 @@ def test_an_effort_may_be_called_strength() -> None:
 @pytest.mark.parametrize(
     ("source", "thinking", "said"),
     [
-        (PLAIN, Thinking("on"), "knows of no thinking"),
+        (PLAIN, Thinking("on"), "knows no thinking"),
         (PLAIN, Thinking("off"), None),
-        (PLAIN, Thinking(effort="high"), "reads no reasoning_effort, so high changes nothing"),
+        (PLAIN, Thinking(effort="high"), "reads no reasoning_effort, so high has no effect"),
         (SWITCHED, Thinking("off", "low"), "reads no reasoning_effort"),
         (CHANNELS, Thinking("off"), "has no switch for thinking"),
         (CHANNELS, Thinking("on", "high"), None),
@@ -99,7 +99,7 @@ def test_what_a_template_cannot_be_told_is_said(source: str, thinking: Thinking,
 
 
 def test_no_template_takes_nothing() -> None:
-    assert Thinking("on").note(None) == "there is no chat template to ask for thinking"
+    assert Thinking("on").note(None) == "without a chat template thinking cannot be switched"
     assert Thinking("off").note(None) is None
 
 

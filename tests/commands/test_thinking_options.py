@@ -69,7 +69,7 @@ def test_run_tells_thinking_from_the_answer(run: Any) -> None:
     assert said["answer"]
     assert not told
     _, told = run("--reasoning-effort", "high")
-    assert told == "sp: thinker.gguf: the chat template reads no reasoning_effort, so high changes nothing\n"
+    assert told == "sp: thinker.gguf: the chat template reads no reasoning_effort, so high has no effect\n"
 
 
 @pytest.mark.parametrize(

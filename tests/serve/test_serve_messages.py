@@ -75,7 +75,7 @@ def test_usual_messages_give_the_tokens_of_the_rendered_text(pair: Pipeline) -> 
 
 def test_a_message_or_tools_the_template_drops_are_refused(pair: Pipeline) -> None:
     tokenizer = pair.target.tokenizer
-    with pytest.raises(RequestError, match=r"does not show messages\[1\] once"):
+    with pytest.raises(RequestError, match=r"does not render messages\[1\] exactly once"):
         chat_prompt((say("user", "a"), say("user", "b")), (), "{{ messages[0].content }}", tokenizer)
     with pytest.raises(RequestError, match="does not show tools"):
         chat_prompt((say("user", "a"),), ({"name": "f"},), "{{ messages[0].content }}", tokenizer)

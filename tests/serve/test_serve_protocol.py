@@ -74,7 +74,7 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role", "use one of"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "send a string"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "is not text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "no call"),
         ({"max_tokens": -2}, "max_tokens", "from -1 to"),

@@ -141,7 +141,7 @@ def test_an_effort_that_the_model_cannot_be_told_is_ignored(thinker: tool.Runnin
     told = post(thinker, reasoning={"effort": "high", "summary": "auto"}).json()
     assert told["reasoning"]["effort"] == "high"
     assert told["usage"]["sp"]["ignored"] == [
-        "reasoning.effort: the chat template reads no reasoning_effort, so high changes nothing"
+        "reasoning.effort: the chat template reads no reasoning_effort, so high has no effect"
     ]
     assert [each["type"] for each in post(thinker, reasoning={"effort": "none"}).json()["output"]]
 

@@ -294,7 +294,7 @@ def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None
          "special token"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {"tools": None, "tool_choice": None, "messages": [
             *ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "x"}]},
-         "messages[2]", "tool_calls once"),
+         "messages[2]", "tool_calls exactly once"),
     ],
 )  # fmt: skip
 def test_what_a_template_cannot_show_is_one_line(
@@ -346,7 +346,7 @@ def test_a_result_behind_the_question_is_scored(pair: Pipeline, written: bool) -
         {"role": "tool", "parts": [tool.document(key, value, 8)], "call_id": "c1", "name": "read_file"},
     )
     prompt = chat_prompt(messages, (), target.template, target.tokenizer)
-    assert bool(prompt.thinks and prompt.thinks.written) == written
+    assert bool(prompt.thinks and prompt.thinks.has_marks) == written
     options = replace(tool.OPTIONS, compress="always", max_new_tokens=1)
     result = Pipeline(target, pair.drafter).run(prompt, options, full=False)
     assert result.scores is not None

@@ -233,7 +233,7 @@ def test_calls_are_no_text() -> None:
     assert "".join([*(said.push(int(token)) for token in tokenizer.encode(text).ids), said.finish()]) == "I look."
     assert read_calls(text, calling) == ("I look.", (Call("look", {"at": "日"}),))
     assert read_calls(text, None) == (text, ())
-    with pytest.raises(PromptError, match=r"tools\[0\] is no function with a name"):
+    with pytest.raises(PromptError, match=r"tools\[0\] has no function with a name"):
         pair().run(CHAT, tools=[{"name": "look"}])
-    with pytest.raises(PromptError, match="give messages with them, or leave tools out"):
+    with pytest.raises(PromptError, match="tools need a chat"):
         pair().run("a text", tools=[LOOK])
