@@ -88,7 +88,7 @@ def _heads(path: Path) -> None:
     found, key = HeadMap.load(path), heads.model_key
     heads.model_key = lambda model: MADE.model
     try:
-        found.chosen(model, 0.1)
+        found.select_heads(model, 0.1)
     finally:
         heads.model_key = key
 

@@ -170,7 +170,11 @@ LINES: list[tuple[Callable[[Path], object], tuple[Any, ...], str]] = [
     (lambda path: read_board([path]), (ROW, ROW | {"models": {"target": {}}}), "line 2: models: target: file must be"),
     (HeadMap.load, ('{"schema": "sp-head-map/1"}',), "model must be a text .* make a map of heads with sp heads"),
     (HeadMap.load, ({"schema": "sp-head-map/1", "model": "m", "made": {}, "scores": {"0": []}},), "scores: 0 must be"),
-    (HeadMap.load, ({"schema": "sp-head-map/1", "model": "m", "made": {}, "scores": {"-1": [1]}},), "by their numbers"),
+    (
+        HeadMap.load,
+        ({"schema": "sp-head-map/1", "model": "m", "made": {}, "scores": {"-1": [1]}},),
+        "from layer numbers to lists",
+    ),
 ]
 
 

@@ -21,7 +21,7 @@ from sp.evals.natural.rows import judge, masks
 from sp.evals.summary import wilson
 from sp.models import KVType
 from sp.prompt import TokenisedPrompt
-from sp.scoring import KeptKeys
+from sp.scoring import PrefixKeys
 from sp.selection import token_budget
 from sp.session import Pipeline, RunOptions
 from sp.session.memory import DrafterMemory, message_ends
@@ -40,7 +40,7 @@ class Empty:
     options: RunOptions
     kv: str
 
-    def keys(self, drafted: TokenisedPrompt) -> KeptKeys:
+    def keys(self, drafted: TokenisedPrompt) -> PrefixKeys:
         """Keys of nothing yet, to be filled."""
         layers = check_run(self.options, self.pipeline.drafter)
         memory = DrafterMemory(self.pipeline.drafter, layers, self.kv, 8)

@@ -21,7 +21,7 @@ import numpy as np
 from sp.bench.record import append, make_record
 from sp.evals.natural.questions import Question, own_questions
 from sp.scoring.base import HEATMAP_CHUNK
-from sp.scoring.calibration.reading import ROTATIONS, Phrasing, Sample, Text, read_text
+from sp.scoring.calibration.reading import ROTATIONS, NeedlePhrasing, NeedleText, Sample, read_text
 from sp.scoring.calibration.record import file_sha256
 from sp.session import Loaded, load
 
@@ -72,7 +72,7 @@ def read(loaded: Loaded, question: Question) -> Sample:
     """What the drafter shows of a question that has its evidence in one place."""
     ((place,),) = question.evidence
     (quote,) = question.quotes((place,))
-    text = Text(question.text_kind, question.text, (Phrasing(quote, question.question),))
+    text = NeedleText(question.text_kind, question.text, (NeedlePhrasing(quote, question.question),))
     (sample,) = read_text(loaded.model, loaded.tokenizer, loaded.template, text, half=0)
     return sample
 

@@ -88,7 +88,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
     cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
     model = pipeline.target.model
-    scorer = options.scorer.chosen(drafter.model.config) if drafter else options.scorer
+    scorer = options.scorer.scorer_for(drafter.model.config) if drafter else options.scorer
     shared = {"target_cards": model.shards.group.size} if isinstance(model, SharedModel) else {}
     return {
         "target": pipeline.target.path.name,

@@ -17,7 +17,7 @@ from sp.chat.located import Segment, SegmentKind
 from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import same_start
-from sp.scoring.base import SCORERS, KeptKeys, ModelFreeScorer, by_length
+from sp.scoring.base import SCORERS, ModelFreeScorer, PrefixKeys, by_length
 from sp.selection import Selection
 from sp.session import request
 from sp.session.compress import Omitted, selection_request, widen
@@ -110,7 +110,7 @@ class _Keys:
     def __init__(self, memory: DrafterMemory) -> None:
         self.memory, self.ids = memory, np.empty(0, np.int64)
 
-    def keys(self, drafted: TokenisedPrompt) -> KeptKeys:
+    def keys(self, drafted: TokenisedPrompt) -> PrefixKeys:
         self.ids = drafted.ids
         return self.memory.keys(drafted.ids, message_ends(drafted))
 

@@ -1,10 +1,10 @@
-"""Scorers: from a prompt to an importance per token. The registry imports their files when a name is asked for."""
+"""Scorers: from a prompt to an importance per token. The registry imports a scorer's file when its name is used."""
 
 from sp.scoring.base import (
     SCORERS,
     Importance,
-    KeptKeys,
     ModelFreeScorer,
+    PrefixKeys,
     Scorer,
     ScoreRequest,
     chunk_means,
@@ -12,6 +12,6 @@ from sp.scoring.base import (
 )
 
 __all__ = [
-    "SCORERS", "Importance", "KeptKeys", "ModelFreeScorer", "ScoreRequest", "Scorer", "chunk_means",
+    "SCORERS", "Importance", "ModelFreeScorer", "PrefixKeys", "ScoreRequest", "Scorer", "chunk_means",
     "register_scorer",
 ]  # fmt: skip

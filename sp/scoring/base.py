@@ -1,4 +1,4 @@
-"""Scorers: what they are given, what they give, and what those share that run a model."""
+"""Base classes of scorers, their requests and results, and the options of scorers that run a model."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ HEATMAP_CHUNK = HEAT_CHUNK  # tokens of a chunk of heat maps
 
 
 @dataclass(frozen=True)
-class KeptKeys:
-    """What a model holds of the beginning of a prompt, from prompts before.
+class PrefixKeys:
+    """Keys and values of the beginning of a prompt, computed for earlier prompts.
 
     Parameters
     ----------
     trail : Trail
-        Of the layers that `Scorer.kept_layers` names; its tokens are the prompt's first ones. A scorer reads the rest
-        into it.
+        Cache of the layers that `Scorer.prefix_layers` returns, which holds the prompt's first tokens. A scorer appends
+        the rest to it.
     stops : tuple of int
-        Where, in tokens of the prompt, a snapshot of recurrent states is worth its room.
+        Offsets in the prompt, in tokens, at which a snapshot of recurrent states is worth its memory.
     """
 
     trail: Trail
@@ -43,12 +43,12 @@ class KeptKeys:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A tokenised prompt and the model that reads it.
+    """A tokenised prompt and the model that scores it.
 
     Parameters
     ----------
     model : Model
-        The drafter; the target for scorers that say so.
+        The drafter, or the target for scorers with `Scorer.reads_target`.
     ids, positions : arrays (n,)
         Prompt tokens in the model's vocabulary and their positions.
     question, needle : boolean arrays (n,)
@@ -56,21 +56,22 @@ class ScoreRequest:
     eos_ids : frozenset of int
         Tokens that end a generation, for scorers that look ahead.
     seed : int
-        For scorers that draw random numbers.
+        Seed for scorers that draw random numbers.
     progress : callable, optional
-        Called with the number of token-layers done since the last call.
+        Called with the number of tokens times layers done since the last call.
     by_head : bool
-        Keep a heat map of every head, not only of every layer.
-    asked : int, optional
-        Tokens up to the last one that asks, where marks of thinking follow. All by default.
+        Return a heat map of every head, not only of every layer.
+    content_end : int, optional
+        Number of tokens up to the end of the question, where marks of thinking follow. All by default.
     text : bytes
-        The prompt in UTF-8, for scorers that look at its lines; empty if it is not known.
+        The prompt in UTF-8, for scorers that use its lines; empty if it is not known.
     spans : array (n, 2), optional
         Byte range of each token in `text`.
     protected : boolean array (n,), optional
-        Tokens that are kept whatever their importance. Those of the question by default.
-    keys : KeptKeys, optional
-        For scorers that can go on from there. The importance is that of a first reading, within rounding.
+        Tokens that are selected whatever their importance. Those of the question by default.
+    keys : PrefixKeys, optional
+        Keys of the first tokens, for scorers that can continue from them. The importance is that of a pass over the
+        whole prompt, within rounding.
     cards : Cards, optional
         With a copy of the model on each of them, `model` itself on the first. Scorers of the prompt's own attention let
         them read together, where no keys are kept; for all others `model` reads alone.
@@ -85,28 +86,28 @@ class ScoreRequest:
     seed: int = 0
     progress: Callable[[int], None] | None = None
     by_head: bool = False
-    asked: int | None = None
+    content_end: int | None = None
     text: bytes = b""
     spans: Ints | None = None
     protected: Bools | None = None
-    keys: KeptKeys | None = None
+    keys: PrefixKeys | None = None
     cards: Cards | None = None
 
     def __post_init__(self) -> None:
         if self.cards is not None and self.cards.models[0] is not self.model:
             raise ConfigError("the first of the cards must hold the model that reads")
         if self.keys is not None and self.keys.trail.config.rope != self.model.config.rope:
-            raise ConfigError("keys were kept with another RoPE than the model reads with now; read the prompt again")
+            raise ConfigError("the prefix keys have another RoPE than the model has now; score the whole prompt again")
 
     @property
-    def kept(self) -> Bools:
-        """Tokens that are kept whatever their importance, (n,)."""
+    def protected_tokens(self) -> Bools:
+        """Tokens that are selected whatever their importance, (n,)."""
         return self.question if self.protected is None else self.protected
 
 
 @dataclass(frozen=True)
 class Importance:
-    """What a scorer found.
+    """The result of a scorer.
 
     Parameters
     ----------
@@ -117,13 +118,13 @@ class Importance:
     generated : tuple of int
         Tokens the scorer generated to look ahead.
     by_head : array (layers, heads, chunks), optional
-        The same head by head, if it was asked for.
+        The same for each head, if `ScoreRequest.by_head` is set.
     densities : tuple of float
-        Share of the causal blocks each layer's attention read; empty where that was dense.
+        Share of the causal blocks that each layer's attention computed; empty where attention was dense.
     weighing : float
-        Seconds that the queries' weights over all tokens took, of those the model read; 0 where they are not known.
+        Seconds spent on the queries' attention weights over all tokens, part of the time of the pass; 0 where unknown.
     fineness : int
-        Tokens of the chunks that scores can tell from each other: those of a chunk where a selector is not told.
+        Resolution of the scores in tokens: the chunk size of a selector that has none of its own.
     """
 
     scores: Floats
@@ -145,14 +146,14 @@ class Scorer(ABC):
     Attributes
     ----------
     reads_target : bool
-        The request must hold the target in place of the drafter.
+        True if `ScoreRequest.model` must be the target, not the drafter.
     oracle : bool
-        Knows what nobody can know before the target has answered: the evidence, or that answer. Tables show it apart,
-        as an upper reference of what other scorers could reach.
+        True if the scorer uses what is known only after the target has answered: the evidence, or that answer. Tables
+        show it apart, as an upper reference for other scorers.
     retrieves : bool
-        Asks for the calibration of the drafter's file, `ModelConfig.retrieval`.
+        True if the scorer needs the calibration of the drafter's file, `ModelConfig.retrieval`.
     drafts : bool
-        The drafter reads the prompt for it; not where the target does.
+        True if the drafter runs on the prompt for this scorer; False where the target does.
     """
 
     reads_target: ClassVar[bool] = False
@@ -165,43 +166,46 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, request: ScoreRequest) -> Importance:
-        """Importance of every prompt token."""
+        """Return the importance of every prompt token."""
 
-    def settled(self, device: str, tokens: int) -> Scorer:
-        """The scorer with every option that is left to device and prompt length decided; most have none."""
+    def resolve(self, device: str, tokens: int) -> Scorer:
+        """Return the scorer with options such as `auto` decided for a device and a prompt length in tokens."""
         return self
 
-    def chosen(self, config: ModelConfig) -> Scorer:
-        """The scorer that scores with a model: itself, unless it chooses one by the model's file."""
+    def scorer_for(self, config: ModelConfig) -> Scorer:
+        """Return the scorer that is used with a model: itself, unless it chooses one by the model's file."""
         return self
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """The model's first layers, whose keys of old tokens let `score` read new ones alone; None if none do."""
+    def prefix_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Return the first layers, whose cached keys let `score` process new tokens alone; None if it cannot."""
         return None
 
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """Layers that `score` lets the model run, without its head: none else are loaded; None for all and the head."""
+        """Return the number of layers that `score` runs, without the output head; None for all and the head.
+
+        Other layers are not loaded.
+        """
         return None
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted floating-point operations of `score`; unless a scorer knows better, one reading by the drafter."""
+        """Return the predicted floating-point operations of `score`: by default one pass of the drafter."""
         return flops(config, tokens)
 
 
 class ModelFreeScorer(Scorer):
-    """Base of scorers that run no model: the controls, which tables show after everything else.
+    """Base of scorers that run no model: the controls, which tables list after all other scorers.
 
     Attributes
     ----------
     place : int
-        Where among the controls, which stand by place and then by name.
+        Rank among the controls, which are listed by place and then by name.
     """
 
     drafts: ClassVar[bool] = False
     place: ClassVar[int] = 6
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """None worth counting."""
+        """Return 0: the work is negligible next to that of any model."""
         return 0.0
 
 
@@ -210,12 +214,13 @@ register_scorer = SCORERS.register
 
 
 SPARSE_TOKENS = 16384
-"""From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
-needles that dense attention kept, up to 128K tokens (results/nvidia-h200/flashprefill_quality.jsonl)."""
+"""Prompt length from which sparse attention saves a drafter on the GPU more time than choosing blocks costs. At alpha
+0.1 it lost none of the needles that dense attention kept, up to 128K tokens
+(results/nvidia-h200/flashprefill_quality.jsonl)."""
 
-AUTO = "alpha:0.1"  # how `auto` reads where it reads sparsely
+AUTO = "alpha:0.1"  # the rule of `auto` where attention is sparse
 DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
-"""Of a record's configuration: how the drafter read, which decides what it cost; see `drafting`."""
+"""Fields of a record's configuration that say how the drafter attended, which decides its cost; see `drafting`."""
 
 
 Rule = FlashPrefill | TopDensity | BlockBudget
@@ -223,7 +228,7 @@ WRITTEN = "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:
 
 
 def rule_of(text: str, option: str) -> Rule:
-    """A rule as it is written: its name and its numbers, colons between them; ConfigError for anything else.
+    """Parse a rule: its name and its numbers, separated by colons; ConfigError for anything else.
 
     >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
     (64, 4)
@@ -244,41 +249,41 @@ class Sparse(str):
 
     @classmethod
     def parse(cls, text: str, option: str) -> Sparse:
-        """Read it; ConfigError, naming the option, for anything else."""
+        """Parse a value; ConfigError, which names the option, for anything else."""
         if text not in ("off", "auto"):
             rule_of(text, option)
         return cls(text.replace("constant:", "blocks:", 1))
 
     @cached_property
     def rule(self) -> Rule | None:
-        """What selects blocks; None for all, and where `auto` is not decided."""
+        """The rule that selects blocks; None for all blocks, and for `auto` that is not resolved."""
         return None if self in ("off", "auto") else rule_of(self, "sparse")
 
     def recorded(self) -> dict[str, Any]:
-        """As records have it, in the words of before there was one value.
+        """Return the fields of a record, which have the names from before there was one option.
 
         >>> Sparse("blocks:64").recorded()
         {'attention': 'flashprefill', 'alpha': None, 'density': None, 'blocks': 'constant:64'}
         """
         name, _, number = self.partition(":")
-        told: dict[str, Any] = dict.fromkeys(DRAFTING[1:])
-        told["attention"] = {"off": "dense", "auto": "auto"}.get(name, "flashprefill")
-        if name in told:
-            told[name] = f"constant:{number}" if name == "blocks" else float(number)
+        record: dict[str, Any] = dict.fromkeys(DRAFTING[1:])
+        record["attention"] = {"off": "dense", "auto": "auto"}.get(name, "flashprefill")
+        if name in record:
+            record[name] = f"constant:{number}" if name == "blocks" else float(number)
         elif number:
-            told["blocks"] = str(self)
-        return told
+            record["blocks"] = str(self)
+        return record
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a scorer whose reading may be said in old words, in today's; a warning says which."""
+    """Return the options of a scorer with old names of `sparse` replaced by it; a warning names them."""
     rest = {name: value for name, value in values.items() if name not in DRAFTING[1:]}
     old = {name: value for name, value in values.items() if name not in rest and value is not None}
     if not old:
         return rest
-    kept = old.get("attention", "flashprefill")
-    if kept not in ("dense", "flashprefill", "auto"):
-        raise ConfigError(f"attention is {shown(kept)}, not dense, flashprefill or auto; write sparse={AUTO}, say")
+    attention = old.get("attention", "flashprefill")
+    if attention not in ("dense", "flashprefill", "auto"):
+        raise ConfigError(f"attention must be dense, flashprefill or auto, not {shown(attention)}; try sparse={AUTO}")
     number = next((name for name in ("density", "alpha") if name in old), None)
     rule = (
         old["blocks"].replace("constant", "blocks")
@@ -287,90 +292,91 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         if number
         else AUTO
     )
-    told = {"dense": "off", "auto": "auto" if number is None else rule}.get(kept, rule)
-    if told == "off" and old.keys() & {"density", "blocks"}:
-        raise ConfigError("attention dense reads all blocks; leave it out, or density and blocks")
-    warnings.warn(f"{' and '.join(old)} of a scorer: an old spelling; write sparse={told}", SpWarning, stacklevel=2)
-    return rest | {"sparse": told}
+    sparse = {"dense": "off", "auto": "auto" if number is None else rule}.get(attention, rule)
+    if sparse == "off" and old.keys() & {"density", "blocks"}:
+        raise ConfigError("attention dense reads all blocks; omit it, or omit density and blocks")
+    warnings.warn(f"{' and '.join(old)} of a scorer: an old spelling; write sparse={sparse}", SpWarning, stacklevel=2)
+    return rest | {"sparse": sparse}
 
 
 @dataclass(frozen=True)
 class ReadingScorer(Scorer):
-    """How a model attends while it reads the prompt for a scorer.
+    """Base of scorers that run a model over the prompt, with the attention that it uses.
 
     Parameters
     ----------
     sparse : str
-        Which key blocks attention reads: off (all), auto (alpha:0.1 on the GPU from 16K tokens on); alpha:0.1, a
+        Key blocks that attention reads: off (all), auto (alpha:0.1 on the GPU from 16K tokens on); alpha:0.1, a
         threshold of FlashPrefill, lower reads more; density:0.05, that share of the blocks, the strongest; or how many
         by rule: blocks:64, sqrt:64 (so many of 32K tokens), energy:0.9 (the fewest that hold this share of a query
         block's energy).
     """
 
-    sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
+    sparse: Sparse = Sparse("off")  # noqa: RUF009  a text, which nothing can change
 
-    keeps: ClassVar[bool] = False  # whether `score` can go on from keys of old tokens, of the layers that are run
+    keeps: ClassVar[bool] = False  # True if `score` can continue from cached keys of the layers that are run
     renamed = staticmethod(renamed)
 
     def __post_init__(self) -> None:
         check_fields(self, "scorer")
 
-    def settled(self, device: str, tokens: int) -> ReadingScorer:
-        """With `auto` decided."""
+    def resolve(self, device: str, tokens: int) -> ReadingScorer:
+        """Return the scorer with `auto` replaced by a rule, or by `off` where dense attention is faster."""
         if self.sparse != "auto":
             return self
         return replace(self, sparse=Sparse(AUTO if device == "cuda" and tokens >= SPARSE_TOKENS else "off"))
 
     def attend(self, request: ScoreRequest) -> LayerAttention:
-        """What attends in the model's layers; a sparse one is fresh, with nothing counted."""
-        rule = self.settled(request.model.device, len(request.ids)).sparse.rule
+        """Return the attention of the model's layers; a sparse one is new, so that it counts this request alone."""
+        rule = self.resolve(request.model.device, len(request.ids)).sparse.rule
         return dense_attention if rule is None else SparseAttention(rule)
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+    def prefix_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Return the layers that are run, if `keeps` is set."""
         return first_layers(config, self.reading_depth(config)) if self.keeps else None
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Predicted operations of the layers that are run, at the density that is expected of their attention."""
+        """Return the predicted operations of the layers that are run, at the expected density of their attention."""
         rule, run = self.sparse.rule, first_layers(config, self.reading_depth(config))
         return flops(run, tokens, density=1.0 if rule is None else expected_density(rule, tokens))
 
 
 def by_length(scorer: Scorer) -> Scorer:
-    """The scorer with its attention left to device and prompt length, if it attends at all and densely so far."""
+    """Return the scorer with `sparse` set to `auto` if it attends densely; any other scorer unchanged."""
     dense = isinstance(scorer, ReadingScorer) and scorer.sparse == "off"
     return replace(scorer, sparse=Sparse("auto")) if dense else scorer  # type: ignore[type-var]
 
 
 def drafting(scorer: Scorer) -> dict[str, Any]:
-    """How a scorer makes the drafter read, as records have it."""
-    how = scorer.sparse.recorded() if isinstance(scorer, ReadingScorer) else dict.fromkeys(DRAFTING[1:])
-    return {"scorer": SCORERS.name_of(scorer), **how}
+    """Return the fields of a record that say how the drafter attends for a scorer."""
+    reading = scorer.sparse.recorded() if isinstance(scorer, ReadingScorer) else dict.fromkeys(DRAFTING[1:])
+    return {"scorer": SCORERS.name_of(scorer), **reading}
 
 
 def recorded(scorer: Scorer) -> dict[str, Any]:
-    """`drafting` without `blocks` where there are none: records of before there were rules say nothing of them."""
+    """Return `drafting` without `blocks` where it is None, as records from before there were rules have it."""
     return {name: value for name, value in drafting(scorer).items() if name != "blocks" or value is not None}
 
 
 def attending(config: Mapping[str, Any]) -> str:
-    """How sparsely a drafter was to read, of a configuration that has some of `DRAFTING`; nothing where densely."""
-    given = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
-    return next((f"{n} {v if isinstance(v, str) else format(v, 'g')}" for n, v in given if v is not None), "")
+    """Return the sparse rule of a configuration that has some fields of `DRAFTING`; empty for dense attention."""
+    rules = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
+    return next((f"{n} {v if isinstance(v, str) else format(v, 'g')}" for n, v in rules if v is not None), "")
 
 
 def densities(attend: LayerAttention) -> tuple[float, ...]:
-    """Share of the blocks each layer read; empty if that was all of them. Waits for the device."""
+    """Return the share of the blocks that each layer read; empty if that was all of them. Waits for the device."""
     return attend.densities() if isinstance(attend, SparseAttention) else ()
 
 
 def question_start(request: ScoreRequest) -> int:
-    """Index of the question's first token; ConfigError if the prompt names no question."""
+    """Return the index of the question's first token; ConfigError if the prompt names no question."""
     if not request.question.any():
-        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
+        raise ConfigError("this scorer needs a prompt with a known question; pass one with --question")
     return int(request.question.argmax())
 
 
-CALIBRATED = "calibrated"  # what is taken where nothing is known of a file
+CALIBRATED = "calibrated"  # the scorer for files without a calibration
 
 
 @register_scorer("auto")
@@ -378,42 +384,43 @@ CALIBRATED = "calibrated"  # what is taken where nothing is known of a file
 class AutoScorer(ReadingScorer):
     """The scorer that the calibration of the drafter's file names; `calibrated` where there is none.
 
-    That is a trained head where one ships for the file, and attention of the layers that retrieve for others. The
-    report says which scorer it was.
+    That is a trained head where one ships for the file, and attention of the layers that retrieve for other files. The
+    report names the scorer.
 
     Parameters
     ----------
     sparse
         See `ReadingScorer`.
     calibrate : {"auto", "never"}
-        Whether a file that has no calibration gets one when it is first used.
+        Make the calibration of a file that has none when it is first used, or never.
     """
 
     retrieves: ClassVar[bool] = True
 
     calibrate: Literal["auto", "never"] = "auto"
 
-    def chosen(self, config: ModelConfig) -> Scorer:
-        """The scorer for a model, with these options of reading. ConfigError: the calibration names none that reads
-        with a drafter.
+    def scorer_for(self, config: ModelConfig) -> Scorer:
+        """Return the scorer for a model, with `sparse` of this one.
+
+        ConfigError: the calibration names no scorer that runs a drafter.
         """
         return _chosen(config.retrieval.scorer if config.retrieval else CALIBRATED, self.sparse)
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
-        """Those of the scorer."""
-        return self.chosen(config).flops(config, tokens)
+        """Return the operations of the chosen scorer."""
+        return self.scorer_for(config).flops(config, tokens)
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """Those of the scorer."""
-        return self.chosen(config).kept_layers(config)
+    def prefix_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Return the layers of the chosen scorer."""
+        return self.scorer_for(config).prefix_layers(config)
 
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """That of the scorer."""
-        return self.chosen(config).reading_depth(config)
+        """Return the depth of the chosen scorer."""
+        return self.scorer_for(config).reading_depth(config)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """What the scorer says."""
-        return self.chosen(request.model.config).score(request)
+        """Return the importance by the chosen scorer."""
+        return self.scorer_for(request.model.config).score(request)
 
 
 @cache
@@ -421,7 +428,7 @@ def _chosen(name: str, sparse: Sparse) -> ReadingScorer:
     kind = SCORERS.class_of(name) if name in SCORERS else None
     if kind is None or not issubclass(kind, ReadingScorer) or kind.reads_target or kind is AutoScorer:
         raise ConfigError(
-            f"the calibration of the drafter's file names scorer {shown(name)}, which is none that reads with a "
-            "drafter; make it anew with sp calibrate, or name one with --scorer"
+            f"the calibration of the drafter's file names scorer {shown(name)}, which does not run a drafter; "
+            "run sp calibrate again, or choose a scorer with --scorer"
         )
     return kind(sparse)

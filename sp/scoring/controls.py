@@ -1,4 +1,4 @@
-"""Controls: scores that need no model, to tell what the drafter's reading is worth."""
+"""Controls: scores that need no model, as a reference for the benefit of a drafter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RandomScorer(ModelFreeScorer):
     Parameters
     ----------
     run : int
-        Tokens that share one draw, so that chunk means do not average the randomness away.
+        Tokens that share one random number, so that the means of chunks do not average the randomness away.
     """
 
     place: ClassVar[int] = 0
@@ -30,7 +30,7 @@ class RandomScorer(ModelFreeScorer):
         _check_run(self.run)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Draw from the request's seed."""
+        """Draw the scores with the request's seed."""
         n = len(request.ids)
         draws = np.random.default_rng(request.seed).random(-(-n // self.run), dtype=np.float32)
         return Importance(np.repeat(draws, self.run)[:n])
@@ -44,7 +44,7 @@ class HeadTailScorer(ModelFreeScorer):
     place: ClassVar[int] = 3
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Distance from the middle of the prompt."""
+        """Score each token by its distance from the middle of the prompt."""
         n = len(request.ids)
         return Importance(np.abs(np.arange(n, dtype=np.float32) - np.float32((n - 1) / 2)))
 
@@ -57,22 +57,22 @@ class RecencyScorer(ModelFreeScorer):
     place: ClassVar[int] = 2
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Place in the prompt."""
+        """Score each token by its position in the prompt."""
         return Importance(np.arange(len(request.ids), dtype=np.float32))
 
 
 @register_scorer("uniform")
 @dataclass(frozen=True)
 class UniformScorer(ModelFreeScorer):
-    """Chunks spread evenly over the prompt, however many are kept.
+    """Chunks distributed evenly over the prompt, however many are selected.
 
-    The order is that of the binary van der Corput sequence: every so many of its first chunks leave gaps of nearly
-    one size.
+    The order is that of the binary van der Corput sequence: any number of its first chunks leave gaps of nearly equal
+    size.
 
     Parameters
     ----------
     run : int
-        Tokens of a chunk; as large as the selector's.
+        Tokens of a chunk, which should be the chunk size of the selector.
     """
 
     place: ClassVar[int] = 1
@@ -83,7 +83,7 @@ class UniformScorer(ModelFreeScorer):
         _check_run(self.run)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """One minus the rank of a token's chunk: when the sequence, stretched over the prompt, first meets it."""
+        """Score each token by the rank of its chunk: when the sequence, stretched over the prompt, first hits it."""
         n = len(request.ids)
         chunks = -(-n // self.run)
         bits = (chunks - 1).bit_length()
@@ -91,6 +91,7 @@ class UniformScorer(ModelFreeScorer):
         mirrored = np.zeros_like(points)
         for bit in range(bits):
             mirrored |= ((points >> bit) & 1) << (bits - 1 - bit)
+        # The sequence has a power of two of points, so several may hit one chunk; the first decides its rank.
         _, first = np.unique(mirrored * chunks >> bits, return_index=True)
         rank = np.argsort(np.argsort(first))
         return Importance(np.repeat((1 - rank / chunks).astype(np.float32), self.run)[:n])
@@ -105,7 +106,7 @@ class OracleScorer(ModelFreeScorer):
     oracle: ClassVar[bool] = True
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Copy the needle mask; ConfigError if the prompt names no needle."""
+        """Return the needle mask; ConfigError if the prompt names no needle."""
         if not request.needle.any():
             raise ConfigError("scorer oracle needs a prompt with a known needle")
         return Importance(request.needle.astype(np.float32))

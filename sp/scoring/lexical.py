@@ -23,24 +23,25 @@ from sp.scoring.base import (
 )
 
 RADII = ((1024, 2), (2048, 4))
-"""Chunks around an anchor by the chunks of the prompt: below the first number so many, and 8 in longer prompts."""
+"""Pairs (chunks of the prompt, radius): the radius in prompts of fewer chunks; longer prompts have a radius of 8."""
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """Which runs of tokens count as anchors.
+    """Options that decide which runs of tokens are anchors: runs of the question that the text repeats.
 
     Parameters
     ----------
     ngram : int
-        Length of the runs.
+        Length of the runs in tokens.
     most_hits : int
-        A run that occurs more often in the text is no anchor.
+        A run that occurs more often in the text is not an anchor.
     radius : int or "by_length"
         Chunks on either side of an anchor's that are marked with it; ``by_length`` is 2, 4 or 8 as the prompt grows.
     asked : int
-        Take the runs of the last so many tokens, as the seed does; 0 takes those of the question.
+        Number of last tokens whose runs are taken, as the seed project does; 0 takes those of the question.
     chunk_size : int
+        Tokens of a chunk.
     """
 
     ngram: int = 4
@@ -58,33 +59,33 @@ class Anchors:
             raise ConfigError(f"radius must be at least 0, not {self.radius}")
 
     def mark(self, request: ScoreRequest) -> Floats:
-        """float32 (n,): in the chunk of an anchor 1 / its hits, less by a share for each chunk of distance; else 0."""
+        """Return the marks of tokens, float32 (n,): 1 / hits in an anchor's chunk, less with distance, 0 elsewhere."""
         ids, n = request.ids, len(request.ids)
-        asked = request.question if not self.asked else np.arange(n) >= n - self.asked
+        query = request.question if not self.asked else np.arange(n) >= n - self.asked
         chunks = -(-n // self.chunk_size)
         marks = np.zeros(chunks, np.float32)
         if n >= self.ngram:
             grams = np.lib.stride_tricks.sliding_window_view(ids, self.ngram)
-            inside = np.lib.stride_tricks.sliding_window_view(asked, self.ngram)
+            inside = np.lib.stride_tricks.sliding_window_view(query, self.ngram)
             _, kind = np.unique(grams, axis=0, return_inverse=True)
-            text = ~inside.any(axis=1)
+            text = ~inside.any(axis=1)  # runs that do not touch the query, which repeats itself
             hits = np.bincount(kind[text], minlength=kind.max() + 1)
-            wanted = np.zeros(len(hits), bool)
-            wanted[kind[inside.all(axis=1)]] = True
-            wanted &= (hits > 0) & (hits <= self.most_hits)
-            at = np.flatnonzero(text & wanted[kind])
-            np.maximum.at(marks, at // self.chunk_size, 1 / hits[kind[at]].astype(np.float32))
+            is_anchor = np.zeros(len(hits), bool)
+            is_anchor[kind[inside.all(axis=1)]] = True
+            is_anchor &= (hits > 0) & (hits <= self.most_hits)
+            starts = np.flatnonzero(text & is_anchor[kind])
+            np.maximum.at(marks, starts // self.chunk_size, 1 / hits[kind[starts]].astype(np.float32))
         return np.repeat(self._spread(marks), self.chunk_size)[:n]
 
     def _spread(self, marks: Floats) -> Floats:
         by_length = next((radius for below, radius in RADII if len(marks) < below), 8)
         radius = by_length if isinstance(self.radius, str) else self.radius
-        found = marks.copy()
+        highest = marks.copy()
         for distance in range(1, min(radius, len(marks) - 1) + 1):
             lower: Floats = (marks * (1 - distance / (radius + 1))).astype(np.float32)
-            np.maximum(found[distance:], lower[:-distance], out=found[distance:])
-            np.maximum(found[:-distance], lower[distance:], out=found[:-distance])
-        return found
+            np.maximum(highest[distance:], lower[:-distance], out=highest[distance:])
+            np.maximum(highest[:-distance], lower[distance:], out=highest[:-distance])
+        return highest
 
 
 @register_scorer("lexical")
@@ -92,16 +93,17 @@ class Anchors:
 class LexicalScorer(Anchors, ModelFreeScorer):
     """Chunks with a run of tokens that the question has too, and their neighbours; rarer runs first.
 
-    Fields are those of `Anchors`.
+    Options are those of `Anchors`.
 
     Notes
     -----
-    Lucebox keeps such chunks whatever its drafter says, which finds any needle whose wording the question repeats.
+    Lucebox selects such chunks whatever its drafter says, which finds any needle whose wording the question repeats.
     """
 
     place: ClassVar[int] = 4
 
     def score(self, request: ScoreRequest) -> Importance:
+        """Return the marks of `Anchors`."""
         return Importance(self.mark(request))
 
 
@@ -111,15 +113,15 @@ class BM25Scorer(ModelFreeScorer):
     """Okapi BM25 with chunks as documents and the distinct tokens of the question as the query.
 
     ``sum_t idf(t) f (k1 + 1) / (f + k1 (1 - b + b length / mean length))``, f the count of t in the chunk and
-    ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` for n of N chunks that hold t. The question's own tokens are no
-    part of any chunk's count, and score zero.
+    ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` for n of N chunks that hold t. The question's own tokens are not
+    counted in any chunk, and score zero.
 
     Parameters
     ----------
     chunk_size : int
-        Tokens of a chunk; all score alike.
+        Tokens of a chunk, which all have the same score.
     k1, b : float
-        Saturation of the count, and how much length counts against a chunk.
+        Saturation of the count, and the penalty for the length of a chunk.
 
     Notes
     -----
@@ -142,9 +144,9 @@ class BM25Scorer(ModelFreeScorer):
             raise ConfigError(f"b must be from 0 to 1, not {self.b}")
 
     def score(self, request: ScoreRequest) -> Importance:
-        """See the class."""
+        """Score every chunk against the question."""
         n = len(request.ids)
-        question_start(request)
+        question_start(request)  # raises where there is no question
         terms = np.unique(request.ids[request.question])
         chunk = np.arange(n) // self.chunk_size
         chunks = int(chunk[-1]) + 1
@@ -169,11 +171,11 @@ class EmbeddingScorer(ReadingScorer):
     Parameters
     ----------
     chunk_size : int
-        Tokens of a chunk; all score alike.
+        Tokens of a chunk, which all have the same score.
     centred : bool
-        Take the mean hidden state of all chunks away first, for hidden states of one text point much the same way.
+        Subtract the mean hidden state of all chunks first, because hidden states of one text have similar directions.
     depth : int, optional
-        Run only so many of the drafter's layers.
+        Number of the drafter's layers to run; all by default.
     """
 
     chunk_size: int = 32
@@ -188,29 +190,29 @@ class EmbeddingScorer(ReadingScorer):
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
 
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """Those whose stream is compared."""
+        """Return the number of layers before the hidden states that are compared."""
         return config.layers if self.depth is None else self.depth
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and compare chunks with the question."""
         model, n, attend = request.model, len(request.ids), self.attend(request)
-        question_start(request)
+        question_start(request)  # raises where there is no question
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
             attend=attend, depth=self.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip
-        asked = x[model.place(request.question.nonzero()[0])].mean(axis=0)
+        query = x[model.place(request.question.nonzero()[0])].mean(axis=0)
         chunks = _row_means(x, self.chunk_size)
         centre = chunks.mean(axis=0) if self.centred else 0
-        chunks, asked = chunks - centre, asked - centre
-        lengths = (chunks**2).sum(axis=1) * (asked**2).sum()
-        cosine = (chunks * asked).sum(axis=1) / (lengths + np.float32(1e-20)) ** 0.5
+        chunks, query = chunks - centre, query - centre
+        lengths = (chunks**2).sum(axis=1) * (query**2).sum()
+        cosine = (chunks * query).sum(axis=1) / (lengths + np.float32(1e-20)) ** 0.5
         scores = np.repeat(on_host(cosine).astype(np.float32), self.chunk_size)[:n]
         return Importance(scores, densities=densities(attend))
 
 
 def _row_means(x: Any, size: int) -> Any:
-    """Means over `size` rows of x (n, hidden) at a time; the last over those that are left."""
+    """Return the means of x (n, hidden) over chunks of `size` rows; a short last chunk has its own mean."""
     xp, whole = array_module(x), len(x) // size
     parts = [x[: whole * size].reshape(whole, size, x.shape[1]).mean(axis=1)]
     if len(x) % size:

@@ -363,7 +363,7 @@ def settle(
     """
     target, budget = pipeline.target, pipeline.residency.budget
     drafter = pipeline.drafter.model.config if pipeline.drafter else None
-    scorer = options.scorer.settled(target.model.device, len(prompt))
+    scorer = options.scorer.resolve(target.model.device, len(prompt))
     window, protected = Fit(True, options.positions), prompt.mask("protected")
     if present is None:
         window = fit(target, len(prompt), options, drafter is not None, int(protected.sum()))
@@ -372,7 +372,7 @@ def settle(
     else:
         protected = fixed(prompt, len(present))
     if drafter is not None:
-        scorer = scorer.chosen(drafter)  # once, not for every length that a break-even is looked for at
+        scorer = scorer.scorer_for(drafter)  # once, not for every length that a break-even is looked for at
     n, must = len(protected), int(protected.sum())
     # Times were measured with a target that reads densely.
     known = () if options.target_sparse else pipeline.break_evens

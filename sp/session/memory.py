@@ -15,7 +15,7 @@ from sp.models.run.chunked import cross_gap
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
 from sp.prompt.spans import same_start
-from sp.scoring import KeptKeys
+from sp.scoring import PrefixKeys
 from sp.session.answer import Begun, Progress, decode, read_prompt
 from sp.session.compress import PART
 from sp.session.loaded import Loaded
@@ -284,7 +284,7 @@ class DrafterMemory:
         self._ids: Ints = np.empty(0, np.int64)
         self._forgotten: str | None = None
 
-    def keys(self, ids: Ints, ends: Ints) -> KeptKeys:
+    def keys(self, ids: Ints, ends: Ints) -> PrefixKeys:
         """What is known of a prompt, for its scorer to go on from; all else is forgotten."""
         rotary, known = self._rope(len(ids)), self.trail.tokens
         self._forgotten = None
@@ -295,7 +295,7 @@ class DrafterMemory:
             self.trail = self._empty(rotary)
         self.trail.back_to(same_start(self._ids[: self.trail.tokens], ids))
         self._ids = ids  # as far as the trail goes, whatever becomes of the reading
-        return KeptKeys(self.trail, tuple(ends[-self._how[3] :].tolist()))
+        return PrefixKeys(self.trail, tuple(ends[-self._how[3] :].tolist()))
 
     @property
     def forgotten(self) -> tuple[str, ...]:

@@ -287,7 +287,7 @@ def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None
     name = SCORERS.name_of(options.scorer)
     if options.scorer.reads_target:
         raise ConfigError(f"scorer {name} has the target read everything; take one that reads with the drafter")
-    layers = options.scorer.kept_layers(drafter.model.config)
+    layers = options.scorer.prefix_layers(drafter.model.config)
     if layers is None:
         raise ConfigError(f"scorer {name} cannot go on from keys of earlier turns; take tail, or anchored")
     return layers

@@ -13,7 +13,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.models import Trail
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.heat import whole_characters
-from sp.scoring import KeptKeys
+from sp.scoring import PrefixKeys
 from sp.selection import Selection, token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
 from sp.session.answer import Begun, Progress
@@ -275,7 +275,7 @@ class Memory:
             found.old, found.decided = found.old.first(found.old.before(begin)), begin
         return found
 
-    def keys(self, drafted: TokenisedPrompt) -> KeptKeys | None:
+    def keys(self, drafted: TokenisedPrompt) -> PrefixKeys | None:
         """Keys of a prompt's beginning, for its scorer to go on from."""
         return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
 

@@ -100,7 +100,7 @@ def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | Non
         return []
     config, lines = drafter.model.config, list[str]()
     if isinstance(scorer, AutoScorer):
-        scorer = scorer.chosen(config)
+        scorer = scorer.scorer_for(config)
         lines.append(f"drafter: scorer auto is {SCORERS.name_of(scorer)} for {plain(drafter.path.name, 60)}")
     if isinstance(scorer, LateInteractionScorer):
         head = scorer.head(config)

@@ -16,7 +16,7 @@ from sp.decode.base import gather
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.prompt import Prompt, TokenisedPrompt, Transfer
-from sp.scoring import Importance, KeptKeys, ScoreRequest
+from sp.scoring import Importance, PrefixKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection
 from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
@@ -188,7 +188,7 @@ def score_tokens(
     trace: Trace,
     reporter: Reporter,
     by_head: bool,
-    keys: KeptKeys | None = None,
+    keys: PrefixKeys | None = None,
 ) -> Importance:
     """Importance of each token in the reader's vocabulary, who may hold `keys` of some, or read on several cards.
     PromptError: the budget of device memory cannot hold what that takes; nothing has been read then.
@@ -250,7 +250,7 @@ def score_request(
         positions=np.arange(len(drafted), dtype=np.int64),
         question=drafted.mask("question"),
         needle=drafted.mask("needle"),
-        asked=drafted.content_end,
+        content_end=drafted.content_end,
         protected=drafted.mask("protected"),
         eos_ids=reader.tokenizer.eos_ids,
         seed=seed,

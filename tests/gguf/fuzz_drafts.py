@@ -199,7 +199,7 @@ class Scorer:
 
     def read(self) -> object:
         """All that is made of it."""
-        return self._scorer.opened(Path("s.safetensors"), self._model)
+        return self._scorer.open_weights(Path("s.safetensors"), self._model)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

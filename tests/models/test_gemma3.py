@@ -18,7 +18,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import Rope, rope
 from sp.planning.inspect import inspect_file
 from sp.quant import F32
-from sp.scoring.attention.attention import unrotated_rows
+from sp.scoring.attention.attention import unrotated_queries
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB, WINDOW, N = 96, 64, 4, 2, 32, 200, 37, 130
 
@@ -89,8 +89,8 @@ def test_scorers_take_back_the_rope_of_the_layer(layer: int, tmp_path: Path) -> 
     model, rng = load_model(write(tmp_path / "gemma.gguf", 7)), np.random.default_rng(1)
     plain, positions = rng.standard_normal((9, HEADS, DIM)).astype(np.float32), np.arange(5, 50, 5)
     turned = rope(plain, positions, Rope(1e6 if layer == 5 else 1e4, DIM))
-    assert np.abs(unrotated_rows(turned, positions, model, layer) - plain).max() < 1e-5
-    assert np.abs(unrotated_rows(turned, positions, model, 5 - layer) - plain).max() > 0.1
+    assert np.abs(unrotated_queries(turned, positions, model, layer) - plain).max() < 1e-5
+    assert np.abs(unrotated_queries(turned, positions, model, 5 - layer) - plain).max() > 0.1
 
 
 def test_a_tree_wider_than_a_window_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
 from sp.planning.memory import kv_bytes, widest
 from sp.scoring import SCORERS, ScoreRequest
-from sp.scoring.attention.attention import asked_rows
+from sp.scoring.attention.attention import scaled_queries
 
 SMALL = Path(__file__).parents[1] / "fixtures" / "parity-gemma4.gguf"
 NEAR, WIDE = HeadSizes(4, 2, 16), HeadSizes(4, 1, 32, own_values=False)
@@ -203,11 +203,11 @@ def test_scorers_weigh_by_the_scale_of_the_layer() -> None:
     model, rng = load_model(SMALL), np.random.default_rng(0)
     for layer, sizes in ((1, NEAR), (2, WIDE)):
         q = rng.standard_normal((3, sizes.heads, sizes.head_dim)).astype(np.float32)
-        np.testing.assert_allclose(asked_rows(q, model, layer), q * sizes.head_dim**0.5, rtol=1e-6)
-        half = asked_rows(q.astype(np.float16), model, layer)
+        np.testing.assert_allclose(scaled_queries(q, model, layer), q * sizes.head_dim**0.5, rtol=1e-6)
+        half = scaled_queries(q.astype(np.float16), model, layer)
         assert half.dtype == np.float16
     plain = load_model(SMALL.with_name("parity-qwen3.gguf"))
-    assert asked_rows(q, plain, 0) is q
+    assert scaled_queries(q, plain, 0) is q
 
 
 @pytest.mark.parametrize("options", [{}, {"rotary": "none"}])

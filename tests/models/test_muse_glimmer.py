@@ -20,7 +20,7 @@ from sp.ops.norms import rms_norm
 from sp.ops.rope import Rope, rope
 from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
-from sp.scoring.attention.attention import unrotated_keys, unrotated_rows
+from sp.scoring.attention.attention import unrotated_keys, unrotated_queries
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "parity-muse-glimmer.gguf"
 GLOBAL, LOCAL = 3, 0
@@ -59,7 +59,7 @@ def test_scorers_take_back_what_the_layer_turned(layer: int) -> None:
 
         def look(index: int, q: np.ndarray, cache: object, positions: np.ndarray = positions) -> None:
             keys = unrotated_keys(cache.stored(index), positions, model, index)  # type: ignore[attr-defined]
-            seen.extend([unrotated_rows(q, positions, model, index), keys.keys(), q])
+            seen.extend([unrotated_queries(q, positions, model, index), keys.keys(), q])
 
         model.layer(layer, x, positions, cache, on_attention=look)
     (q, k, turned), (other_q, other_k, other_turned) = seen[:3], seen[3:]

@@ -86,7 +86,7 @@ def asked(loaded: Loaded, place: int, closing: Sequence[tuple[str, ...]] = CLOSI
 
 def test_auto_is_the_trained_head_and_stops_behind_it(cut: Loaded) -> None:
     scorer, config = AutoScorer(), cut.model.config
-    assert scorer.chosen(config) == LateInteractionScorer()
+    assert scorer.scorer_for(config) == LateInteractionScorer()
     assert scorer.reading_depth(config) == cut.model.depth == 19
     assert retrieval_lines(cut, scorer, None) == [
         f"drafter: scorer auto is late_interaction for {cut.path.name}",
@@ -99,7 +99,7 @@ def test_less_is_loaded_and_scores_are_the_same(loaded_smollm2: Loaded, cut: Loa
     assert cut.model.nbytes < 0.8 * loaded_smollm2.model.nbytes
     prompt = asked(cut, 0, ())
     part = AutoScorer().score(score_request(cut, prompt)).scores
-    scorer = AutoScorer().chosen(cut.model.config)
+    scorer = AutoScorer().scorer_for(cut.model.config)
     whole = load(loaded_smollm2.path, extrapolate=True, device="cpu", scorers=[AutoScorer(), SCORERS.build("tail")])
     assert whole.model.depth == 30
     np.testing.assert_array_equal(part, scorer.score(score_request(whole, prompt)).scores)

@@ -84,18 +84,18 @@ def test_tail_scored_layer_by_layer_equals_scoring_everything_stored(drafter: Mo
 @pytest.mark.parametrize("behind", [0, 1, 9, 40])
 def test_tail_asks_before_what_follows_the_question(drafter: Model, behind: int) -> None:
     n = 330
-    request = replace(request_for(drafter, np.random.default_rng(n).integers(0, 256, n)), asked=n - behind)
+    request = replace(request_for(drafter, np.random.default_rng(n).integers(0, 256, n)), content_end=n - behind)
     end = n - behind
     first = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
     scorer = SCORERS.build("tail")
-    want, got = scorer.score(replace(request, asked=None, **first)), scorer.score(request)
+    want, got = scorer.score(replace(request, content_end=None, **first)), scorer.score(request)
     np.testing.assert_array_equal(got.scores[:end], want.scores)
     assert got.scores.shape == (n,)
     assert not got.scores[end:].any()
     assert got.by_layer is not None
     assert got.by_layer.shape == (drafter.config.layers, -(-n // 32))
     whole = SCORERS.build("tail", {"queries": "question"})
-    np.testing.assert_array_equal(whole.score(request).scores, whole.score(replace(request, asked=None)).scores)
+    np.testing.assert_array_equal(whole.score(request).scores, whole.score(replace(request, content_end=None)).scores)
 
 
 @pytest.mark.parametrize("rotary", ["post", "none"])

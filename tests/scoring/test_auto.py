@@ -85,12 +85,12 @@ def test_it_is_the_default() -> None:
 def test_of_the_embedded_drafter_it_is_tail(drafter, options) -> None:
     request, tail = asked(drafter), SCORERS.build("tail", options)
     scorer = SCORERS.build("auto", options)
-    assert scorer.chosen(drafter.model.config) == tail
+    assert scorer.scorer_for(drafter.model.config) == tail
     got, want = scorer.score(request), tail.score(request)
     np.testing.assert_array_equal(got.scores, want.scores)
     assert got.densities == want.densities
     config = drafter.model.config
-    for ask in ("reading_depth", "kept_layers"):
+    for ask in ("reading_depth", "prefix_layers"):
         assert getattr(scorer, ask)(config) == getattr(tail, ask)(config)
     assert scorer.flops(config, 1000) == tail.flops(config, 1000)
     assert retrieval_lines(drafter, scorer, None) == ["drafter: scorer auto is tail for drafter.gguf"]
@@ -100,7 +100,7 @@ def test_of_the_embedded_drafter_it_is_tail(drafter, options) -> None:
 def test_of_a_file_with_a_head_it_is_late_interaction(drafter, as_if, a_head, options) -> None:
     as_if("late_interaction", a_head)
     scorer, config = SCORERS.build("auto", options), drafter.model.config
-    assert scorer.chosen(config) == LateInteractionScorer(**options)
+    assert scorer.scorer_for(config) == LateInteractionScorer(**options)
     assert scorer.reading_depth(config) == 3
     found = scorer.score(asked(drafter))
     np.testing.assert_array_equal(found.scores, LateInteractionScorer(**options).score(asked(drafter)).scores)
@@ -117,7 +117,7 @@ def test_of_an_unknown_file_it_is_calibrated(tmp_path, options) -> None:
     loaded = load(path, device="cpu", scorers=[AutoScorer(calibrate="never")])
     assert loaded.model.config.retrieval is None
     scorer = SCORERS.build("auto", options | {"calibrate": "never"})
-    assert scorer.chosen(loaded.model.config) == CalibratedScorer(**options)
+    assert scorer.scorer_for(loaded.model.config) == CalibratedScorer(**options)
     want = CalibratedScorer(**options).score(asked(loaded, 200))
     np.testing.assert_array_equal(scorer.score(asked(loaded, 200)).scores, want.scores)
     lines = retrieval_lines(loaded, scorer, None)
@@ -127,8 +127,8 @@ def test_of_an_unknown_file_it_is_calibrated(tmp_path, options) -> None:
 
 
 def test_what_is_left_to_length_is_settled_before_it_is_passed_on(drafter) -> None:
-    scorer = AutoScorer(sparse="auto").settled("cuda", 1 << 17)
-    chosen = scorer.chosen(drafter.model.config)
+    scorer = AutoScorer(sparse="auto").resolve("cuda", 1 << 17)
+    chosen = scorer.scorer_for(drafter.model.config)
     assert chosen.sparse == "alpha:0.1"
 
 
@@ -139,7 +139,7 @@ def test_a_scorer_that_reads_with_no_drafter_is_refused_in_one_line(drafter, as_
     as_if(name)
     config = drafter.model.config
     for ask in (lambda s: s.score(asked(drafter)), lambda s: s.reading_depth(config), lambda s: s.flops(config, 9)):
-        with pytest.raises(ConfigError, match=r"names scorer .*, which is none that reads with a drafter") as caught:
+        with pytest.raises(ConfigError, match=r"names scorer .*, which does not run a drafter") as caught:
             ask(AutoScorer())
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 250
@@ -179,7 +179,7 @@ def test_a_new_calibration_leaves_the_scorer_of_a_file_that_ships_as_it_is(tmp_p
     assert record.keep_calibration(made) is not None
     again = load(whole.path, device="cpu", scorers=[AutoScorer()])
     assert again.model.config.retrieval == made.retrieval(whole.model.config)
-    assert AutoScorer().chosen(again.model.config) == SCORERS.build("tail")
+    assert AutoScorer().scorer_for(again.model.config) == SCORERS.build("tail")
     path = write_synthetic(tmp_path / "noise.gguf", "tiny-qwen3", "q8_0", 0)
     other = load(path, extrapolate=True, device="cpu")
     assert calibrate(path, other.model, other.tokenizer, other.template, tokens=TOKENS).scorer == "calibrated"
@@ -193,4 +193,4 @@ def test_who_makes_a_calibration() -> None:
 
 def test_retrieval_without_a_scorer_is_calibrated(drafter) -> None:
     config = replace(drafter.model.config, retrieval=Retrieval(((1, (0,)),), "none"))
-    assert isinstance(AutoScorer().chosen(config), CalibratedScorer)
+    assert isinstance(AutoScorer().scorer_for(config), CalibratedScorer)

@@ -52,8 +52,8 @@ def test_a_file_comes_back_as_it_was(tmp_path) -> None:
         ({"schema": "sp-calibration/9"}, "schema"),
         ({"sha256": "short"}, "64 hexadecimal digits"),
         ({"rotary": "pre"}, "rotary must be none or post"),
-        ({"heads": {}}, "heads must have a list"),
-        ({"heads": {"x": [1]}}, "heads must have a list"),
+        ({"heads": {}}, "heads must be an object from layer numbers"),
+        ({"heads": {"x": [1]}}, "heads must be an object from layer numbers"),
         ({"heads": {"3": [2, 1]}}, "ascending"),
         ({"heads": {"3": [1, 1]}}, "ascending"),
         ({"heads": {"3": [-1]}}, "ascending"),
@@ -156,7 +156,7 @@ def test_the_layers_that_find_the_needle_are_chosen(rotary) -> None:
     choice = choose(drawn((3, 4), rotary))
     assert (choice.rotary, choice.unit, sorted(choice.heads)) == (("none", "post")[rotary], "layers", [3, 4])
     assert choice.finds
-    assert choice.left_out.kept.mean() == 1
+    assert choice.left_out.found_needles.mean() == 1
 
 
 def test_the_earlier_layers_are_chosen_of_those_that_are_as_good() -> None:
@@ -207,7 +207,7 @@ def test_a_window_too_short_for_a_text_is_refused(drafter) -> None:
     before = model.config
     try:
         model.config = replace(before, context=1000)
-        with pytest.raises(ConfigError, match="reads texts of 1536 tokens"):
+        with pytest.raises(ConfigError, match="needs a context of 3072 tokens, and the drafter has 1000"):
             next(samples(model, drafter.tokenizer, drafter.template))
     finally:
         model.config = before
@@ -257,7 +257,7 @@ def test_without_a_question_the_last_tokens_ask(drafter) -> None:
 
 def test_keys_of_the_layers_that_are_run_are_kept(drafter) -> None:
     scorer = SCORERS.build("calibrated")
-    kept = scorer.kept_layers(drafter.model.config)
+    kept = scorer.prefix_layers(drafter.model.config)
     assert kept is not None
     assert kept.layers == rule_of_thumb(drafter.model.config).depth
     assert 0 < scorer.flops(drafter.model.config, 1000) < SCORERS.build("tail").flops(drafter.model.config, 1000)

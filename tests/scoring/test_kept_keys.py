@@ -10,7 +10,7 @@ import pytest
 from scorer_cases import CASES, DOCUMENTED, MATRIX, ask, with_map
 
 from sp.models import Model, Trail, load_model
-from sp.scoring import SCORERS, KeptKeys, Scorer, ScoreRequest
+from sp.scoring import SCORERS, PrefixKeys, Scorer, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 
 TOKENS = 390
@@ -35,14 +35,14 @@ def first_tokens(request: ScoreRequest, tokens: int) -> ScoreRequest:
 
 
 def trail_of(scorer: Scorer, model: Model) -> Trail | None:
-    layers = scorer.kept_layers(model.config)
+    layers = scorer.prefix_layers(model.config)
     return None if layers is None else Trail(layers)
 
 
 def test_every_scorer_says_whether_it_can(drafter: Model, tmp_path: Path) -> None:
     runs = {name for name in DOCUMENTED if not issubclass(SCORERS.class_of(name), ModelFreeScorer)}
     made = {name: SCORERS.build(name, with_map(name, {}, drafter, tmp_path)) for name in runs}
-    cannot = {name for name, scorer in made.items() if scorer.kept_layers(drafter.config) is None}
+    cannot = {name for name, scorer in made.items() if scorer.prefix_layers(drafter.config) is None}
     assert cannot == CANNOT
 
 
@@ -55,7 +55,7 @@ def test_three_prompts_one_after_the_other(name, options, drafter, tmp_path) -> 
     trail = trail_of(scorer, drafter)
     if trail is None:
         pytest.skip("the scorer reads every prompt in whole")
-    keys = KeptKeys(trail)
+    keys = PrefixKeys(trail)
     for tokens in (150, 151):
         request = first_tokens(asked.request, tokens)
         want = scorer.score(request)
@@ -72,7 +72,7 @@ def test_three_prompts_one_after_the_other(name, options, drafter, tmp_path) -> 
 
 def test_only_new_tokens_are_read(drafter: Model) -> None:
     asked, scorer = ask(drafter, TOKENS), SCORERS.build("tail")
-    keys, told = KeptKeys(trail_of(scorer, drafter)), list[int]()
+    keys, told = PrefixKeys(trail_of(scorer, drafter)), list[int]()
     scorer.score(replace(first_tokens(asked.request, 300), keys=keys))
     scorer.score(replace(asked.request, keys=keys, progress=told.append))
     assert sum(told) == 90 * drafter.config.layers
@@ -84,7 +84,7 @@ def test_only_new_tokens_are_read(drafter: Model) -> None:
 @pytest.mark.parametrize("name", ["target_attention", "sink_masked", "mid_layer"])
 def test_a_recurrent_reader_goes_back_to_a_stop(hybrid: Model, name: str) -> None:
     asked, scorer = ask(hybrid, TOKENS), SCORERS.build(name)
-    keys = KeptKeys(trail_of(scorer, hybrid), (70, 140, 141, 250, 388))
+    keys = PrefixKeys(trail_of(scorer, hybrid), (70, 140, 141, 250, 388))
     scorer.score(replace(asked.request, keys=keys))
     first = TOKENS - (8 if name != "mid_layer" else 5)
     assert keys.trail.places == tuple(stop for stop in keys.stops if stop <= first)

@@ -13,7 +13,7 @@ from scorer_cases import ask
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models import Cache, Hooks, Model, Trail, load_model, prefill
-from sp.scoring import SCORERS, KeptKeys, ScoreRequest
+from sp.scoring import SCORERS, PrefixKeys, ScoreRequest
 from sp.scoring.attention.attention import Rotary
 from sp.scoring.attention.key_values import AttentionInputs, KeyValueScorer
 
@@ -129,9 +129,9 @@ def test_tokens_behind_the_question_score_zero(request_of_question: ScoreRequest
 
 def test_a_conversation_reads_new_tokens_alone(drafter: Model, request_of_question: ScoreRequest) -> None:
     scorer, told = WeightScorer(), list[int]()
-    layers = scorer.kept_layers(drafter.config)
+    layers = scorer.prefix_layers(drafter.config)
     assert layers is not None
-    request = replace(request_of_question, keys=KeptKeys(Trail(layers)), progress=told.append)
+    request = replace(request_of_question, keys=PrefixKeys(Trail(layers)), progress=told.append)
     first = scorer.score(request)
     assert sum(told) == TOKENS * drafter.config.layers
     told.clear()

@@ -17,8 +17,8 @@ from sp.ops.attention import space
 from sp.ops.rope import Rope, YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
-from sp.scoring import SCORERS, KeptKeys, ScoreRequest
-from sp.scoring.attention.attention import read_on
+from sp.scoring import SCORERS, PrefixKeys, ScoreRequest
+from sp.scoring.attention.attention import read_prompt
 from sp.scoring.trained.late_interaction import LateInteractionScorer, ScoringHead
 from sp.session.loaded import embedded, load
 
@@ -115,7 +115,7 @@ def slow(request: ScoreRequest, head: ScoringHead, attend: LayerAttention = dens
                     dots = k[:start, h * config.kv_heads // config.heads] @ query / math.sqrt(config.head_dim)
                     looked[:] = np.maximum(looked, softmax(dots))
 
-    read_on(request, Hooks(watch), attend=attend, rows=len(asking), depth=head.depth)
+    read_prompt(request, Hooks(watch), attend=attend, rows=len(asking), depth=head.depth)
     scores = np.zeros(n)
     if not start:
         return scores
@@ -243,10 +243,10 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
     """Three prompts, each longer, and one that goes another way: as read anew."""
     model, first = (far, FAR) if yarn else (drafter, 0)
     scorer = scorer_of(random_head(model.config, query=(1, 3), key=(0, 2)), tmp_path)
-    layers = scorer.kept_layers(model.config)
+    layers = scorer.prefix_layers(model.config)
     assert layers is not None
     assert layers.layers == 4
-    keys, whole = KeptKeys(Trail(layers)), prompt(model, 390, None, first=first)
+    keys, whole = PrefixKeys(Trail(layers)), prompt(model, 390, None, first=first)
     for tokens in (150, 151, 390):
         question = np.arange(tokens) >= tokens - 17
         parts = {name: getattr(whole, name)[:tokens] for name in ("ids", "positions", "needle")}
@@ -281,7 +281,7 @@ def test_what_several_cards_would_show_is_all_of_it(count, drafter) -> None:
         def watch(layer: int, q: Any, cache: Any, shown: list[np.ndarray] = shown) -> None:
             shown.extend([q[-32:].copy(), *replace(cache.stored(layer), tokens=1300).gather()])
 
-        read_on(replace(request, cards=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
+        read_prompt(replace(request, cards=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
         seen.append(shown)
     for one, other in zip(*seen, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-2)
@@ -299,6 +299,6 @@ def test_layers_behind_the_head_are_neither_run_nor_counted(drafter, tmp_path) -
 
 def test_a_drafter_without_a_head_is_refused_in_one_line(drafter) -> None:
     for ask in (lambda s: s.score(prompt(drafter, 50, None)), lambda s: s.reading_depth(drafter.config)):
-        with pytest.raises(ConfigError, match="no trained head for this drafter; take --scorer calibrated") as caught:
+        with pytest.raises(ConfigError, match="no trained head for this drafter; use --scorer calibrated") as caught:
             ask(LateInteractionScorer())
         assert "\n" not in str(caught.value)

@@ -172,6 +172,6 @@ def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
     from sp.session.loaded import embedded
 
     drafter = load_model(embedded("drafter"))
-    found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)
+    found = HeadMap.load(EMBEDDED_MAP).select_heads(drafter, 0.1)
     assert found
     assert sum(row.sum() for row in found.values()) < drafter.config.layers * drafter.config.heads / 2

@@ -18,7 +18,7 @@ from sp.hub import KNOWN
 from sp.models import Model, ModelConfig, Retrieval
 from sp.models.synthetic.shapes import find_shape
 from sp.scoring.calibration import record
-from sp.scoring.trained.late_interaction import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, opened, shipped
+from sp.scoring.trained.late_interaction import MOST_BYTES, SCHEMA, SHIPPED, ScoringHead, head_for, load_head, shipped
 from sp.session.loaded import embedded, load
 
 CONFIG: ModelConfig = find_shape("tiny-qwen3").config
@@ -62,8 +62,8 @@ def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
     for place, seed in enumerate((1, 2)):
         random_head(CONFIG, seed=seed).save(path, {})
         os.utime(path, ns=(place, place))
-        assert same(opened(path), random_head(CONFIG, seed=seed))
-        assert opened(path) is opened(path)
+        assert same(load_head(path), random_head(CONFIG, seed=seed))
+        assert load_head(path) is load_head(path)
 
 
 def arrays(**changes: Any) -> dict[str, np.ndarray]:
@@ -82,30 +82,38 @@ HOSTILE: dict[str, tuple[dict[str, np.ndarray], dict[str, str], str]] = {
     "a long version": (arrays(), TOLD | {"schema": "x\n" * 9999}, "schema 'x"),
     "no version": (arrays(), {"drafter": "0" * 64}, "no schema, not"),
     "no drafter": (arrays(), {"schema": SCHEMA}, "no scoring head .KeyError."),
-    "not a number": (arrays(query_0=NO_NUMBER), TOLD, "query.0 has weights that are no numbers"),
-    "infinite": (arrays(gate_0=np.full(WIDE, np.inf)), TOLD, "gate.0 has weights that are no numbers"),
-    "an array of another kind": (arrays(bias_0=np.ones(3)), TOLD, "bias.0 is none of its arrays"),
-    "a layer twice": (arrays() | {"key.00": np.ones((DEEP, 7), np.float32)}, TOLD, "key.00 is none of its arrays"),
-    "a gate lost": (arrays(gate_0=None), TOLD, "layers or ranks do not fit"),
-    "a gate too many": (arrays(gate_9=np.ones(WIDE)), TOLD, "layers or ranks do not fit"),
-    "two ranks": (arrays(query_0=np.ones((WIDE, 6))), TOLD, "layers or ranks do not fit"),
+    "not a number": (arrays(query_0=NO_NUMBER), TOLD, "query.0 has weights that are not finite"),
+    "infinite": (arrays(gate_0=np.full(WIDE, np.inf)), TOLD, "gate.0 has weights that are not finite"),
+    "an array of another kind": (arrays(bias_0=np.ones(3)), TOLD, "an array named bias.0"),
+    "a layer twice": (arrays() | {"key.00": np.ones((DEEP, 7), np.float32)}, TOLD, "an array named key.00"),
+    "a gate lost": (arrays(gate_0=None), TOLD, "layers or ranks are inconsistent"),
+    "a gate too many": (arrays(gate_9=np.ones(WIDE)), TOLD, "layers or ranks are inconsistent"),
+    "two ranks": (arrays(query_0=np.ones((WIDE, 6))), TOLD, "layers or ranks are inconsistent"),
     "no dimension": (
         {"query.0": np.ones((WIDE, 0), np.float32), "key.0": np.ones((DEEP, 0), np.float32), "gate.0": np.ones(WIDE)},
         TOLD,
-        "layers or ranks do not fit",
+        "layers or ranks are inconsistent",
     ),
     "a vector for a matrix": (arrays(key_0=np.ones(7)), TOLD, "no scoring head .IndexError."),
     "a number": (arrays(key_0=np.ones(())), TOLD, "no scoring head .ModelError."),
-    "nothing": ({}, TOLD, "layers or ranks do not fit"),
-    "no keys": ({name: a for name, a in arrays().items() if "key" not in name}, TOLD, "layers or ranks do not fit"),
-    "no queries": ({name: a for name, a in arrays().items() if "key" in name}, TOLD, "layers or ranks do not fit"),
+    "nothing": ({}, TOLD, "layers or ranks are inconsistent"),
+    "no keys": (
+        {name: a for name, a in arrays().items() if "key" not in name},
+        TOLD,
+        "layers or ranks are inconsistent",
+    ),
+    "no queries": (
+        {name: a for name, a in arrays().items() if "key" in name},
+        TOLD,
+        "layers or ranks are inconsistent",
+    ),
     "whole numbers": (arrays() | {"key.0": np.ones((DEEP, 7), np.int32)}, TOLD, "no scoring head .ModelError."),
 }
 
 
 def refused(path: Path, message: str) -> None:
     """In one line that names the file, by all ways to it."""
-    for ask in (ScoringHead.load, opened, lambda path: head_for(CONFIG, str(path))):
+    for ask in (ScoringHead.load, load_head, lambda path: head_for(CONFIG, str(path))):
         with pytest.raises(ConfigError, match=message) as caught:
             ask(path)
         assert "\n" not in str(caught.value)
@@ -133,11 +141,11 @@ def test_a_truncated_file_is_one_line(kept, tmp_path) -> None:
 
 def test_what_is_no_file_of_that_size_is_one_line(tmp_path) -> None:
     refused(tmp_path / "none.safetensors", "No such file or directory; name a file with scorer.weights")
-    refused(tmp_path, "no file; name one")
+    refused(tmp_path, "not a file; pass a file")
     refused(tmp_path / "a\0b", "no scoring head")
     pipe, large = tmp_path / "pipe", tmp_path / "large"
     os.mkfifo(pipe)
-    refused(pipe, "no file; name one")
+    refused(pipe, "not a file; pass a file")
     with large.open("wb") as file:
         file.truncate(MOST_BYTES + 1)
     refused(large, "16,777,217 bytes are too many")

@@ -206,12 +206,12 @@ def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
         ("cuda", SPARSE_TOKENS - 1, "off"),
         ("cuda", SPARSE_TOKENS, "alpha:0.1"),
     ):
-        settled = scorer.settled(device, tokens)
-        assert (settled.sparse, settled.queries) == (sparse, 4)
+        resolved = scorer.resolve(device, tokens)
+        assert (resolved.sparse, resolved.queries) == (sparse, 4)
     sparse = SCORERS.build("tail", {"sparse": "alpha:0.1"})
-    assert by_length(sparse) is sparse is sparse.settled("cpu", 5)
+    assert by_length(sparse) is sparse is sparse.resolve("cpu", 5)
     lexical = SCORERS.build("lexical")
-    assert by_length(lexical) is lexical is lexical.settled("cuda", 1 << 20)
+    assert by_length(lexical) is lexical is lexical.resolve("cuda", 1 << 20)
     assert score(drafter, ids, sparse="auto").densities == ()
 
 

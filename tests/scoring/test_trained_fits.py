@@ -7,15 +7,15 @@ import pytest
 from scipy.optimize import minimize
 
 from sp.prompt.spans import chunk_bounds
-from sp.scoring.trained.attention_features import Pool, unit_of_token
-from sp.scoring.trained.base import Choice, Choices, fit_choice
-from sp.scoring.trained.cross_attention import Seen, fit_head, loss_and_gradient, start_params, unit_rows
+from sp.scoring.trained.attention_features import UnitPool, unit_of_token
+from sp.scoring.trained.base import ChoiceProblem, LabelledUnits, fit_choice
+from sp.scoring.trained.cross_attention import PromptStates, fit_head, loss_and_gradient, start_params, unit_rows
 from sp.studies.training import auc
 
 HEADS = 12
 
 
-def planted(prompts: int, seed: int, units: int = 100) -> list[Choice]:
+def planted(prompts: int, seed: int, units: int = 100) -> list[LabelledUnits]:
     """Noise in which head 7 alone tells, half a deviation at a time, which two units hold the evidence."""
     rng = np.random.default_rng(seed)
     found = []
@@ -26,7 +26,7 @@ def planted(prompts: int, seed: int, units: int = 100) -> list[Choice]:
         features[chosen, 7] += 3
         shares = np.zeros(units)
         shares[chosen] = 0.5
-        found.append(Choice(features, shares))
+        found.append(LabelledUnits(features, shares))
     return found
 
 
@@ -55,11 +55,11 @@ def test_the_optimum_is_the_one_scipy_finds() -> None:
     got = fit_choice(prompts, l2=0.05) / scale
     np.testing.assert_allclose(got, best.x, atol=2e-3)
     assert loss(got) < best.fun + 1e-6
-    assert Choices.of(prompts, 0.05).loss(got)[0] == pytest.approx(loss(got), rel=1e-5)
+    assert ChoiceProblem.of(prompts, 0.05).loss(got)[0] == pytest.approx(loss(got), rel=1e-5)
 
 
 def test_slopes_and_curvature_are_those_of_differences() -> None:
-    problem, rng = Choices.of(planted(3, seed=4, units=20), 0.1), np.random.default_rng(0)
+    problem, rng = ChoiceProblem.of(planted(3, seed=4, units=20), 0.1), np.random.default_rng(0)
     w, direction = rng.standard_normal((2, HEADS))
     ahead, behind = (problem.loss(w + sign * 1e-2 * direction) for sign in (1, -1))
     _, p = problem.loss(w)
@@ -89,13 +89,13 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
     assert np.isnan(auc(scores, np.zeros(80, bool)))
 
 
-def seen(seed: int, width: int = 6, tokens: int = 11) -> Seen:
+def seen(seed: int, width: int = 6, tokens: int = 11) -> PromptStates:
     """A prompt in float64 whose last unit is shorter."""
     rng = np.random.default_rng(seed)
     bounds = chunk_bounds(tokens, 4)
     shares = np.array([0.25, 0, 0.75])
     asking, document = (unit_rows(rng.standard_normal((n, width))) for n in (3, tokens))
-    return Seen(asking, document, Pool.of(bounds, document), unit_of_token(bounds), shares)
+    return PromptStates(asking, document, UnitPool.of(bounds, document), unit_of_token(bounds), shares)
 
 
 @pytest.mark.parametrize("name", ["query", "key", "gate"])
@@ -116,7 +116,9 @@ def test_the_gradient_is_that_of_differences(name: str) -> None:
 def test_the_loss_by_hand() -> None:
     """Two tokens, one query: with weights of one half each the mass of a token is a half, whatever the gate."""
     document = np.array([[1.0, 0.0], [1.0, 0.0]])
-    one = Seen(np.ones((1, 2)), document, Pool.of(np.arange(3), document), np.arange(2), np.array([1.0, 0.0]))
+    one = PromptStates(
+        np.ones((1, 2)), document, UnitPool.of(np.arange(3), document), np.arange(2), np.array([1.0, 0.0])
+    )
     loss, _ = loss_and_gradient({"query": np.ones((2, 1)), "key": np.ones((2, 1)), "gate": np.ones(2)}, one)
     assert loss == pytest.approx(np.log(2))
 
@@ -126,7 +128,7 @@ def test_a_head_learns_what_belongs_together() -> None:
     rng = np.random.default_rng(0)
     turn = np.linalg.qr(rng.standard_normal((16, 16)))[0]
 
-    def prompts(count: int) -> list[Seen]:
+    def prompts(count: int) -> list[PromptStates]:
         made = []
         for _ in range(count):
             document, asking = rng.standard_normal((40, 16)), rng.standard_normal((2, 16))
@@ -135,7 +137,9 @@ def test_a_head_learns_what_belongs_together() -> None:
             bounds, shares = chunk_bounds(40, 4), np.eye(10)[place]
             rows = unit_rows(document).astype(np.float32)
             made.append(
-                Seen(unit_rows(asking).astype(np.float32), rows, Pool.of(bounds, rows), unit_of_token(bounds), shares)
+                PromptStates(
+                    unit_rows(asking).astype(np.float32), rows, UnitPool.of(bounds, rows), unit_of_token(bounds), shares
+                )
             )
         return made
 

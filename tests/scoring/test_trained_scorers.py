@@ -23,7 +23,7 @@ from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.heads import model_key
 from sp.scoring.trained.attention_features import (
     Asking,
-    Pool,
+    UnitPool,
     attention_features,
     feature_count,
     line_units,
@@ -107,7 +107,7 @@ def test_features_are_those_of_the_weights(drafter) -> None:
     bounds = chunk_bounds(203, 20)
     got, _ = attention_features(request, TailScorer(queries=5), asking, bounds, "post")
     rows: list[np.ndarray] = []
-    TailScorer(queries=5).read(request, lambda layer, q, keys: rows.append(attention_rows(q, keys).copy()))
+    TailScorer(queries=5).visit_layers(request, lambda layer, q, keys: rows.append(attention_rows(q, keys).copy()))
     want = []
     means: dict[int, list[np.ndarray]] = {0: [], 2: []}
     for weights in rows:
@@ -152,7 +152,7 @@ def test_lines_score_alike_within_a_line(drafter, tmp_path) -> None:
 def test_units_tile_and_pools_pool(size: int) -> None:
     rng = np.random.default_rng(size)
     values, bounds = rng.random((3, 130)).astype(np.float32), chunk_bounds(130, size)
-    pool = Pool.of(bounds, values)
+    pool = UnitPool.of(bounds, values)
     parts = [values[:, a:b] for a, b in pairwise(bounds)]
     np.testing.assert_allclose(pool.means(values), np.stack([p.mean(axis=1) for p in parts], 1), rtol=1e-5)
     np.testing.assert_array_equal(pool.largest(values), np.stack([p.max(axis=1) for p in parts], 1))
@@ -203,7 +203,7 @@ def test_a_file_comes_back_as_it_was(kind, drafter, tmp_path) -> None:
         ({"model": "qwen3-28-16-0123456789ab"}, "another drafter"),
         ({"kind": "lines"}, "weights of scorer lines, not probe"),
         ({"arrays": {"weight": np.ones(3, np.float32)}}, "shapes"),
-        ({"arrays": {"weight": np.full(32, np.nan, np.float32)}}, "no numbers"),
+        ({"arrays": {"weight": np.full(32, np.nan, np.float32)}}, "not finite"),
         ({"options": {"chunk_size": 0}}, "chunk_size must"),
         ({"options": {"chunk": 3}}, "unknown option"),
         ({"options": {"neighbours": 10**9}}, "neighbours must"),
@@ -315,7 +315,7 @@ def test_thinking_marks_behind_the_question_are_not_read(drafter, tmp_path) -> N
     plain = silently(ask(drafter, 300), progress=None)
     ids = np.append(plain.ids, [1, 2, 3])
     more = {name: np.append(getattr(plain, name), np.zeros(3, bool)) for name in ("question", "needle")}
-    marked = replace(plain, ids=ids, positions=np.arange(303), asked=300, **more)
+    marked = replace(plain, ids=ids, positions=np.arange(303), content_end=300, **more)
     found = scorer.score(marked).scores
     np.testing.assert_array_equal(found[:300], scorer.score(plain).scores)
     assert not found[300:].any()

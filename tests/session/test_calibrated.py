@@ -107,7 +107,7 @@ def test_a_calibration_that_cannot_be_kept_is_one_line(unknown, tmp_path, monkey
     (tmp_path / "blocked").write_text("")
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "blocked"))
     monkeypatch.setattr(measure, "measured", lambda *_: made)
-    with pytest.raises(ConfigError, match="cannot keep the calibration of drafter"):
+    with pytest.raises(ConfigError, match="cannot write the calibration of drafter"):
         load(unknown, device="cpu", extrapolate=True, scorers=[OPTIONS.scorer])
 
 

@@ -16,7 +16,7 @@ from sp.models import AskedScaling, Cards, Trail
 from sp.models.synthetic.retriever import write_retriever
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
-from sp.scoring import SCORERS, KeptKeys
+from sp.scoring import SCORERS, PrefixKeys
 from sp.session import Loaded, Pipeline, RunOptions, embedded, load, synthetic
 from sp.session.request import score_request
 from sp.studies.pages.run_report import run_trace
@@ -110,20 +110,20 @@ def test_several_cards_scale_alike(pair: Pipeline, task: TextTask) -> None:
         found = together.score(tokenised, OPTIONS)
         np.testing.assert_allclose(found.importance.scores, want.importance.scores, rtol=1e-4, atol=1e-7)
     assert found.trace.facts["cards"] == ["drafter: read by 2 cards together"]
-    assert len(group.done) == 1, "what was done once is known, though models with another RoPE are made anew"
+    assert len(group.completed) == 1, "what was done once is known, though models with another RoPE are made anew"
     longer = Prompt.from_document(2 * task.document, task.question, pair.target.template)
     assert together.score(pair.tokenise(longer), OPTIONS).trace.facts["rope_needed"] == "yarn:8"
-    assert len(group.done) == 2
+    assert len(group.completed) == 2
 
 
 def test_keys_of_another_factor_are_refused(pair: Pipeline, task: TextTask) -> None:
     assert pair.drafter is not None
     drafted = prompt_of(task, pair).tokenise(pair.drafter.tokenizer)
     request = score_request(pair.drafter, drafted)
-    keys = KeptKeys(Trail(pair.drafter.model.config))
-    with pytest.raises(ConfigError, match="kept with another RoPE"):
+    keys = PrefixKeys(Trail(pair.drafter.model.config))
+    with pytest.raises(ConfigError, match="have another RoPE"):
         replace(request, keys=keys)
-    assert replace(request, keys=KeptKeys(Trail(request.model.config))).keys is not None
+    assert replace(request, keys=PrefixKeys(Trail(request.model.config))).keys is not None
 
 
 def test_a_recurrent_drafter_is_left_as_it_is_and_warns(target: Loaded, task: TextTask) -> None:

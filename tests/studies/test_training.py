@@ -215,7 +215,7 @@ def test_the_command_writes_a_file_that_a_scorer_opens(
     assert "written to" in table
     for name, array in ScorerFile.load(out).arrays.items():
         np.testing.assert_array_equal(array, first.arrays[name])
-    SCORERS.build("cross_attention", {"weights": str(out)}).opened(out, drafter.model)  # type: ignore[attr-defined]
+    SCORERS.build("cross_attention", {"weights": str(out)}).open_weights(out, drafter.model)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Scorers that read the attention of a drafter, one file each."""
+"""Scorers by the attention of a drafter."""

@@ -1,4 +1,4 @@
-"""Importance by the attention of a drafter: options, reading, folding, and the scorer that asks with the tail."""
+"""Importance by the attention of a drafter: options, the pass over the prompt, the reduction, and scorer `tail`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from sp.scoring.base import (
 
 Rotary = Literal["post", "none"]
 LayerSet = Literal["middle", "last_half", "every_second"]
-MOST_QUESTION_TOKENS = 64  # of a longer question only the last tokens are queries, for the memory of their weights
+MOST_QUESTION_TOKENS = 64  # of a longer question only the last tokens are queries, to bound the memory of their weights
 
 
-Take = Callable[[int, Floats, PagedKV], None]
-"""Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
+OnLayer = Callable[[int, Floats, PagedKV], None]
+"""Called for each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class AttentionScorer(ReadingScorer):
     rotary : {"post", "none"}
         Score with rotary embedding (as the drafter attends) or without it (position-free relevance).
     order, over_heads, over_queries, pool, pooling, edges
-        The steps of `Reduction` and how each is done.
+        The order and the kinds of the steps of `Reduction`.
     layers : tuple of int, or "middle", "last_half", "every_second", optional
-        Layers whose attention counts; negative ones count from the end of those that are run. The named sets are
-        taken of the attention layers that are run, every second one from the last on. All by default; of a drafter with
-        windows those that have none, unless numbers are given.
+        Layers whose attention counts; negative numbers count from the end of those that are run. The named sets are
+        subsets of the attention layers that are run; every second one counts from the last. All by default; of a
+        drafter with sliding windows only the layers without a window, unless numbers are given.
     depth : int, optional
-        Run only so many of the drafter's layers.
+        Number of the drafter's layers to run; all by default.
     """
 
     keeps: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"queries must be at least 1, not {self.queries}")
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
-        _ = self.reduction  # which checks its steps
+        _ = self.reduction  # whose constructor checks the steps
 
     @cached_property
     def reduction(self) -> Reduction:
@@ -97,44 +97,56 @@ class AttentionScorer(ReadingScorer):
         return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Attention layers that count, ascending. ConfigError for a layer that is not run or has no attention, or when
-        none is left.
+        """Return the attention layers that count, ascending.
+
+        ConfigError: a layer is not run or has no attention, or none is left.
         """
         depth = config.layers if self.depth is None else self.depth
         if depth > config.layers:
             raise ConfigError(f"depth is {depth}, but the drafter has {config.layers} layers")
         there = [layer for layer in config.attention_layers if layer < depth]
-        # A layer with a window was never asked about what lies further back: its weights there mean nothing.
+        # A layer with a window was never trained on keys further back, so its weights on them mean nothing.
         wide = [layer for layer in config.global_layers if layer < depth] or there
         if self.layers is None:
-            asked = wide
+            scored = wide
         elif isinstance(self.layers, str):
             half = len(wide) // 2
-            asked = {"middle": wide[half : half + 1], "last_half": wide[half:], "every_second": wide[::-2]}[self.layers]
+            scored = {"middle": wide[half : half + 1], "last_half": wide[half:], "every_second": wide[::-2]}[
+                self.layers
+            ]
         else:
-            asked = [layer + depth * (layer < 0) for layer in self.layers]
-        for layer in asked:
+            scored = [layer + depth * (layer < 0) for layer in self.layers]
+        for layer in scored:
             if layer not in there:
                 raise ConfigError(f"layer {layer} is not among the attention layers that are run: {there}")
-        if not asked:
+        if not scored:
             raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
-        return tuple(sorted(set(asked)))
+        return tuple(sorted(set(scored)))
 
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """Up to the last layer that counts."""
+        """Return the number of layers up to the last one that counts."""
         return self.scored_layers(config)[-1] + 1
 
     def query_count(self, request: ScoreRequest) -> int:
-        """Number of the prompt's last tokens that are queries."""
+        """Return the number of the prompt's last tokens that are queries."""
         n = len(request.ids)
         if self.queries != "question":
             return min(self.queries, n)
         return min(n - question_start(request), MOST_QUESTION_TOKENS)
 
-    def read(self, request: ScoreRequest, take: Take, like: Hashable | None = None) -> LayerAttention:
-        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries. The memory
-        held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last that counts
-        are not run, and that one does not attend. `like` names what `take` does on the device, for `read_by_layer_on`.
+    def visit_layers(
+        self, request: ScoreRequest, on_layer: OnLayer, replay_key: Hashable | None = None
+    ) -> LayerAttention:
+        """Run the drafter over the prompt and call `on_layer` for every scored layer with the last tokens' queries.
+
+        Memory holds the residual stream and the queries, keys and values of one layer. Layers after the last scored one
+        are not run, and that one computes no attention output.
+
+        Parameters
+        ----------
+        replay_key : hashable, optional
+            Identifies the kernels that `on_layer` launches, if they are those of `sp` alone: launches of equal keys may
+            be recorded once and replayed, see `read_by_layer_on`.
         """
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
@@ -142,80 +154,82 @@ class AttentionScorer(ReadingScorer):
         def show(layer: int, q: Floats, cache: Cache) -> None:
             if layer not in scored:
                 return
-            rows, at = q[-queries:], cache.stored(layer)
+            rows, keys = q[-queries:], cache.stored(layer)
             if model.trunk.blocks[layer].spec.scale is not None:
-                rows = asked_rows(rows, model, layer)
+                rows = scaled_queries(rows, model, layer)
             if self.rotary == "none":
-                rows = unrotated_rows(rows, request.positions[-queries:], model, layer)
-                at = unrotated_keys(at, request.positions, model, layer)
-            take(layer, rows, replace(at, tokens=len(request.ids)))
+                rows = unrotated_queries(rows, request.positions[-queries:], model, layer)
+                keys = unrotated_keys(keys, request.positions, model, layer)
+            on_layer(layer, rows, replace(keys, tokens=len(request.ids)))
 
-        like = None if like is None or self.rotary != "post" else (scored, like)
-        hooks = Hooks(on_attention=show, queues=like)
-        read_on(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
+        replay_key = None if replay_key is None or self.rotary != "post" else (scored, replay_key)
+        hooks = Hooks(on_attention=show, queues=replay_key)
+        read_prompt(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
 
 
-def read_on(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
-    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it. Where
-    several cards are given and no keys are kept, they read it together. Progress goes to the request's. The last `rows`
-    tokens are read in any case, since their queries are wanted.
+def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
+    """Run a model over a prompt as `read_by_layer` does, with the keys of one layer in memory at a time.
+
+    With prefix keys, only the tokens that they lack are computed, and appended to them; without, several GPUs share the
+    work if the request has them. The last `rows` tokens are always computed, because their queries are needed.
     """
     model, n, keys = request.model, len(request.ids), request.keys
-    how: dict[str, Any] = {"attend": attend, "depth": depth}
+    options: dict[str, Any] = {"attend": attend, "depth": depth}
     hooks = replace(hooks, progress=request.progress)
     if keys is None and request.cards is not None:
-        read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **how)
+        read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **options)
         return
     if (
         keys is None
         and model.device == "cuda"
-        and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **how)
+        and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **options)
     ):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
-        read_by_layer(model, request.ids, request.positions, cache, hooks, rows=rows, **how)
+        read_by_layer(model, request.ids, request.positions, cache, hooks, rows=rows, **options)
         return
-    at, trail = keys.trail.back_to(n - rows), keys.trail
-    stops = [stop for stop in keys.stops if at < stop <= n - rows] if trail.recurrent else []
+    start, trail = keys.trail.back_to(n - rows), keys.trail
+    # Recurrent states can be restored only where a snapshot was taken, so the pass is split at the stops.
+    stops = [stop for stop in keys.stops if start < stop <= n - rows] if trail.recurrent else []
     for stop in [*stops, n]:
-        part, last = (request.ids[at:stop], request.positions[at:stop]), stop == n
-        with trail.reading(n - at) as cache:
+        part, last = (request.ids[start:stop], request.positions[start:stop]), stop == n
+        with trail.reading(n - start) as cache:
             seen = hooks if last else replace(hooks, on_attention=None)
-            read_by_layer(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **how)
-        at = stop
+            read_by_layer(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **options)
+        start = stop
         if not last:
             trail.mark()
 
 
-def asked_rows(q: Floats, model: Model, layer: int) -> Floats:
-    """Queries of a layer as they are scored, which divides their products with keys by the root of the head size: times
-    what makes of that the layer's own scale; the ones given stay as they are."""
+def scaled_queries(q: Floats, model: Model, layer: int) -> Floats:
+    """Return queries times a factor, so that scores divided by sqrt(head_dim) have the layer's own scale; a copy."""
     scale = model.trunk.blocks[layer].spec.scale
     return q if scale is None else q * q.dtype.type(scale * q.shape[2] ** 0.5)
 
 
-def unrotated_rows(q: Floats, positions: Ints, model: Model, layer: int) -> Floats:
-    """Queries of a layer without rotary embedding; the ones given stay as they are."""
+def unrotated_queries(q: Floats, positions: Ints, model: Model, layer: int) -> Floats:
+    """Return a copy of a layer's queries without rotary embedding."""
     return unrotate(q.copy() if is_device(q) else q, model.place(positions), model.config.rope_of(layer))
 
 
-def unrotated_keys(at: PagedKV, positions: Ints, model: Model, layer: int) -> PagedKV:
-    """A layer's keys of the first ``len(positions)`` tokens without rotary embedding, in pages of their own. They
-    stand in place of the values, which none reads.
+def unrotated_keys(cache: PagedKV, positions: Ints, model: Model, layer: int) -> PagedKV:
+    """Return a layer's keys of the first ``len(positions)`` tokens without rotary embedding, in new pages.
+
+    The new cache has the keys in place of the values too, because no caller uses its values.
     """
-    at, rotary = replace(at, tokens=len(positions)), model.config.rope_of(layer)
+    cache, rotary = replace(cache, tokens=len(positions)), model.config.rope_of(layer)
     plain: dict[str, Any] = {"rotated": False, "basis": None}
-    if is_device(at.k):
-        pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
-        rows = at.as_model(pages.reshape(-1, *pages.shape[2:]))
-        unrotate(rows[: at.tokens], model.place(positions), rotary)
+    if is_device(cache.k):
+        pages = unpacked_pages(cache.k, cache.table, cache.tokens, cache.fmt)
+        rows = cache.as_model(pages.reshape(-1, *pages.shape[2:]))
+        unrotate(rows[: cache.tokens], model.place(positions), rotary)
         bits, table = rows.reshape(pages.shape).view(np.uint8), import_cupy().arange(len(pages), dtype=np.int32)
-        return replace(at, k=bits, v=bits, table=table, fmt=F16, value_fmt=F16, **plain)
-    keys = unrotate(at.model_keys(), positions, rotary)
+        return replace(cache, k=bits, v=bits, table=table, fmt=F16, value_fmt=F16, **plain)
+    keys = unrotate(cache.model_keys(), positions, rotary)
     bits = np.ascontiguousarray(keys).view(np.uint8)[None]
-    return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32, value_fmt=F32, **plain)
+    return replace(cache, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32, value_fmt=F32, **plain)
 
 
 __all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
@@ -225,8 +239,8 @@ __all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
 class Fold:
     """Running reduction over the layers of a drafter, in NumPy or on the device.
 
-    `over_layers`: how layers are reduced, after the heads of each by themselves; without it heads of all layers are
-    reduced together, which is the same where heads are reduced likewise, since all layers have as many.
+    `over_layers` is the reduction over layers, after that over the heads of each layer; without it the heads of all
+    layers are reduced together, which is the same for equal reductions, because all layers have as many heads.
 
     >>> fold = Fold(Reduction(pool=1), over_layers="mean")
     >>> for top in (0.5, 1.0):
@@ -242,40 +256,40 @@ class Fold:
     count: int = 0
     layers: list[Any] = field(default_factory=list)
     heads: list[Any] = field(default_factory=list)
-    _host: float = 0.0  # seconds that `add_layer` took, or
-    _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device between which it worked
+    _host: float = 0.0  # seconds that `add_layer` took on the CPU
+    _events: list[tuple[Any, Any]] = field(default_factory=list)  # on the device: events before and after `add_layer`
 
     def add(self, probs: Floats) -> None:
-        """Fold in one layer's weights (heads, queries, tokens)."""
+        """Add one layer's weights (heads, queries, tokens)."""
         into = None if self.over_layers else self.running
         self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
-        """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
+        """Add the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
         stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
-        start, begun = time.perf_counter(), stream and stream.record()
+        start, event = time.perf_counter(), stream and stream.record()
         into = None if self.over_layers else self.running
-        found = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
-        self._take(found, q.shape[1])
+        folded = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
+        self._take(folded, q.shape[1])
         if stream is None:
             self._host += time.perf_counter() - start
         else:
-            self._events.append((begun, stream.record()))
+            self._events.append((event, stream.record()))
 
-    def _take(self, found: Folded, heads: int) -> None:
-        before, self.running = self.running, found.running
+    def _take(self, folded: Folded, heads: int) -> None:
+        before, self.running = self.running, folded.running
         if self.over_layers:
-            layer = found.running / np.float32(heads) if self.reduction.heads == "mean" else found.running
+            layer = folded.running / np.float32(heads) if self.reduction.heads == "mean" else folded.running
             if before is not None:
                 layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
             self.running, heads = layer, 0
-        self.layers.append(found.by_layer)
-        if found.by_head is not None:
-            self.heads.append(found.by_head)
+        self.layers.append(folded.by_layer)
+        if folded.by_head is not None:
+            self.heads.append(folded.by_head)
         self.count += heads
 
     def result(self) -> Floats:
-        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
+        """Return the importance (tokens,) after the steps that follow the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
         running = looked_at([self.running])[0]
         if self.over_layers is None:
@@ -283,13 +297,13 @@ class Fold:
         return self.reduction.finish(running / np.float32(len(self.layers) if self.over_layers == "mean" else 1), 1)
 
     def importance(self, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
-        """What a scorer returns of the layers that were folded in; waits for the device, which nobody does before."""
+        """Return the result of a scorer from the layers that were added; the first call that waits for the device."""
         by_head = np.stack(looked_at(self.heads)) if self.heads else None
-        found = self.result(), np.stack(looked_at(self.layers)), generated, by_head, densities(attend)
+        result = self.result(), np.stack(looked_at(self.layers)), generated, by_head, densities(attend)
         for _, ended in self._events:
             ended.synchronize()
         times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)
-        return Importance(*found, weighing=float(self._host + sum(times) / 1e3))
+        return Importance(*result, weighing=float(self._host + sum(times) / 1e3))
 
 
 @register_scorer("tail")
@@ -297,35 +311,37 @@ class Fold:
 class TailScorer(AttentionScorer):
     """Attention of the last `queries` prompt tokens; nothing is generated.
 
-    Where the chat template opens or closes thinking behind the question, it is that of the question's last tokens, and
-    the drafter reads no further: the marks would be most of the queries, and a drafter asked by them finds few needles.
+    Where the chat template opens or closes thinking after the question, the queries are the question's last tokens, and
+    the drafter stops there: most queries would be marks of thinking, whose attention finds few needles.
 
     Notes
     -----
-    Source of the idea: SpecPrefill (arXiv 2502.02789) with prompt tokens in place of look-ahead tokens.
-    It fails where the end of the prompt does not yet ask for the needle; `lookahead` is safer there.
+    The idea is that of SpecPrefill (arXiv 2502.02789), with prompt tokens in place of look-ahead tokens. It fails where
+    the end of the prompt does not refer to the needle; `lookahead` is safer there.
     """
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and reduce the tail's attention."""
         fold = Fold(self.reduction, request.by_head)
-        asking = request if self.queries == "question" else without_markup(request)
-        like = (fold.reduction, fold.by_head) if fold.reduction.in_kernel else None
-        found = fold.importance(self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
-        return found if asking is request else padded(found, len(request.ids))
+        shortened = request if self.queries == "question" else without_markup(request)
+        replay_key = (fold.reduction, fold.by_head) if fold.reduction.in_kernel else None
+        importance = fold.importance(
+            self.visit_layers(shortened, lambda _, q, keys: fold.add_layer(q, keys, causal=True), replay_key)
+        )
+        return importance if shortened is request else padded(importance, len(request.ids))
 
 
 def without_markup(request: ScoreRequest) -> ScoreRequest:
-    """The request up to its last token that asks."""
-    end = request.asked
+    """Return the request without the tokens after its question."""
+    end = request.content_end
     if end is None or end >= len(request.ids):
         return request
-    cut = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
-    return replace(request, **cut, spans=None if request.spans is None else request.spans[:end])
+    shortened = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
+    return replace(request, **shortened, spans=None if request.spans is None else request.spans[:end])
 
 
-def padded(found: Importance, tokens: int) -> Importance:
-    """The same for so many tokens: those behind the queries have no importance."""
+def padded(importance: Importance, tokens: int) -> Importance:
+    """Return an importance extended to a number of tokens; those added at the end have importance 0."""
 
     def pad(values: Floats | None, size: int) -> Floats | None:
         if values is None:
@@ -333,5 +349,7 @@ def padded(found: Importance, tokens: int) -> Importance:
         return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
     chunks = -(-tokens // HEATMAP_CHUNK)
-    scores = np.pad(found.scores, (0, tokens - len(found.scores)))
-    return replace(found, scores=scores, by_layer=pad(found.by_layer, chunks), by_head=pad(found.by_head, chunks))
+    scores = np.pad(importance.scores, (0, tokens - len(importance.scores)))
+    return replace(
+        importance, scores=scores, by_layer=pad(importance.by_layer, chunks), by_head=pad(importance.by_head, chunks)
+    )

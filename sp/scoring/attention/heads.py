@@ -1,4 +1,4 @@
-"""Scorers that go by heads which are known to retrieve: of a map, or of the calibration of a file."""
+"""Scorers by the attention of retrieval heads, which a map of heads or the calibration of a file names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ LAYER = re.compile(r"[0-9]{1,4}")
 
 
 def read_layers(
-    path: Path, what: str, schema: str, fields: Mapping[str, Wanted], lists: str, want: Wanted
+    path: Path, kind: str, schema: str, fields: Mapping[str, Wanted], lists: str, want: Wanted
 ) -> tuple[dict[str, Any], dict[int, list[Any]]]:
-    """Read a record; its fields as the file has them, and one of them, lists by layer, by the layers' numbers.
+    """Read a record from a file, and one of its fields, an object of lists by layer, with integers as keys.
 
-    `what`: it is, for messages, as in ``"a calibration"``; `fields`: what its other fields must be; `lists`: field that
-    is an object: number of a layer to a list; ConfigError: it is missing, something else, or of another schema.
+    `kind` names the record in messages, as in ``"a calibration"``; `fields` are the checks of its other fields; `lists`
+    is the field with an object from a layer's number to a list. ConfigError: the file is missing, something else, or of
+    another schema.
 
     >>> from tempfile import TemporaryDirectory
     >>> from sp.json_lines import LIST
@@ -42,14 +43,14 @@ def read_layers(
     ...     read_layers(path, "a record", "x/1", {}, "rows", LIST)[1]
     {3: [1, 2]}
     """
-    found = read_object(path, what)
-    check(found, {"schema": TEXT, **fields, lists: OBJECT}, str(path))
-    if found["schema"] != schema:
-        raise ConfigError(f"{path}: {what} of schema {short(found['schema'])!r}; this version reads {schema!r}")
-    check_each(found[lists], want, f"{path}: {lists}")
-    if not found[lists] or not all(LAYER.fullmatch(layer) for layer in found[lists]):
-        raise ConfigError(f"{path}: {lists} must have a list for each of some layers, by their numbers")
-    return found, {int(layer): row for layer, row in found[lists].items()}
+    record = read_object(path, kind)
+    check(record, {"schema": TEXT, **fields, lists: OBJECT}, str(path))
+    if record["schema"] != schema:
+        raise ConfigError(f"{path}: {kind} of schema {short(record['schema'])!r}; this version supports {schema!r}")
+    check_each(record[lists], want, f"{path}: {lists}")
+    if not record[lists] or not all(LAYER.fullmatch(layer) for layer in record[lists]):
+        raise ConfigError(f"{path}: {lists} must be an object from layer numbers to lists, and not empty")
+    return record, {int(layer): row for layer, row in record[lists].items()}
 
 
 SCHEMA = "sp-head-map/1"
@@ -66,30 +67,31 @@ def _share(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Retrieval score of every head."""
+    """Retrieval scores of the heads of a model."""
 
-    model: str  # `model_key` of the model they belong to
+    model: str  # `model_key` of the model
     scores: Mapping[int, tuple[float, ...]]  # by attention layer, one score a head, from 0 to 1
     made: Mapping[str, Any] = field(default_factory=dict)  # how they were measured; for people
 
     def save(self, path: Path) -> None:
-        """Write the file; one line a layer."""
+        """Write the file, one line per layer."""
         lines = [f'  "{layer}": {json.dumps([round(s, 4) for s in row])}' for layer, row in self.scores.items()]
         head = json.dumps({"schema": SCHEMA, "model": self.model, "made": dict(self.made)}, indent=1)
         path.write_text(head[: head.rindex("}")].rstrip() + ',\n "scores": {\n' + ",\n".join(lines) + "\n }\n}\n")
 
     @classmethod
     def load(cls, path: Path) -> HeadMap:
-        """Read a file that `save` wrote. ConfigError: if it is missing, no map, or of another schema."""
+        """Read a file that `save` wrote; ConfigError if it is missing, not a map, or of another schema."""
         try:
-            found, rows = read_layers(path, "a map of heads", SCHEMA, FIELDS, "scores", SCORES)
+            record, rows = read_layers(path, "a map of heads", SCHEMA, FIELDS, "scores", SCORES)
         except ConfigError as error:
             raise ConfigError(f"{error}; make a map of heads with sp heads") from None
-        return cls(found["model"], {layer: tuple(map(float, row)) for layer, row in rows.items()}, found["made"])
+        return cls(record["model"], {layer: tuple(map(float, row)) for layer, row in rows.items()}, record["made"])
 
-    def chosen(self, model: Model, threshold: float) -> dict[int, Floats]:
-        """One for a head that scores above the threshold and zero for others, by layer that has such a head.
-        ConfigError: if the map is of another model, or no head scores as much.
+    def select_heads(self, model: Model, threshold: float) -> dict[int, Floats]:
+        """Return masks of heads (heads,) by layer: 1 for scores above the threshold; layers without one are absent.
+
+        ConfigError: the map is of another model, or no head scores above the threshold.
         """
         if self.model != model_key(model):
             raise ConfigError(
@@ -102,14 +104,12 @@ class HeadMap:
         most = max(max(row) for row in self.scores.values())
         if most <= threshold:
             raise ConfigError(f"no head has a retrieval score above {threshold}; the best has {most:.3f}")
-        picked = {layer: np.array([s > threshold for s in row], np.float32) for layer, row in self.scores.items()}
-        return {layer: row for layer, row in picked.items() if row.any()}
+        masks = {layer: np.array([s > threshold for s in row], np.float32) for layer, row in self.scores.items()}
+        return {layer: row for layer, row in masks.items() if row.any()}
 
 
 def model_key(model: Model) -> str:
-    """A short name that stays the same when matrices are quantised: shape, and a hash of the last norm. Returns str:
-    ``architecture-layers-heads-hash``.
-    """
+    """Return ``architecture-layers-heads-hash``, with a hash of the last norm, which quantisation does not change."""
     norm = np.ascontiguousarray(on_host(model.trunk.output_norm), np.float32)
     digest = hashlib.sha256(norm.tobytes()).hexdigest()[:12]
     c = model.config
@@ -119,14 +119,14 @@ def model_key(model: Model) -> str:
 @register_scorer("retrieval_heads")
 @dataclass(frozen=True)
 class RetrievalHeadsScorer(AttentionScorer):
-    """`tail` over the heads of a map whose retrieval score is above a threshold; all others count for nothing.
+    """`tail` over the heads of a map whose retrieval score is above a threshold; all others are ignored.
 
     Parameters
     ----------
     map : str
-        File that ``sp heads`` made of this drafter; left empty, the map of the embedded one.
+        File that ``sp heads`` wrote for this drafter; if empty, the map of the embedded drafter.
     threshold : float
-        Heads at or below it are left out.
+        Heads with this score or less are ignored.
 
     Notes
     -----
@@ -143,41 +143,42 @@ class RetrievalHeadsScorer(AttentionScorer):
             raise ConfigError(f"threshold must be at least 0 and below 1, not {self.threshold}")
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Run the drafter once over the prompt and reduce the chosen heads' attention."""
-        found = HeadMap.load(Path(self.map) if self.map else EMBEDDED_MAP)
-        chosen = found.chosen(request.model, self.threshold)
-        if not set(chosen) & set(self.scored_layers(request.model.config)):
-            raise ConfigError(f"no retrieval head is in a layer that counts; they are in {sorted(chosen)}")
+        """Run the drafter once over the prompt and reduce the attention of the retrieval heads."""
+        head_map = HeadMap.load(Path(self.map) if self.map else EMBEDDED_MAP)
+        masks = head_map.select_heads(request.model, self.threshold)
+        if not set(masks) & set(self.scored_layers(request.model.config)):
+            raise ConfigError(f"no retrieval head is in a layer that counts; they are in {sorted(masks)}")
         fold = Fold(self.reduction, request.by_head)
 
-        def take(layer: int, q: Floats, keys: PagedKV) -> None:
-            if layer in chosen:
+        def fold_layer(layer: int, q: Floats, keys: PagedKV) -> None:
+            if layer in masks:
                 weights = attention_rows(q, keys)
-                weights *= array_module(weights).asarray(chosen[layer])[:, None, None]
+                weights *= array_module(weights).asarray(masks[layer])[:, None, None]
                 fold.add(weights)
 
-        return fold.importance(self.read(request, take))
+        return fold.importance(self.visit_layers(request, fold_layer))
 
 
-LAST_QUERIES = 32  # tokens at the end of a prompt that ask where no question is known
-DEPTH = 0.6  # share of the layers before the second of the two that find most, untrained and unmeasured
+LAST_QUERIES = 32  # tokens at the end of a prompt that are queries where no question is known
+DEPTH = 0.6  # share of the layers before the second of the two layers of `rule_of_thumb`
 
 
 @register_scorer("calibrated")
 @dataclass(frozen=True)
 class CalibratedScorer(ReadingScorer):
-    """Attention from the question's tokens in the layers and heads that retrieve; the drafter stops behind them.
+    """Attention from the question's tokens in the layers and heads that retrieve; later layers are not run.
 
-    Which they are, and whether their queries and keys are rotated, a calibration of the drafter's file says, see
-    `Retrieval`; without one it is `rule_of_thumb`. A token counts as much as the query and the head that looks at it
-    hardest. Tokens behind the question have no part in it. Where a prompt names no question its last 32 tokens ask.
+    A calibration of the drafter's file names the layers and heads, and says whether queries and keys have rotary
+    embedding, see `Retrieval`; without a calibration it is `rule_of_thumb`. The importance of a token is its largest
+    weight over queries and heads. Tokens after the question score zero. Where a prompt names no question, its last 32
+    tokens are the queries.
 
     Parameters
     ----------
     sparse
         See `ReadingScorer`.
     calibrate : {"auto", "never"}
-        Whether a file that has no calibration gets one when it is first used.
+        Make the calibration of a file that has none when it is first used, or never.
 
     Notes
     -----
@@ -190,8 +191,8 @@ class CalibratedScorer(ReadingScorer):
 
     calibrate: Literal["auto", "never"] = "auto"
 
-    def reader(self, retrieval: Retrieval) -> TailScorer:
-        """How the drafter reads."""
+    def tail_scorer(self, retrieval: Retrieval) -> TailScorer:
+        """Return the `tail` scorer with the layers, the rotary embedding and the reduction of a calibration."""
         return TailScorer(
             sparse=self.sparse,
             queries="question",
@@ -204,52 +205,54 @@ class CalibratedScorer(ReadingScorer):
         )
 
     def reading_depth(self, config: ModelConfig) -> int | None:
-        """Up to the last layer that counts."""
+        """Return the number of layers up to the last one that counts."""
         return retrieval_of(config).depth
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Run the drafter's first layers once over the prompt and reduce what its chosen heads see."""
-        model, asking = request.model, up_to_question(request)
+        """Run the drafter's first layers once over the prompt and reduce the attention of the retrieval heads."""
+        model, shortened = request.model, up_to_question(request)
         retrieval = retrieval_of(model.config)
-        reader = self.reader(retrieval)
-        fold = Fold(reader.reduction, request.by_head)
+        tail = self.tail_scorer(retrieval)
+        fold = Fold(tail.reduction, request.by_head)
         whole = all(len(heads) == model.config.heads for _, heads in retrieval.heads)
-        chosen = {layer: _mask(heads, model.config.heads) for layer, heads in retrieval.heads}
+        masks = {layer: _mask(heads, model.config.heads) for layer, heads in retrieval.heads}
 
-        def take(layer: int, q: Floats, keys: PagedKV) -> None:
-            if whole:
+        def fold_layer(layer: int, q: Floats, keys: PagedKV) -> None:
+            if whole:  # the fused kernel reduces all heads, without their weights in memory
                 fold.add_layer(q, keys, causal=True)
                 return
             weights = attention_rows(q, keys)
-            weights *= array_module(weights).asarray(chosen[layer])[:, None, None]
+            weights *= array_module(weights).asarray(masks[layer])[:, None, None]
             fold.add(weights)
 
-        like = (fold.reduction, fold.by_head) if whole and fold.reduction.in_kernel else None
-        return padded(fold.importance(reader.read(asking, take, like)), len(request.ids))
+        replay_key = (fold.reduction, fold.by_head) if whole and fold.reduction.in_kernel else None
+        return padded(fold.importance(tail.visit_layers(shortened, fold_layer, replay_key)), len(request.ids))
 
 
 def retrieval_of(config: ModelConfig) -> Retrieval:
-    """What is known of a model, or else the rule."""
+    """Return the calibration of a model, or else `rule_of_thumb`."""
     return config.retrieval or rule_of_thumb(config)
 
 
 def rule_of_thumb(config: ModelConfig) -> Retrieval:
-    """All heads, un-rotated, of the two attention layers around 60 % of the depth, of those without a window: the first
-    from there on, and the one before it. Of a hybrid whose every fourth layer attends these are 11 and 15 of 24.
+    """Return all heads, un-rotated, of the two layers with global attention around 60 % of the depth.
+
+    These are the first such layer from there on and the one before it: in a hybrid of 24 layers of which every fourth
+    has attention, layers 11 and 15.
     """
     layers = config.global_layers
     if not layers:
-        raise ConfigError("scorer calibrated reads attention, and no layer of the drafter has any; take another scorer")
-    from_here = [at for at, layer in enumerate(layers) if layer >= round(DEPTH * config.layers)]
-    last = max(from_here[0] if from_here else len(layers) - 1, min(1, len(layers) - 1))
+        raise ConfigError("scorer calibrated needs attention layers, and the drafter has none; choose another scorer")
+    deep = [place for place, layer in enumerate(layers) if layer >= round(DEPTH * config.layers)]
+    last = max(deep[0] if deep else len(layers) - 1, min(1, len(layers) - 1))
     heads = tuple(range(config.heads))
     return Retrieval(tuple((layer, heads) for layer in layers[max(last - 1, 0) : last + 1]), "none", measured=False)
 
 
 def up_to_question(request: ScoreRequest) -> ScoreRequest:
-    """The request up to the last token of its question; where it names none, its last tokens are taken for it."""
+    """Return the request up to the last token of its question; without one, its last 32 tokens are the question."""
     n = len(request.ids)
-    end = n if request.asked is None else min(request.asked, n)
+    end = n if request.content_end is None else min(request.content_end, n)
     question = request.question
     if question.any():
         end = int(np.flatnonzero(question)[-1]) + 1
@@ -267,7 +270,7 @@ def up_to_question(request: ScoreRequest) -> ScoreRequest:
 
 
 def _mask(heads: tuple[int, ...], count: int) -> Floats:
-    """One for each of the heads, of so many."""
+    """Return a mask (count,) that is 1 for the heads."""
     mask = np.zeros(count, np.float32)
     mask[list(heads)] = 1
     return mask

@@ -15,7 +15,7 @@ from sp.models import ModelConfig
 from sp.models.run.hooks import looked_at
 from sp.ops.attention.importance import attention_rows, chunk_means
 from sp.ops.attention.kv_pages import PagedKV
-from sp.scoring.attention.attention import LayerSet, Rotary, TailScorer, padded, unrotated_keys, unrotated_rows
+from sp.scoring.attention.attention import LayerSet, Rotary, TailScorer, padded, unrotated_keys, unrotated_queries
 from sp.scoring.attention.heads import up_to_question
 from sp.scoring.base import HEATMAP_CHUNK, SCORERS, Importance, ReadingScorer, ScoreRequest, densities
 
@@ -97,13 +97,13 @@ class KeyValueScorer(ReadingScorer):
     def score_layer(self, inputs: AttentionInputs) -> Floats:
         """Return the importance of every token by one layer: (tokens,), or (heads, tokens), whose mean counts."""
 
-    def reader(self) -> TailScorer:
+    def tail_scorer(self) -> TailScorer:
         """Return the scorer whose pass over the prompt is used."""
         return TailScorer(sparse=self.sparse, queries="question", layers=self.layers)
 
     def reading_depth(self, config: ModelConfig) -> int | None:
         """Return the number of layers up to the last one that is scored."""
-        return self.reader().reading_depth(config)
+        return self.tail_scorer().reading_depth(config)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and average what `score_layer` returns."""
@@ -116,7 +116,7 @@ class KeyValueScorer(ReadingScorer):
         def add_layer(layer: int, q: Floats, keys: PagedKV) -> None:
             rows, scored_keys = q, keys
             if self.rotary == "none":
-                rows = unrotated_rows(q, asking.positions[-len(q) :], model, layer)
+                rows = unrotated_queries(q, asking.positions[-len(q) :], model, layer)
                 scored_keys = unrotated_keys(keys, asking.positions, model, layer)
             scores = self.score_layer(AttentionInputs(layer, rows, scored_keys, keys)).astype(np.float32)
             if scores.ndim not in (1, 2) or scores.shape[-1] != tokens:
@@ -131,7 +131,7 @@ class KeyValueScorer(ReadingScorer):
             by_layer.append(chunk_means(scores, HEATMAP_CHUNK))
             total[:] = [total[0] + scores] if total else [scores]
 
-        attend = self.reader().read(asking, add_layer)
+        attend = self.tail_scorer().visit_layers(asking, add_layer)
         [summed] = looked_at(total)
         scores = (summed / np.float32(len(by_layer))).astype(np.float32)
         if not np.isfinite(scores).all():

@@ -1,4 +1,4 @@
-"""Variants of the tail scorer: other queries, other layers, another model that reads."""
+"""Variants of scorer `tail`: other queries, other layers, another scoring model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sp.scoring.lexical import Anchors
 @register_scorer("anchored")
 @dataclass(frozen=True)
 class AnchoredScorer(TailScorer):
-    """`tail`, where chunks that `lexical` marks come before all others, ordered by its marks and then by attention.
+    """`tail`, where chunks that `lexical` marks rank above all others, ordered by its marks and then by attention.
 
-    To tell what anchors are worth, compare with `tail` and with `lexical` at equal kept tokens.
+    To measure the benefit of anchors, compare with `tail` and with `lexical` at equal numbers of selected tokens.
 
     Parameters
     ----------
     ngram, most_hits, radius, asked, chunk_size
-        See `Anchors`; by default as in the seed, which looks at the last 96 tokens.
+        See `Anchors`; the defaults are those of the seed project, which uses the last 96 tokens.
 
     Notes
     -----
@@ -43,14 +43,14 @@ class AnchoredScorer(TailScorer):
         self.anchors()
 
     def anchors(self) -> Anchors:
-        """The anchors these options describe."""
+        """Return the anchors that these options describe."""
         return Anchors(self.ngram, self.most_hits, self.radius, self.asked, self.chunk_size)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Attention scaled to at most one, plus two and the mark where a chunk is marked."""
-        found, marks = super().score(request), self.anchors().mark(request)
-        scores = found.scores / max(float(found.scores.max()), 1e-30)
-        return replace(found, scores=(scores + np.where(marks > 0, 2 + 1e3 * marks, 0)).astype(np.float32))
+        """Scale attention to at most 1, and add 2 plus 1000 times the mark where a chunk is marked."""
+        attention, marks = super().score(request), self.anchors().mark(request)
+        scores = attention.scores / max(float(attention.scores.max()), 1e-30)
+        return replace(attention, scores=(scores + np.where(marks > 0, 2 + 1e3 * marks, 0)).astype(np.float32))
 
 
 @register_scorer("layer_subset")
@@ -60,7 +60,7 @@ class LayerSubsetScorer(TailScorer):
 
     Notes
     -----
-    GemFilter (arXiv 2409.17422) and LongAttnComp (arXiv 2606.01336) filter by one layer; this takes any set of them.
+    GemFilter (arXiv 2409.17422) and LongAttnComp (arXiv 2606.01336) filter by one layer; this uses any set of layers.
     """
 
     layers: tuple[int, ...] | LayerSet | None = "last_half"
@@ -71,11 +71,11 @@ class LayerSubsetScorer(TailScorer):
 class MidLayerScorer(TailScorer):
     """`tail` of the middle attention layer alone, its queries and keys un-rotated: relevance without position.
 
-    Everything from the question on asks, all heads and queries count equally. Half of the drafter is never run.
+    All tokens from the question on are queries; all heads and queries count equally. Later layers are not run.
 
     Notes
     -----
-    After the scoring layer of LongAttnComp (arXiv 2606.01336), here untrained.
+    Modelled on the scoring layer of LongAttnComp (arXiv 2606.01336), here untrained.
     """
 
     queries: int | Literal["question"] = "question"
@@ -89,8 +89,8 @@ class MidLayerScorer(TailScorer):
 class TargetAttentionScorer(TailScorer):
     """`tail` with the target as its own drafter.
 
-    It saves no time, since the target reads everything first. What is lost here too is lost by the method, what only
-    the drafter loses is lost by the drafter.
+    It saves no time, because the target reads everything first. Evidence that this scorer loses too is lost by the
+    method; evidence that only a drafter loses is lost by the drafter.
     """
 
     reads_target = True

@@ -1,4 +1,4 @@
-"""Scorers that weigh attention by heads, layers or entropy before it is reduced, each after a paper."""
+"""Scorers that reweight attention by heads, layers or entropy before its reduction, each after a paper."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ from sp.scoring.base import Importance, ScoreRequest, register_scorer
 
 @dataclass(frozen=True)
 class ReweightedScorer(AttentionScorer):
-    """Base of them. The weights of one layer, ``4 queries heads tokens`` bytes, are held at a time, and of `reweighted`
-    one or two more arrays of that size."""
+    """Base of scorers that change attention weights before the reduction.
+
+    The weights of one layer, ``4 queries heads tokens`` bytes, are in memory at a time, and one or two more arrays of
+    that size in `reweighted`.
+    """
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Run the drafter once over the prompt and reduce what `reweighted` makes of the tail's weights."""
+        """Run the drafter once over the prompt and reduce the result of `reweighted` for the tail's weights."""
         fold = Fold(self.reduction, request.by_head)
 
-        def take(layer: int, q: Floats, keys: PagedKV) -> None:
+        def fold_layer(layer: int, q: Floats, keys: PagedKV) -> None:
             fold.add(self.reweighted(self.weights(q, keys), layer))
 
-        return fold.importance(self.read(request, take))
+        return fold.importance(self.visit_layers(request, fold_layer))
 
     def weights(self, q: Floats, keys: PagedKV) -> Floats:
-        """What `reweighted` is given: softmax weights (heads, queries, tokens)."""
+        """Return the argument of `reweighted`: softmax weights (heads, queries, tokens)."""
         return attention_rows(q, keys)
 
     @abstractmethod
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """Weights (heads, queries, tokens) as they count, in NumPy or on the device; those given may be changed."""
+        """Return the weights (heads, queries, tokens) that count, in NumPy or on the device; may work in place."""
 
 
 @register_scorer("entropy_weight")
@@ -48,7 +51,7 @@ class EntropyWeightScorer(ReweightedScorer):
     Parameters
     ----------
     beta : float, optional
-        Weigh by ``exp(-beta H)`` instead.
+        Multiply by ``exp(-beta H)`` instead.
     """
 
     over_heads: Literal["max", "mean"] = "mean"
@@ -60,7 +63,7 @@ class EntropyWeightScorer(ReweightedScorer):
             raise ConfigError(f"beta must be a number from 0 on, not {self.beta}")
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """See the class."""
+        """Multiply the weights of each head by a function of their entropy."""
         xp, tokens = array_module(weights), weights.shape[-1]
         terms = xp.log(xp.maximum(weights, np.float32(1e-30)))
         terms *= weights
@@ -75,8 +78,8 @@ class EntropyWeightScorer(ReweightedScorer):
 class GemFilterScorer(ReweightedScorer):
     """Logits of the last token in one filter layer, averaged over the heads before any softmax, then pooled.
 
-    The paper's layers are 13 to 19 of 32; by default it is the middle one. Layers behind it are not run. The paper
-    gives the kept tokens contiguous positions: ``positions=contiguous``.
+    The paper's layers are 13 to 19 of 32; the default is the middle one. Later layers are not run. The paper gives the
+    selected tokens contiguous positions: ``positions=contiguous``.
 
     Notes
     -----
@@ -93,14 +96,16 @@ class GemFilterScorer(ReweightedScorer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.queries != 1:
-            raise ConfigError(f"scorer gemfilter asks from the last token alone; queries must be 1, not {self.queries}")
+            raise ConfigError(
+                f"scorer gemfilter has the last token as its query; queries must be 1, not {self.queries}"
+            )
 
     def weights(self, q: Floats, keys: PagedKV) -> Floats:
-        """Logits (heads, 1, tokens)."""
+        """Return the logits (heads, 1, tokens)."""
         return attention_rows(q, keys, logits=True)
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """As they are."""
+        """Return the logits unchanged."""
         return weights
 
 
@@ -119,7 +124,7 @@ class HeadVoteScorer(ReweightedScorer):
     vote : {"count", "reciprocal"}
         One vote for each chunk among the best, or ``1 / (60 + rank)`` for every chunk.
     top : float
-        Share of the chunks that get a vote when votes are counted; at least one does.
+        Share of the chunks that get a vote with ``count``; at least one chunk does.
     """
 
     over_heads: Literal["max", "mean"] = "mean"
@@ -136,7 +141,7 @@ class HeadVoteScorer(ReweightedScorer):
             raise ConfigError(f"top must be above 0 and at most 1, not {self.top}")
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """See the class."""
+        """Replace each weight by the vote for its chunk."""
         xp, tokens = array_module(weights), weights.shape[-1]
         means = chunk_means(weights, self.chunk_size)
         rank = xp.argsort(xp.argsort(-means, axis=-1), axis=-1)
@@ -144,11 +149,11 @@ class HeadVoteScorer(ReweightedScorer):
             votes = (rank < max(1, int(self.top * means.shape[-1]))).astype(np.float32)
         else:
             votes = (1 / (RANK_OFFSET + 1 + rank)).astype(np.float32)
-        spread: Floats = xp.repeat(votes, self.chunk_size, axis=-1)[..., :tokens]
-        return spread
+        by_token: Floats = xp.repeat(votes, self.chunk_size, axis=-1)[..., :tokens]
+        return by_token
 
 
-LEAST_LEFT = 1e-6
+LEAST_LEFT = 1e-6  # sum of remaining weights below which they are rounding errors and are not scaled up to one
 
 
 @register_scorer("sink_masked")
@@ -161,8 +166,8 @@ class SinkMaskedScorer(ReweightedScorer):
     sink, recent : int
         Tokens at both ends whose weights are set to zero.
     renormalise : bool
-        Let the other weights of a query sum to one again, so that a head which mostly rests on its sink counts as much
-        as any other; raised a million times at most, since what is left may be rounding.
+        Scale the other weights of a query to sum to one again, so that a head with most of its weight on the sink
+        counts as much as any other; by a factor of a million at most, because the rest may be rounding errors.
 
     Notes
     -----
@@ -180,13 +185,13 @@ class SinkMaskedScorer(ReweightedScorer):
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """See the class."""
+        """Set the weights at both ends to zero, and renormalise the others."""
         tokens = weights.shape[-1]
         weights[..., : self.sink] = 0
         weights[..., max(0, tokens - self.recent) :] = 0
         if self.renormalise:
-            left = weights.sum(axis=-1, keepdims=True)
-            weights /= array_module(left).maximum(left, np.float32(LEAST_LEFT))
+            remaining = weights.sum(axis=-1, keepdims=True)
+            weights /= array_module(remaining).maximum(remaining, np.float32(LEAST_LEFT))
         return weights
 
 
@@ -195,8 +200,8 @@ class SinkMaskedScorer(ReweightedScorer):
 class SnapKVScorer(ReweightedScorer):
     """Attention of a window of last tokens: averaged over them, pooled in each head, then the maximum over heads.
 
-    The window's own tokens get no vote and come first. Where SnapKV keeps other tokens in every head, a prompt has to
-    be one for all: the maximum is the union of what heads want, ``over_heads=mean`` their vote.
+    The window's own tokens get no vote and rank first. SnapKV selects different tokens for every head, but a prompt has
+    to be the same for all: the maximum is the union of the heads' choices, ``over_heads=mean`` their vote.
 
     Notes
     -----
@@ -208,13 +213,13 @@ class SnapKVScorer(ReweightedScorer):
     pool: int = 7
 
     def score(self, request: ScoreRequest) -> Importance:
-        """See `ReweightedScorer`; the window scores as high as the best of the others."""
-        found = super().score(request)
-        scores = found.scores.copy()
+        """Score as `ReweightedScorer` does, and give the window the highest score of the other tokens."""
+        importance = super().score(request)
+        scores = importance.scores.copy()
         scores[len(scores) - self.query_count(request) :] = scores.max()
-        return replace(found, scores=scores)
+        return replace(importance, scores=scores)
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
-        """No vote for the window."""
+        """Set the weights on the window to zero."""
         weights[..., weights.shape[-1] - weights.shape[-2] :] = 0
         return weights

@@ -1,1 +1,1 @@
-"""Which heads of a drafter's file find what a question asks for: measured on generated needles, kept by file."""
+"""Calibrations: the heads of a drafter's file that retrieve, measured on generated needles and stored by file."""

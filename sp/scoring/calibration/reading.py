@@ -1,4 +1,4 @@
-"""A drafter reads generated texts with needles: which words ask, what the texts hold, and what each head found."""
+"""Generated texts with needles, their questions, and the weights that each head gives to the needles."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.spans import same_start
-from sp.scoring.attention.attention import TailScorer, unrotated_keys, unrotated_rows
+from sp.scoring.attention.attention import TailScorer, unrotated_keys, unrotated_queries
 from sp.scoring.attention.heads import up_to_question
-from sp.scoring.base import HEATMAP_CHUNK, KeptKeys, ScoreRequest
+from sp.scoring.base import HEATMAP_CHUNK, PrefixKeys, ScoreRequest
 
 
-class Phrasing(NamedTuple):
+class NeedlePhrasing(NamedTuple):
     """A needle and the question for it, with slots such as {who}; see `SLOTS`."""
 
     needle: str
@@ -34,29 +34,41 @@ class Phrasing(NamedTuple):
 
 
 PHRASINGS = (
-    Phrasing("To open the strongroom in {place}, dial {code}.", "Which combination does the vault at {place} need?"),
-    Phrasing("{who} was appointed keeper of the {thing} last spring.", "Who looks after the {thing} nowadays?"),
-    Phrasing("The ferry to {place} was cancelled because {cause}.", "Why did no boat sail to {place}?"),
-    Phrasing(
+    NeedlePhrasing(
+        "To open the strongroom in {place}, dial {code}.", "Which combination does the vault at {place} need?"
+    ),
+    NeedlePhrasing("{who} was appointed keeper of the {thing} last spring.", "Who looks after the {thing} nowadays?"),
+    NeedlePhrasing("The ferry to {place} was cancelled because {cause}.", "Why did no boat sail to {place}?"),
+    NeedlePhrasing(
         "Mending the {thing} came to {number} crowns in the end.", "How much was paid to get the {thing} repaired?"
     ),
-    Phrasing(
+    NeedlePhrasing(
         "Anyone who wants to rent the {thing} has to write to {who}.", "Whom does one contact to hire the {thing}?"
     ),
-    Phrasing("The access key for the {place} gateway is {code}.", "What is the access key for the {place} gateway?"),
-    Phrasing("{who} grew up in {place} and left it at twenty.", "Where did {who} spend childhood?"),
-    Phrasing("The {thing} spoils when stored above {degrees} degrees.", "At what temperature does the {thing} go bad?"),
-    Phrasing(
+    NeedlePhrasing(
+        "The access key for the {place} gateway is {code}.", "What is the access key for the {place} gateway?"
+    ),
+    NeedlePhrasing("{who} grew up in {place} and left it at twenty.", "Where did {who} spend childhood?"),
+    NeedlePhrasing(
+        "The {thing} spoils when stored above {degrees} degrees.", "At what temperature does the {thing} go bad?"
+    ),
+    NeedlePhrasing(
         "By order of the mayor, the bridge at {place} closes in {month}.", "When is the crossing near {place} shut?"
     ),
-    Phrasing("The {thing} runs on a motor built by {who} and Sons.", "Which firm made the engine of the {thing}?"),
-    Phrasing("The serial number stamped on the {thing} reads {code}.", "Give the serial number of the {thing}."),
-    Phrasing("{who} lost the lawsuit since {cause}.", "For what reason did the court decide against {who}?"),
-    Phrasing("A ticket from {place} costs children {number} pence.", "What do kids pay for a ride out of {place}?"),
-    Phrasing("The spare {thing} lies {spot}.", "Where would one look for a second {thing}?"),
-    Phrasing("After the merger the office at {place} kept {number} clerks.", "How many people still work in {place}?"),
-    Phrasing("In the play it is {who} who poisons the duke.", "Which character murders the nobleman on stage?"),
-)  # the first half and the second half are never judged by what was chosen on themselves
+    NeedlePhrasing(
+        "The {thing} runs on a motor built by {who} and Sons.", "Which firm made the engine of the {thing}?"
+    ),
+    NeedlePhrasing("The serial number stamped on the {thing} reads {code}.", "Give the serial number of the {thing}."),
+    NeedlePhrasing("{who} lost the lawsuit since {cause}.", "For what reason did the court decide against {who}?"),
+    NeedlePhrasing(
+        "A ticket from {place} costs children {number} pence.", "What do kids pay for a ride out of {place}?"
+    ),
+    NeedlePhrasing("The spare {thing} lies {spot}.", "Where would one look for a second {thing}?"),
+    NeedlePhrasing(
+        "After the merger the office at {place} kept {number} clerks.", "How many people still work in {place}?"
+    ),
+    NeedlePhrasing("In the play it is {who} who poisons the duke.", "Which character murders the nobleman on stage?"),
+)  # heads chosen on one half of these are evaluated on the other half
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "who": (
@@ -82,18 +94,18 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ),
     "month": ("January", "March", "April", "June", "July", "September", "October", "November"),
 }  # fmt: skip
-"""Words of the slots; `code`, `number` and `degrees` are drawn as digits."""
+"""Words for the slots; `code`, `number` and `degrees` are drawn as digits."""
 
 
-def fill(phrasings: tuple[Phrasing, ...], rng: random.Random) -> list[Phrasing]:
-    """Needles and questions of one text, no two of which share a word of a slot where there are enough."""
+def fill(phrasings: tuple[NeedlePhrasing, ...], rng: random.Random) -> list[NeedlePhrasing]:
+    """Return needles and questions of one text, no two of which share a word of a slot if there are enough words."""
     words = {name: rng.sample(known, len(known)) for name, known in SLOTS.items()}
     filled = []
     for index, phrasing in enumerate(phrasings):
         slots = {name: known[index % len(known)] for name, known in words.items()}
         code = f"{rng.choice('BDFGKLMPRTVX')}{rng.randrange(10, 100)}-{rng.randrange(100, 1000)}"
         slots |= {"code": code, "number": str(rng.randrange(120, 980)), "degrees": str(rng.randrange(31, 79))}
-        filled.append(Phrasing(phrasing.needle.format(**slots), phrasing.question.format(**slots)))
+        filled.append(NeedlePhrasing(phrasing.needle.format(**slots), phrasing.question.format(**slots)))
     return filled
 
 
@@ -102,20 +114,20 @@ CODE_MODULES = ("argparse", "json.decoder", "textwrap", "csv", "heapq", "configp
 
 
 @dataclass(frozen=True)
-class Text:
+class NeedleText:
     """A document with its needles."""
 
     kind: str  # name in `KINDS`
     document: str
-    needles: tuple[Phrasing, ...]  # as they stand in it, each with its question
+    needles: tuple[NeedlePhrasing, ...]  # verbatim, each with its question
 
 
 def prose(rng: random.Random) -> Iterator[str]:
-    """Paragraphs of Python's reference manual, without end; ConfigError where this Python has none."""
+    """Yield paragraphs of Python's reference manual, without end; ConfigError where this Python has none."""
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError:
-        raise ConfigError("this Python lacks pydoc_data, whose text a calibration reads; take another Python") from None
+        raise ConfigError("this Python lacks pydoc_data, whose text a calibration needs; use another Python") from None
     names = sorted(topics)
     for name in cycle(rng.sample(names, len(names))):
         for paragraph in topics[name].split("\n\n"):
@@ -123,23 +135,23 @@ def prose(rng: random.Random) -> Iterator[str]:
 
 
 def code(rng: random.Random, modules: Sequence[str] = CODE_MODULES) -> Iterator[str]:
-    """Lines of modules of the standard library, without end; ConfigError where this Python has no source."""
+    """Yield lines of modules of the standard library, without end; ConfigError where this Python has no source."""
     for name in cycle(rng.sample(modules, len(modules))):
         lines = source_of(name).splitlines(keepends=True)
         yield from lines[rng.randrange(len(lines) // 2) :]
 
 
 def source_of(name: str) -> str:
-    """Source of a module; ConfigError where this Python has none."""
+    """Return the source of a module; ConfigError where this Python has none."""
     loader: Any = getattr(find_spec(name), "loader", None)
     source: str | None = loader.get_source(name) if hasattr(loader, "get_source") else None
     if not source:
-        raise ConfigError(f"this Python has no source of {name}, which a calibration reads; take another Python")
+        raise ConfigError(f"this Python has no source of {name}, which a calibration needs; use another Python")
     return source
 
 
 def records(rng: random.Random) -> Iterator[str]:
-    """JSON, one object a line, without end."""
+    """Yield lines of JSON objects, without end."""
     states, zones = ("queued", "paid", "returned", "lost", "open"), ("north", "east", "harbour", "centre", "hill")
     while True:
         yield (
@@ -149,7 +161,7 @@ def records(rng: random.Random) -> Iterator[str]:
 
 
 def log(rng: random.Random) -> Iterator[str]:
-    """Lines of a log, without end."""
+    """Yield lines of a log, without end."""
     parts, verbs = ("scheduler", "mailer", "indexer", "proxy", "archive"), ("started", "retried", "skipped", "finished")
     seconds = rng.randrange(40_000)
     while True:
@@ -162,7 +174,7 @@ def log(rng: random.Random) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of text: its pieces without end, and how a needle stands between them as {needle}."""
+    """A kind of text: a generator of its pieces, and the format of a needle between them, with the slot {needle}."""
 
     pieces: Callable[[random.Random], Iterator[str]]
     frame: str
@@ -176,14 +188,16 @@ KINDS = {
 }
 
 
-def make_text(kind: str, phrasings: tuple[Phrasing, ...], tokens: int, count: Count, rng: random.Random) -> Text:
-    """A document of about so many tokens with needles spread over it. ConfigError: this Python lacks the text."""
-    made = KINDS[kind]
+def make_text(
+    kind: str, phrasings: tuple[NeedlePhrasing, ...], tokens: int, count: Count, rng: random.Random
+) -> NeedleText:
+    """Make a document of about `tokens` tokens with needles all over it; ConfigError if this Python lacks the text."""
+    text_kind = KINDS[kind]
     filled = fill(phrasings, rng)
-    framed = [made.frame.format(needle=needle) for needle, _ in filled]
+    framed = [text_kind.frame.format(needle=needle) for needle, _ in filled]
     room = tokens - sum(map(count, framed))
     pieces: list[str] = []
-    for piece in made.pieces(rng):
+    for piece in text_kind.pieces(rng):
         if (room := room - count(piece)) < 0:
             break
         pieces.append(piece)
@@ -191,25 +205,37 @@ def make_text(kind: str, phrasings: tuple[Phrasing, ...], tokens: int, count: Co
     for slot, index in reversed(list(enumerate(order))):  # from the end, so that earlier places stay
         share = (slot + rng.uniform(0.2, 0.8)) / len(framed)
         pieces.insert(max(1, round(share * len(pieces))) if pieces else 0, framed[index])
-    return Text(kind, "".join(pieces), tuple(filled))
+    return NeedleText(kind, "".join(pieces), tuple(filled))
 
 
 HALVES = (("prose", "json"), ("code", "log"))  # kinds of text that hide the first and the second half of the phrasings
 ROTATIONS = ("none", "post")
-PART = 0.5  # share of what the fullest chunk holds of a needle that another one must hold to stand for it as well
+PART = 0.5  # a chunk counts as the needle's if it has this share of the needle tokens in the chunk with most of them
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one question showed."""
+    """Attention weights of one question.
 
-    kind: str  # of the text
-    half: int  # of the phrasings and kinds, 0 or 1
-    chunks: tuple[int, ...]  # those that hold a good part of the needle, among whole chunks before the question
-    weights: Floats  # largest weight that a query of the question gave each token, un-rotated and rotated
+    Attributes
+    ----------
+    kind : str
+        Kind of the text.
+    half : int
+        Half of the phrasings and kinds, 0 or 1.
+    chunks : tuple of int
+        Chunks with a good part of the needle, among whole chunks before the question.
+    weights : float32 (rotations, layers, heads, chunks, tokens of a chunk)
+        Largest weight over the queries of the question, un-rotated and rotated.
+    """
+
+    kind: str
+    half: int
+    chunks: tuple[int, ...]
+    weights: Floats
 
     def rank(self, scores: Floats) -> Any:
-        """Chunks with more than the needle's score, of scores (..., chunks); the first, with the sink, is none."""
+        """Return the number of chunks above the needle's, by scores (..., chunks), the first, with the sink, aside."""
         best = scores[..., list(self.chunks)].max(axis=-1, keepdims=True)
         return (scores[..., 1:] > best).sum(axis=-1)
 
@@ -224,12 +250,16 @@ def samples(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Sample]:
-    """Let a drafter read generated texts, each once, and ask it for every needle of them. `model`, `tokenizer`,
-    `template`: the drafter, with all its layers; `progress`: called with 1 after every question; there are `questions`
-    of them; ConfigError: the drafter reads fewer tokens, or this Python lacks the texts.
+    """Run a drafter over generated texts, each once, and yield a sample for the question of each needle.
+
+    `model` has all its layers; `progress` is called with 1 after every question, of which there are `questions`.
+    ConfigError: the drafter's context is too short, or this Python lacks the texts.
     """
     if model.config.context < 2 * tokens:
-        raise ConfigError(f"a calibration reads texts of {tokens} tokens, and the drafter has room for half of that")
+        raise ConfigError(
+            f"a calibration needs a context of {2 * tokens} tokens, and the drafter has {model.config.context}; "
+            "use another drafter, or scorer.calibrate=never"
+        )
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text).ids)
@@ -246,7 +276,7 @@ def samples(
 
 
 def questions(texts: int) -> int:
-    """Samples that so many texts of each kind give.
+    """Return the number of samples from `texts` texts of each kind.
 
     >>> questions(2)
     64
@@ -255,11 +285,11 @@ def questions(texts: int) -> int:
 
 
 def read_text(
-    model: Model, tokenizer: Tokenizer, template: ChatTemplate | None, text: Text, half: int
+    model: Model, tokenizer: Tokenizer, template: ChatTemplate | None, text: NeedleText, half: int
 ) -> Iterator[Sample]:
-    """One sample for each needle of a text, whose keys are kept from one question to the next."""
-    layers = TailScorer().kept_layers(model.config)
-    assert layers is not None, "a scorer of attention keeps keys"
+    """Yield one sample for each needle of a text, whose keys stay cached from one question to the next."""
+    layers = TailScorer().prefix_layers(model.config)
+    assert layers is not None, "TailScorer can continue from cached keys"
     trail, before = Trail(layers, device=model.device, precision=model.arithmetic.attention), np.empty(0, np.int64)
     for needle, question in text.needles:
         prompt = Prompt.from_document(text.document, question, template, needle=needle).tokenise(tokenizer)
@@ -267,32 +297,32 @@ def read_text(
         trail.back_to(min(same, trail.tokens))
         before = prompt.ids
         start = int(prompt.mask("question").argmax())
-        keys = KeptKeys(trail, (start - 1,))  # behind it recurrent layers can go on
+        keys = PrefixKeys(trail, (start - 1,))  # a snapshot from which recurrent layers continue with the next question
         yield Sample(text.kind, half, *look(model, prompt, keys))
 
 
-def look(model: Model, prompt: TokenisedPrompt, keys: KeptKeys) -> tuple[tuple[int, ...], Floats]:
-    """The needle's chunks, and the weights of a `Sample`."""
+def look(model: Model, prompt: TokenisedPrompt, keys: PrefixKeys) -> tuple[tuple[int, ...], Floats]:
+    """Return the needle's chunks, and the weights of a `Sample`."""
     nothing = np.zeros(len(prompt), bool)
     positions = np.arange(len(prompt), dtype=np.int64)
     request = up_to_question(
         ScoreRequest(
-            model, prompt.ids, positions, prompt.mask("question"), nothing, keys=keys, asked=prompt.content_end
+            model, prompt.ids, positions, prompt.mask("question"), nothing, keys=keys, content_end=prompt.content_end
         )
     )
     chunks = int(prompt.mask("question").argmax()) // HEATMAP_CHUNK
     whole = chunks * HEATMAP_CHUNK
     columns: dict[str, list[Any]] = {rotation: [] for rotation in ROTATIONS}
 
-    def take(layer: int, q: Floats, at: PagedKV) -> None:
-        columns["post"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
-        at = unrotated_keys(at, request.positions, model, layer)
-        q = unrotated_rows(q, request.positions[-len(q) :], model, layer)
-        columns["none"].append(attention_rows(q, at).max(axis=1)[:, :whole].copy())
+    def on_layer(layer: int, q: Floats, cache: PagedKV) -> None:
+        columns["post"].append(attention_rows(q, cache).max(axis=1)[:, :whole].copy())
+        cache = unrotated_keys(cache, request.positions, model, layer)
+        q = unrotated_queries(q, request.positions[-len(q) :], model, layer)
+        columns["none"].append(attention_rows(q, cache).max(axis=1)[:, :whole].copy())
 
-    TailScorer(queries="question").read(request, take)
+    TailScorer(queries="question").visit_layers(request, on_layer)
     xp = array_module(columns["post"][0])
     weights: Floats = on_host(xp.stack([xp.stack(columns[rotation]) for rotation in ROTATIONS]))
-    held = np.bincount(np.flatnonzero(prompt.mask("needle")[:whole]) // HEATMAP_CHUNK, minlength=chunks)
-    chunks_held = tuple(np.flatnonzero(held >= PART * held.max()).tolist())
+    needle_tokens = np.bincount(np.flatnonzero(prompt.mask("needle")[:whole]) // HEATMAP_CHUNK, minlength=chunks)
+    chunks_held = tuple(np.flatnonzero(needle_tokens >= PART * needle_tokens.max()).tolist())
     return chunks_held, weights.reshape(*weights.shape[:-1], chunks, HEATMAP_CHUNK)

@@ -1,4 +1,4 @@
-"""A calibration: which heads of a file retrieve, as a file, and the one that is known of a model's file."""
+"""Calibrations as files: the heads of a model's file that retrieve, and the calibration stored for such a file."""
 
 from __future__ import annotations
 
@@ -47,31 +47,48 @@ HEADS = Wanted(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen for a file, and how well it finds what it was not chosen by. `rank`, `top_5_percent`: on
-    phrasings and kinds of text left out: median share of chunks ranked above the needle's, and share of needles whose
-    chunk is among the first 5 % of all; `scorer`: name of the scorer that finds most with this file: `calibrated`,
-    unless another was found to be better.
+    """The heads chosen for a file, and their recall on held-out needles.
+
+    Attributes
+    ----------
+    sha256, file : str
+        Hash of the GGUF file, and its name when it was measured, which is for people.
+    heads : mapping of int to tuple of int
+        Heads that count, by attention layer.
+    rotary : {"none", "post"}
+        Queries and keys without rotary embedding, or with it.
+    rank, top_5_percent : float
+        On held-out phrasings and kinds of text: median share of chunks ranked above the needle's, and share of needles
+        whose chunk is among the first 5 % of all.
+    n : int
+        Questions of the measurement.
+    made : mapping
+        How it was measured, for people.
+    over_heads, over_queries : {"max", "mean"}
+        Reduction of the weights.
+    scorer : str
+        Scorer with the best recall with this file: `calibrated`, unless another was measured to be better.
     """
 
-    sha256: str  # of the GGUF file
-    file: str  # its name when it was measured; for people
-    heads: Mapping[int, tuple[int, ...]]  # by attention layer, the heads that count
-    rotary: Literal["none", "post"]  # whether queries and keys count without rotary embedding or with it
+    sha256: str
+    file: str
+    heads: Mapping[int, tuple[int, ...]]
+    rotary: Literal["none", "post"]
     rank: float
     top_5_percent: float
-    n: int  # questions behind them
-    made: Mapping[str, Any] = field(default_factory=dict)  # how it was measured; for people
+    n: int
+    made: Mapping[str, Any] = field(default_factory=dict)
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["max", "mean"] = "max"
     scorer: str = "calibrated"
 
     @property
     def depth(self) -> int:
-        """Layers to run."""
+        """Number of layers to run."""
         return max(self.heads) + 1
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Return the record as its file has it."""
         return {
             "schema": SCHEMA,
             "sha256": self.sha256,
@@ -89,46 +106,47 @@ class Calibration:
         }
 
     def save(self, path: Path) -> None:
-        """Write the file in one piece: what stood there before stays until the new one is complete."""
+        """Write the file atomically: an older file is replaced only when the new one is complete."""
         write_atomic(path, f"{json.dumps(self.as_dict(), indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Read a file that `save` wrote. ConfigError: if it is missing, no calibration, or of another schema."""
+        """Read a file that `save` wrote; ConfigError if it is missing, not a calibration, or of another schema."""
         try:
-            found, rows = read_layers(path, "a calibration", SCHEMA, FIELDS, "heads", HEADS)
+            record, rows = read_layers(path, "a calibration", SCHEMA, FIELDS, "heads", HEADS)
             heads = {layer: tuple(map(int, row)) for layer, row in rows.items()}
-            if found["depth"] != max(heads) + 1:
-                raise ConfigError(f"{path}: depth is {found['depth']}, and the last layer with heads is {max(heads)}")
+            if record["depth"] != max(heads) + 1:
+                raise ConfigError(f"{path}: depth is {record['depth']}, and the last layer with heads is {max(heads)}")
         except ConfigError as error:
             raise ConfigError(f"{error}; make a calibration with sp calibrate") from None
-        numbers = float(found["rank"]), float(found["top_5_percent"]), int(found["n"])
-        how = found["over_heads"], found["over_queries"], found.get("scorer") or "calibrated"
-        return cls(found["sha256"], found["file"], heads, found["rotary"], *numbers, found["made"], *how)
+        numbers = float(record["rank"]), float(record["top_5_percent"]), int(record["n"])
+        reduction = record["over_heads"], record["over_queries"], record.get("scorer") or "calibrated"
+        return cls(record["sha256"], record["file"], heads, record["rotary"], *numbers, record["made"], *reduction)
 
     def retrieval(self, config: ModelConfig) -> Retrieval:
-        """The same for a model of that file; ConfigError for heads that it does not have."""
+        """Return the retrieval heads for a model of that file; ConfigError for heads that it does not have."""
         for layer, heads in self.heads.items():
             if layer not in config.attention_layers or heads[-1] >= config.heads:
                 raise ConfigError(
                     f"the calibration of {plain(self.file, 60)} names heads that the file does not have "
-                    f"(layer {layer}, head {heads[-1]}); make it anew with sp calibrate"
+                    f"(layer {layer}, head {heads[-1]}); run sp calibrate again"
                 )
-        how = self.rotary, self.over_heads, self.over_queries, True, self.sha256, self.scorer
-        return Retrieval(tuple(sorted(self.heads.items())), *how)
+        options = self.rotary, self.over_heads, self.over_queries, True, self.sha256, self.scorer
+        return Retrieval(tuple(sorted(self.heads.items())), *options)
 
 
 SHIPPED = Path(str(files("sp") / "assets" / "calibrations"))
 
 
 def folder() -> Path:
-    """Where calibrations made on this machine are kept."""
+    """Return the folder of the calibrations that were made on this machine."""
     return cache_folder() / "calibrations"
 
 
 def find_calibration(path: Path) -> Calibration | None:
-    """That of a file, one made on this machine before one that ships; None if there is none. ConfigError: the file
-    cannot be read, or its calibration is damaged.
+    """Return a file's calibration, one made on this machine before one that ships; None if there is none.
+
+    ConfigError: the file cannot be read, or its calibration is damaged.
     """
     sha256 = file_sha256(path)
     own = folder() / f"{sha256}.json"
@@ -138,7 +156,7 @@ def find_calibration(path: Path) -> Calibration | None:
 
 
 def keep_calibration(calibration: Calibration) -> Path | None:
-    """Keep one for its file; where, or None if nothing can be written there."""
+    """Store a calibration and return its path, or None if the folder is not writable."""
     path = folder() / f"{calibration.sha256}.json"
     try:
         calibration.save(path)
@@ -149,14 +167,15 @@ def keep_calibration(calibration: Calibration) -> Path | None:
 
 @cache
 def shipped() -> dict[str, Calibration]:
-    """Those that ship, by the sha256 of their files."""
-    found = map(Calibration.load, sorted(SHIPPED.glob("*.json")))
-    return {each.sha256: each for each in found}
+    """Return the calibrations that ship, by the sha256 of their model's file."""
+    calibrations = map(Calibration.load, sorted(SHIPPED.glob("*.json")))
+    return {calibration.sha256: calibration for calibration in calibrations}
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal, remembered as long as the file keeps its place, size and time. Of a model in
-    several files it is that of the first. ConfigError: the file cannot be read.
+    """Return the sha256 of a file, in hexadecimal, cached as long as its path, size and time are the same.
+
+    The hash of a model in several files is that of the first. ConfigError: the file cannot be read.
     """
     try:
         path = path.resolve()
@@ -172,14 +191,14 @@ def _sha256(path: Path, size: int, mtime: int) -> str:
     note = folder() / "hashes" / f"{key}.json"
     facts = {"path": str(path), "size": size, "mtime_ns": mtime}
     try:
-        held = read_object(note, "a hash")
-        sha256 = held.pop("sha256", None)
-        if held == facts and isinstance(sha256, str) and SHA256.fullmatch(sha256):
+        record = read_object(note, "a hash")
+        sha256 = record.pop("sha256", None)
+        if record == facts and isinstance(sha256, str) and SHA256.fullmatch(sha256):
             return sha256
     except ConfigError:
-        pass  # none yet, or damaged: it is made anew
+        pass  # there is none yet, or it is damaged: compute it
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    with suppress(OSError):  # it is only slower next time
+    with suppress(OSError):  # without the note the next call computes the hash again
         write_atomic(note, f"{json.dumps(facts | {'sha256': sha256})}\n".encode())
     return sha256

@@ -23,20 +23,20 @@ from sp.scoring.trained.attention_features import (
     weigh_neighbours,
     with_neighbours,
 )
-from sp.scoring.trained.base import Choice, Progress, TrainedScorer, fit_choice, spread_over, unit_shares
+from sp.scoring.trained.base import LabelledUnits, Progress, TrainedScorer, fit_choice, spread_over, unit_shares
 
 MOST_NEIGHBOURS = 4
 
 
 @dataclass(frozen=True)
 class ProbeLearning:
-    """How a probe learns."""
+    """Training options of a probe."""
 
-    chunk_size: int = 8  # tokens that are judged as one
-    neighbours: int = 1  # chunks on either side whose attention a chunk is judged by as well
-    queries: int = 8  # last tokens that ask, besides the question's
-    rotary: Rotations = "both"  # judge by attention as the drafter has it, by that without rotary embedding, or by both
-    l2: float = 1e-3  # weight of the squares of the weights in the loss
+    chunk_size: int = 8  # tokens of a chunk, the unit of the prediction
+    neighbours: int = 1  # chunks on either side whose features are used too
+    queries: int = 8  # last tokens that are queries, besides the question's
+    rotary: Rotations = "both"  # features with rotary embedding, without, or both
+    l2: float = 1e-3  # weight of the L2 penalty in the loss
 
     def __post_init__(self) -> None:
         check_fields(self, "options")
@@ -52,56 +52,57 @@ class ProbeLearning:
 @register_scorer("probe")
 @dataclass(frozen=True)
 class ProbeScorer(TrainedScorer):
-    """Likelihood that a chunk holds the evidence, from how much every head looks at it: logistic, trained.
+    """Probability that a chunk has the evidence, by a logistic model of the attention of every head on it.
 
     Features are those of `attention_features`, the fit is `fit_choice`.
 
     Notes
     -----
-    Sentinel (arXiv 2505.23277), there with the last token's attention, sentence by sentence.
+    Sentinel (arXiv 2505.23277), which uses the last token's attention and sentences.
     """
 
     learning: ClassVar[type[Any]] = ProbeLearning
 
-    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
-        """All with attention, and those before them."""
-        return TailScorer().kept_layers(config)
+    def prefix_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """Return the layers up to the last one with attention."""
+        return TailScorer().prefix_layers(config)
 
     def units(self, request: ScoreRequest, options: Any) -> Ints:
-        """Bounds of what is judged as one."""
+        """Return the bounds of the units."""
         return chunk_bounds(len(request.ids), options.chunk_size)
 
     def features(self, request: ScoreRequest, options: Any) -> tuple[Floats, Ints, Asking, LayerAttention]:
-        """Features (units, f) without neighbours', bounds (units + 1,), who asks, and what attended."""
+        """Return features (units, f) without neighbours', bounds (units + 1,), query tokens and the attention."""
         bounds, asking = self.units(request, options), Asking.of(request, options.queries)
-        reader = TailScorer(sparse=self.sparse, queries=asking.rows)
-        features, attend = attention_features(request, reader, asking, bounds, options.rotary)
+        scorer = TailScorer(sparse=self.sparse, queries=asking.rows)
+        features, attend = attention_features(request, scorer, asking, bounds, options.rotary)
         return features, bounds, asking, attend
 
-    def sample(self, request: ScoreRequest, labels: Floats, options: Any) -> Choice | None:
-        """See `TrainedScorer`; features stay where the model is."""
+    def sample(self, request: ScoreRequest, labels: Floats, options: Any) -> LabelledUnits | None:
+        """Return the features and the target shares of a prompt, on the model's device."""
         features, bounds, asking, _ = self.features(request, options)
         shares = unit_shares(labels, bounds, asking)
         if shares is None:
             return None
-        beside = with_neighbours(features, options.neighbours)[: len(shares)]
-        return Choice(beside, array_module(features).asarray(shares))
+        neighbourhoods = with_neighbours(features, options.neighbours)[: len(shares)]
+        return LabelledUnits(neighbourhoods, array_module(features).asarray(shares))
 
-    def fit(self, samples: Sequence[Choice], options: Any, seed: int, progress: Progress) -> dict[str, Floats]:
-        """See `fit_choice`, which draws nothing."""
-        found = fit_choice(samples, options.l2)
+    def fit(self, samples: Sequence[LabelledUnits], options: Any, seed: int, progress: Progress) -> dict[str, Floats]:
+        """Fit the weights with `fit_choice`, which needs no random numbers."""
+        weights = fit_choice(samples, options.l2)
         progress(self.rounds(options))
-        return {"weight": found.astype("float32")}
+        return {"weight": weights.astype("float32")}
 
     def rounds(self, options: Any) -> int:
-        """One."""
+        """Return 1: `fit` reports only its end."""
         return 1
 
     def shapes(self, model: Model, options: Any) -> dict[str, tuple[int, ...]]:
-        """One weight a feature."""
+        """Return one weight for each feature."""
         return {"weight": (feature_count(model.config, options.rotary, options.neighbours),)}
 
-    def weigh(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
+    def score_with(self, request: ScoreRequest, weights: Mapping[str, Floats], options: Any) -> Importance:
+        """Return the probabilities of chunks, by a softmax over the document's."""
         features, bounds, asking, attend = self.features(request, options)
         weight = array_module(features).asarray(weights["weight"])
         logits = weigh_neighbours(features, weight, options.neighbours)
@@ -110,11 +111,9 @@ class ProbeScorer(TrainedScorer):
 
 @dataclass(frozen=True)
 class LineLearning(ProbeLearning):
-    """How a line head learns; of `ProbeLearning`, a line takes the place of a chunk. `neighbours`: lines on either side
-    whose attention a line is judged by as well.
-    """
+    """Training options of a probe over lines: those of `ProbeLearning`, with lines in place of chunks."""
 
-    chunk_size: int = 64  # longer lines are cut into parts of so many tokens or fewer
+    chunk_size: int = 64  # longest line in tokens; longer ones are cut into parts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,16 +124,16 @@ class LineLearning(ProbeLearning):
 @register_scorer("lines")
 @dataclass(frozen=True)
 class LinesScorer(ProbeScorer):
-    """Likelihood that a line holds the evidence; all its tokens score alike, so that `sentence` keeps it whole.
+    """Probability that a line has the evidence; its tokens have equal scores, so that `sentence` selects it whole.
 
     Notes
     -----
-    After SWE-Pruner (arXiv 2601.16746), which keeps or drops lines by a head with a conditional random field; here the
-    lines beside a line stand for that.
+    Modelled on SWE-Pruner (arXiv 2601.16746), which selects lines by a head with a conditional random field; here the
+    features of neighbouring lines replace the field.
     """
 
     learning: ClassVar[type[Any]] = LineLearning
 
     def units(self, request: ScoreRequest, options: Any) -> Ints:
-        """Bounds of lines."""
+        """Return the bounds of lines."""
         return line_units(request, options.chunk_size)
