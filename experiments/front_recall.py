@@ -15,7 +15,8 @@ from pathlib import Path
 from sp.bench.record import append, make_record
 from sp.evals.natural.questions import Question, own_questions
 from sp.evals.summary import wilson
-from sp.front.history import History, Rules
+from sp.front.history import History
+from sp.front.rules import Rules
 from sp.front.shorten import Compressor
 
 FIRST, SAID = "Who wrote this, and when?", "It does not say."

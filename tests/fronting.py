@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sp.front.history import History, Rules, Store
+from sp.front.history import History
 from sp.front.proxy import Front
+from sp.front.rules import Rules
 from sp.front.shorten import Compressor
+from sp.front.store import DecisionStore
 from sp.serve.http import Server, listen
 
 
@@ -35,7 +37,7 @@ class Behind:
 @contextmanager
 def before(url: str, compressor: Compressor, rules: Rules | None = None) -> Iterator[tuple[str, Front]]:
     """A front on a free port."""
-    front = Front(History(compressor, Store(1 << 20)), url, rules or Rules(threshold=256))
+    front = Front(History(compressor, DecisionStore(1 << 20)), url, rules or Rules(threshold=256))
     server, listener = Server(front, grace=1), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.serve_on, args=[listener])

@@ -11,7 +11,8 @@ import re
 import sys
 from typing import Any
 
-from sp.front.history import History, Rules
+from sp.front.history import History
+from sp.front.rules import Rules
 from sp.front.shorten import Compressor
 
 WORDS = [

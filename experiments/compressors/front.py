@@ -7,7 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from sp.front.history import History, Rules
+from sp.front.history import History
+from sp.front.rules import Rules
 from sp.front.shorten import Compressor
 
 

@@ -35,7 +35,7 @@ def compress(
     """
     from dataclasses import asdict
 
-    from sp.front.history import Rules
+    from sp.front.rules import Rules
     from sp.front.shorten import Compressor
 
     Rules(keep_ratio)

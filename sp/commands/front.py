@@ -70,9 +70,12 @@ def front(
     """
     if missing := missing_module():
         raise ConfigError(f"sp front needs the package {missing}; pip install 'sp-prefill[serve]'")
-    from sp.front.history import History, Rules, Store
-    from sp.front.proxy import Front, upstream_of
+    from sp.front.history import History
+    from sp.front.proxy import Front
+    from sp.front.rules import Rules
     from sp.front.shorten import Compressor
+    from sp.front.store import DecisionStore
+    from sp.front.upstream import upstream_of
     from sp.serve.guard import Guard, hosts_of, on_loopback
     from sp.serve.http import Server, listen, log_requests
 
@@ -89,7 +92,7 @@ def front(
         where = f"[{host}]" if ":" in host else host
         tell(f"{compressor.name} at http://{where}:{listener.getsockname()[1]}/v1, before {address}")
         guard = Guard(hosts_of(allow_host or [], host, loopback=near))
-        history = History(compressor, Store(store))
+        history = History(compressor, DecisionStore(store))
         made = Front(history, address, rules, most_bytes=max_body << 20, show=page, guard=guard)
         Server(made).serve_on(listener)
     finally:

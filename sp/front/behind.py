@@ -12,7 +12,7 @@ import httpx
 
 from sp.arrays import Bools
 from sp.errors import ConfigError, PromptError, plain
-from sp.front.proxy import CONNECT
+from sp.front.upstream import CONNECT_SECONDS
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection
 from sp.session.compress import Cut, rejoin
@@ -34,7 +34,7 @@ class BehindPipeline(Pipeline):
     Parameters
     ----------
     upstream : str
-        Of `sp.front.proxy.upstream_of`.
+        Of `sp.front.upstream.upstream_of`.
     """
 
     upstream: str = ""
@@ -79,7 +79,7 @@ def pieces(upstream: str, text: str, most: int) -> Iterator[str]:
     url = f"{upstream}/v1/chat/completions"
     try:
         with httpx.stream(
-            "POST", url, json=body, timeout=httpx.Timeout(SECONDS, connect=CONNECT), trust_env=False
+            "POST", url, json=body, timeout=httpx.Timeout(SECONDS, connect=CONNECT_SECONDS), trust_env=False
         ) as reply:
             if reply.status_code != 200:
                 raise PromptError(f"{upstream} refused with status {reply.status_code}: {_reason(reply.read())}")
@@ -94,7 +94,7 @@ def model_of(upstream: str) -> str:
     """The name of the first model that a server lists; ConfigError where it cannot be reached."""
     try:
         listed = httpx.get(
-            f"{upstream}/v1/models", timeout=httpx.Timeout(30.0, connect=CONNECT), trust_env=False
+            f"{upstream}/v1/models", timeout=httpx.Timeout(30.0, connect=CONNECT_SECONDS), trust_env=False
         ).json()
         return str(listed["data"][0]["id"])
     except httpx.HTTPError as error:

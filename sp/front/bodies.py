@@ -1,39 +1,46 @@
-"""Where the texts of a request stand: chat completions, responses and Anthropic's messages."""
+"""Locate the texts of a request: chat completions, Responses and Anthropic's Messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sp.chat.located import SegmentKind
+from sp.front.json_text import Path
 
 Api = Literal["chat", "responses", "messages"]
 PATHS: dict[str, Api] = {"chat/completions": "chat", "responses": "responses", "messages": "messages"}
 """Ends of the paths whose requests may be shortened."""
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
+SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES: dict[str, SegmentKind] = {"user": "user", "assistant": "assistant", "tool": "tool"}
-Path = tuple[str | int, ...]
+PICTURES = ("image_url", "image", "input_image", "input_audio", "input_file", "file")  # parts that hold other media
+PICTURE_TOKENS = 1600  # that a picture is assumed to cost, as the largest of hosted APIs do
+IN_PROMPT = ("system", "instructions", "tools", "functions", "messages", "input")
+"""Fields of a body that become a part of the prompt."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A text of a request.
+class TextPlace:
+    """A text of a request and where it stands.
 
     Attributes
     ----------
     path : tuple
         Keys and indices that lead to it in the body.
     kind : str
-        Whose it is.
+        Role of its author.
     text : str
     message : int
-        Which message it belongs to.
+        Index of its message.
     fixed : bool
-        Whether it must stay as it is: system text, and what the client marked for a cache.
+        True for text that must stay as it is: system text, and blocks that the client marked for a cache.
     newest : bool
-        Whether it is of the turn that no assistant has answered yet.
+        True for text of the turn that no assistant has answered yet.
     """
 
     path: Path
@@ -45,7 +52,7 @@ class Place:
 
 
 def api_of(path: str) -> Api | None:
-    """The API that a path of a request belongs to; None where nothing is shortened.
+    """Return the API that a request's path belongs to; None for paths whose requests pass unchanged.
 
     >>> api_of("/v1/chat/completions"), api_of("/v1/embeddings")
     ('chat', None)
@@ -53,77 +60,116 @@ def api_of(path: str) -> Api | None:
     return next((api for end, api in PATHS.items() if path.rstrip("/").endswith("/" + end)), None)
 
 
-def places(api: Api, body: Mapping[str, Any]) -> list[Place]:
-    """All texts of a request in their order. What has another shape than the API's is no text of it: the upstream
-    server says what is wrong with it.
+def text_places(api: Api, body: Mapping[str, Any]) -> list[TextPlace]:
+    """Locate all texts of a request, in order.
+
+    Values of another shape than the API's are skipped, as the upstream server reports them; so are texts with half a
+    surrogate pair, which no tokenizer reads.
 
     Examples
     --------
     >>> body = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
-    >>> [(place.path, place.newest) for place in places("chat", body)]
+    >>> [(place.path, place.newest) for place in text_places("chat", body)]
     [(('messages', 0, 'content'), False), (('messages', 1, 'content'), False)]
     """
-    found = list(_READERS[api](body))
-    answered = max((place.message for place in found if place.kind == "assistant"), default=-1)
+    places = [place for place in _READERS[api](body) if not SURROGATE.search(place.text)]
+    answered = max((place.message for place in places if place.kind == "assistant"), default=-1)
     answered = max(answered, _last_call(api, body))
-    return [replace(place, newest=place.message > answered) for place in found]
+    return [replace(place, newest=place.message > answered) for place in places]
 
 
 def with_texts(body: Mapping[str, Any], texts: Mapping[Path, str]) -> dict[str, Any]:
-    """A copy of a body with other texts at some paths; all else is the same objects.
+    """Copy a body with other texts at some paths; everything else is shared with the original.
 
     >>> with_texts({"messages": [{"content": "long"}], "n": 1}, {("messages", 0, "content"): "short"})
     {'messages': [{'content': 'short'}], 'n': 1}
     """
-    made: Any = copy(body)
-    own: dict[Path, Any] = {(): made}
+    root: Any = copy(body)
+    copies: dict[Path, Any] = {(): root}
     for path, text in texts.items():
         for depth in range(1, len(path)):
-            if path[:depth] not in own:
-                above = own[path[: depth - 1]]
-                above[path[depth - 1]] = own[path[:depth]] = copy(above[path[depth - 1]])
-        own[path[:-1]][path[-1]] = text
-    return dict(made)
+            if path[:depth] not in copies:
+                parent = copies[path[: depth - 1]]
+                parent[path[depth - 1]] = copies[path[:depth]] = copy(parent[path[depth - 1]])
+        copies[path[:-1]][path[-1]] = text
+    return dict(root)
 
 
-def _parts(content: Any, path: Path, kind: SegmentKind, message: int, fixed: bool = False) -> Iterator[Place]:
-    """The texts of a message's content: a string, or parts."""
+@dataclass(frozen=True)
+class Frame:
+    """The rest of a prompt, besides its `text_places`. `parts`: tools, calls, ids and keys, as JSON, which takes more
+    tokens than chat markup; `pictures`: number of pictures, sounds and files.
+    """
+
+    parts: tuple[str, ...]
+    pictures: int
+
+
+def frame_of(body: Mapping[str, Any], places: Iterable[TextPlace]) -> Frame:
+    """Collect what an upstream server reads of a request besides its texts.
+
+    >>> frame_of({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, [])
+    Frame(parts=('{"role": "user", "content": "Hi"}',), pictures=0)
+    """
+    pictures = 0
+
+    def without_pictures(value: Any) -> Any:
+        nonlocal pictures
+        if isinstance(value, list):
+            return [without_pictures(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        kind, source = value.get("type"), value.get("source")
+        is_file = kind == "document" and isinstance(source, dict) and source.get("type") != "text"
+        if is_file or kind in PICTURES:
+            pictures += 1
+            return None
+        return {name: without_pictures(item) for name, item in value.items()}
+
+    rest = with_texts({name: body[name] for name in IN_PROMPT if name in body}, {place.path: "" for place in places})
+    # Item by item, so that the lengths of what earlier requests had as well need no second count.
+    items = [item for value in rest.values() for item in (value if isinstance(value, list) else [value])]
+    return Frame(tuple(json.dumps(without_pictures(item)) for item in items), pictures)
+
+
+def _parts(content: Any, path: Path, kind: SegmentKind, message: int, fixed: bool = False) -> Iterator[TextPlace]:
+    """Locate the texts of a message's content: a string, or parts."""
     if isinstance(content, str):
-        yield Place(path, kind, content, message, fixed)
+        yield TextPlace(path, kind, content, message, fixed)
         return
     for index, part in enumerate(content if isinstance(content, list) else []):
         if not isinstance(part, dict):
             continue
-        at, stays = (*path, index), fixed or "cache_control" in part
+        part_path, is_fixed = (*path, index), fixed or "cache_control" in part
         if part.get("type") in TEXTS and isinstance(part.get("text"), str):
-            yield Place((*at, "text"), kind, part["text"], message, stays)
+            yield TextPlace((*part_path, "text"), kind, part["text"], message, is_fixed)
         elif part.get("type") == "tool_result":
-            yield from _parts(part.get("content"), (*at, "content"), "tool", message, stays)
+            yield from _parts(part.get("content"), (*part_path, "content"), "tool", message, is_fixed)
         elif part.get("type") == "document":
             source = part.get("source")
             if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-                yield Place((*at, "source", "data"), kind, source["data"], message, stays)
+                yield TextPlace((*part_path, "source", "data"), kind, source["data"], message, is_fixed)
 
 
-def _listed(body: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a list, with their indices."""
+def _objects(body: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a list with their indices."""
     value = body.get(name)
     for index, item in enumerate(value if isinstance(value, list) else []):
         if isinstance(item, dict):
             yield index, item
 
 
-def _messages(body: Mapping[str, Any]) -> Iterator[Place]:
-    for index, message in _listed(body, "messages"):
+def _messages(body: Mapping[str, Any]) -> Iterator[TextPlace]:
+    for index, message in _objects(body, "messages"):
         kind = ROLES.get(str(message.get("role")), "system")
-        stays = kind == "system" or "cache_control" in message
-        yield from _parts(message.get("content"), ("messages", index, "content"), kind, index, stays)
+        is_fixed = kind == "system" or "cache_control" in message
+        yield from _parts(message.get("content"), ("messages", index, "content"), kind, index, is_fixed)
 
 
-def _responses(body: Mapping[str, Any]) -> Iterator[Place]:
+def _responses(body: Mapping[str, Any]) -> Iterator[TextPlace]:
     if isinstance(text := body.get("input"), str):
-        yield Place(("input",), "user", text, 0)
-    for index, item in _listed(body, "input"):
+        yield TextPlace(("input",), "user", text, 0)
+    for index, item in _objects(body, "input"):
         kind = item.get("type", "message")
         if kind == "message":
             role = ROLES.get(str(item.get("role")), "system")
@@ -133,19 +179,19 @@ def _responses(body: Mapping[str, Any]) -> Iterator[Place]:
 
 
 def _last_call(api: Api, body: Mapping[str, Any]) -> int:
-    """The last message in which an assistant speaks, though it be in calls alone."""
+    """Return the index of the last message of an assistant, also of one that has calls alone; -1 without one."""
     if api == "responses":
-        said = [
+        indices = [
             index
-            for index, item in _listed(body, "input")
+            for index, item in _objects(body, "input")
             if item.get("role") == "assistant" or str(item.get("type")).endswith("_call")
         ]
     else:
-        said = [index for index, message in _listed(body, "messages") if message.get("role") == "assistant"]
-    return max(said, default=-1)
+        indices = [index for index, message in _objects(body, "messages") if message.get("role") == "assistant"]
+    return max(indices, default=-1)
 
 
-_READERS: dict[Api, Callable[[Mapping[str, Any]], Iterator[Place]]] = {
+_READERS: dict[Api, Callable[[Mapping[str, Any]], Iterator[TextPlace]]] = {
     "chat": _messages,
     "responses": _responses,
     "messages": _messages,

@@ -1,141 +1,80 @@
-"""What a front decides of a transcript, once and for all: which texts are shortened, and what comes back of them.
+"""Decide once what is shortened in a transcript, and which omitted passages are restored.
 
-A document that stands before its question is shortened at once, what tools answered once an assistant has spoken
-behind it, and anything but instructions, calls and the question where the whole does not fit. What was decided is kept
-by the text's hash and written the same in every later request, so that what the upstream server has cached of a
-transcript stays of use. What comes back for a question stands before it, and stays there.
+A document in front of its question is shortened at once, a tool result as soon as an assistant message follows it, and
+everything but instructions, calls and the question if the transcript does not fit. A decision is stored under the hash
+of its text and written the same in every later request, so that the upstream server's prefix cache stays valid.
+Passages restored for a question are written in front of it, and stay there.
 """
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
 from sp.chat.located import SegmentKind
-from sp.errors import ConfigError, PromptError
-from sp.front.bodies import Api, Path, Place, places, with_texts
-from sp.front.shorten import Compressor, Ranges, Short, Text
-from sp.gguf import Tokenizer
+from sp.errors import PromptError
+from sp.front.bodies import PICTURE_TOKENS, Api, TextPlace, frame_of, text_places, with_texts
+from sp.front.json_text import Path
+from sp.front.rules import Rules
+from sp.front.shorten import Compressor, Ranges, ShortText, TranscriptText
+from sp.front.store import DecisionStore, digest
 from sp.serve.messages import LONGEST, question_of
 
-OPENING, CLOSING = "Passages from above that were left out there:\n\n", "\n\n"  # around what comes back
-BETWEEN = "\n[...]\n"  # between passages
-LEAST = 256  # bytes of a text that is worth shortening
-ASSISTANT = 512  # bytes of what an assistant said last that count as a part of the question
-MARKS = 16  # tokens that marks may add to a text
-LEAST_SHARE = 0.005  # of a text; a smaller one says nothing
-OVERHEAD = 512  # of each stored decision, besides its text
-BEYOND = 1.1
-"""How many tokens of an unknown vocabulary a token of the drafter's is thought to be, until the upstream server has
-counted a prompt; and by how much what it counted is then exceeded."""
-
-
-class Store:
-    """Decisions by hash, the ones used longest ago dropped where they take too many bytes.
-
-    >>> store = Store(most=2000)
-    >>> store.put("a", "x" * 1200), store.put("b", "y" * 900), store.get("a") is None
-    (None, None, True)
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.nbytes, self.dropped = most, 0, 0
-        self._held: OrderedDict[str, Any] = OrderedDict()
-        self._sizes: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, key: str) -> Any:
-        """What is held under a key; None for nothing."""
-        if key in self._held:
-            self._held.move_to_end(key)
-        return self._held.get(key)
-
-    def put(self, key: str, value: Any, size: int | None = None) -> None:
-        """Hold a value of so many bytes; of a text, its own."""
-        self._forget(key)
-        size = (len(str(value).encode()) if size is None else size) + OVERHEAD
-        self._held[key], self._sizes[key] = value, size
-        self.nbytes += size
-        while self.nbytes > self.most and len(self._held) > 1:
-            self._forget(next(iter(self._held)))
-            self.dropped += 1
-
-    def _forget(self, key: str) -> None:
-        if key in self._held:
-            del self._held[key]
-            self.nbytes -= self._sizes.pop(key)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a request asks for.
-
-    Attributes
-    ----------
-    keep_ratio : float
-        Share of a text's tokens that is kept.
-    threshold : int
-        Tokens of a transcript below which nothing is shortened.
-    most : int, optional
-        Tokens that the upstream server takes of a prompt; None for any number.
-    recall : bool
-        Whether what was left out comes back where a later question needs it.
-    """
-
-    keep_ratio: float = 0.2
-    threshold: int = 2048
-    most: int | None = None
-    recall: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep_ratio <= 1:
-            raise ConfigError(f"keep_ratio must be above 0 and at most 1, not {self.keep_ratio:g}")
-        for name, value, least in (("threshold", self.threshold, 0), ("max_prompt_tokens", self.most, 64)):
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
+OPENING, CLOSING = "Passages from above that were left out there:\n\n", "\n\n"  # around restored passages
+SEPARATOR = "\n[...]\n"  # between passages
+MIN_TEXT_BYTES = 256  # of a text that is worth shortening
+ASSISTANT_CHARACTERS = 512  # of the last assistant message's end that count as a part of the question
+MARK_TOKENS = 16  # that marks may add to a text
+MIN_KEEP_RATIO = 0.005  # of a text; a smaller share says nothing
+TOKENS_PER_TOKEN = 1.1
+"""Tokens of the upstream vocabulary that one of the drafter's is taken for, until the upstream server has counted."""
+COUNTED_TOKENS = 256  # of a request from which on the ratio of two vocabularies is learned
+MEASURE_BYTES = 8 << 20  # memory for the lengths of texts
 
 
 @dataclass(frozen=True)
 class Change:
-    """A text that goes on otherwise than it came. `kept`: bytes of it that go on; `before`: passages that came back."""
+    """A text that is sent otherwise than it came. `kept`: its byte ranges that are sent; `restored`: passages of other
+    texts that are written in front of it.
+    """
 
     kind: SegmentKind
     text: str
     kept: Ranges
-    before: str = ""
+    restored: str = ""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A request as it goes on, and what became of it.
+class ShortenedRequest:
+    """A request as it is sent on, and how it differs from what came.
 
     Attributes
     ----------
     body : dict
+    texts : mapping
+        New texts by their paths in the body.
     tokens, sent : int
-        Of its texts, in the drafter's vocabulary: all of them, and those that go on.
+        Length of all its texts as they came and as they are sent, in tokens of the drafter's vocabulary.
     shortened : int
         Texts that are shorter than they came.
     decided : int
-        Of these, those that were decided just now.
+        Of these, the ones decided for this request.
     recalled : int
-        Passages that came back for this question.
+        Passages restored for this question.
     changes : tuple of Change
-        Texts that go on otherwise than they came.
+        Texts that are sent otherwise than they came.
     reason : str
-        Why nothing was shortened; empty where something was.
+        Why nothing was shortened; empty if something was.
     seconds : float
-        What the drafter took.
+        Time that the drafter took.
+    estimate : int
+        Tokens of texts, tools and calls, in the drafter's vocabulary; 0 if they were not estimated.
     """
 
     body: dict[str, Any]
+    texts: Mapping[Path, str] = field(default_factory=dict)
     tokens: int = 0
     sent: int = 0
     shortened: int = 0
@@ -144,9 +83,10 @@ class Outcome:
     changes: tuple[Change, ...] = ()
     reason: str = ""
     seconds: float = 0.0
+    estimate: int = 0
 
-    def told(self) -> dict[str, Any]:
-        """As ``usage.sp`` has it."""
+    def usage(self) -> dict[str, Any]:
+        """The object ``usage.sp`` of a reply."""
         return {
             "tokens": self.tokens,
             "sent_tokens": self.sent,
@@ -160,120 +100,170 @@ class Outcome:
 
 @dataclass
 class History:
-    """Shortens transcripts so that each text is written the same as long as it is remembered.
+    """Shortens transcripts, each text always to the same bytes as long as its decision is stored.
+
+    One thread at a time may call `shorten`.
 
     Parameters
     ----------
     compressor : Compressor
-    store : Store
+    store : DecisionStore
     """
 
     compressor: Compressor
-    store: Store = field(default_factory=lambda: Store(256 << 20))
-    per_token: float = BEYOND  # tokens of the upstream server's vocabulary to one of the drafter's, from above
+    store: DecisionStore = field(default_factory=lambda: DecisionStore(256 << 20))
+    per_token: float = TOKENS_PER_TOKEN
+    """Tokens of the upstream vocabulary to one of the drafter's, an upper bound."""
     counted: bool = False
+    """True once the upstream server has counted a prompt."""
 
-    def shorten(self, api: Api, body: Mapping[str, Any], rules: Rules) -> Outcome:
-        """A request whose texts are as short as the rules want them.
+    def __post_init__(self) -> None:
+        self._measures = DecisionStore(MEASURE_BYTES)  # apart: a lost length costs time, a lost decision the cache
+
+    def too_short(self, api: Api, body: Mapping[str, Any], rules: Rules) -> ShortenedRequest | None:
+        """Recognise a request that is so short that its tokens need no counting, on any thread; else None."""
+        size = sum(len(place.text.encode()) for place in text_places(api, body))
+        if size >= rules.threshold or (rules.max_prompt_tokens is not None and size >= MIN_TEXT_BYTES):
+            return None  # a token has at least one byte
+        reason = f"{size:,} bytes of text, below {rules.threshold:,} tokens" if size else "no text"
+        return ShortenedRequest(dict(body), reason=reason)
+
+    def shorten(self, api: Api, body: Mapping[str, Any], rules: Rules) -> ShortenedRequest:
+        """Shorten the texts of a request as the rules ask.
 
         Raises
         ------
         PromptError
-            What must stay is more than `rules.most` allows.
+            What must stay is more than `rules.max_prompt_tokens` allows.
         """
-        view = _View.of(places(api, body), self._drafter.tokenizer)
+        places = text_places(api, body)
+        view = _View.of(places, self._question_start)
         if not view.pieces:
-            return Outcome(dict(body), reason="no text")
+            return ShortenedRequest(dict(body), reason="no text")
         sizes = [self._tokens(piece.text) for piece in view.pieces]
-        total = sum(sizes)
-        around = self._tokens(json.dumps(body["tools"])) if rules.most is not None and body.get("tools") else 0
-        most = None if rules.most is None else int(rules.most / self.per_token) - around
-        over = most is not None and total > most
-        if total < rules.threshold and not over:
-            return Outcome(dict(body), total, total, reason=f"{total:,} tokens, below {rules.threshold:,}")
-        known = [None if piece.fixed else self.store.get(self._key(piece, rules)) for piece in view.pieces]
-        plan = _Plan(view, sizes, known)
-        plan.past = {at: held for at in view.chain if isinstance(held := self.store.get(view.chain[at]), str)}
-        plan.open = [short is None and piece.may_go(over) for piece, short in zip(view.pieces, plan.known, strict=True)]
+        total, frame, limit = sum(sizes), 0, None
+        if rules.max_prompt_tokens is not None:
+            frame, pictures = self._frame(body, places)
+            limit = int((rules.max_prompt_tokens - PICTURE_TOKENS * pictures) / self.per_token) - frame
+            frame = 0 if pictures else frame  # a picture's tokens are a guess, from which nothing is learned
+        too_long = limit is not None and total > limit
+        if total < rules.threshold and not too_long:
+            reason = f"{total:,} tokens, below {rules.threshold:,}"
+            return ShortenedRequest(dict(body), {}, total, total, reason=reason, estimate=frame and frame + total)
+        decisions = [None if piece.fixed else self.store.get(self._key(piece, rules)) for piece in view.pieces]
+        plan = _Plan(view, sizes, decisions)
+        plan.restored = {
+            index: passages for index, key in view.chain.items() if isinstance(passages := self.store.get(key), str)
+        }
+        plan.open = [
+            short is None and piece.may_shorten(too_long)
+            for piece, short in zip(view.pieces, plan.decisions, strict=True)
+        ]
         ratio = rules.keep_ratio
-        if over and most is not None:
-            ratio = min(ratio, plan.room(most, sum(map(self._tokens, plan.past.values()))))
+        if too_long and limit is not None:
+            ratio = min(ratio, plan.room(limit, sum(map(self._tokens, plan.restored.values()))))
         asking = view.asking
-        fresh = asking is not None and view.found[asking].newest and asking not in plan.past
-        wants = rules.recall and fresh and any(short is not None for short in plan.known)
-        if any(plan.open) or wants:
-            self._read(plan, ratio, rules, wants)
-        return self._outcome(body, plan)
+        new_question = asking is not None and places[asking].newest and asking not in plan.restored
+        recall = rules.recall and new_question and any(short is not None for short in plan.decisions)
+        if any(plan.open) or recall:
+            self._read(plan, ratio, rules, recall)
+        if new_question and asking is not None and asking not in plan.restored:
+            self.store.put(view.chain[asking], "")  # the same request sent again must restore nothing either
+        return self._result(body, plan, frame)
 
-    def _read(self, plan: _Plan, ratio: float, rules: Rules, wants: bool) -> None:
-        """Have the drafter read the transcript, and keep what follows from it."""
+    def _read(self, plan: _Plan, ratio: float, rules: Rules, recall: bool) -> None:
+        """Have the drafter read the transcript, and store its decisions."""
         view = plan.view
-        read = [index for index, piece in enumerate(view.pieces) if not (piece.asks and piece.place == view.asking)]
+        indices = [index for index, piece in enumerate(view.pieces) if not (piece.asks and piece.place == view.asking)]
         texts = []
-        for index in read:
-            piece, short = view.pieces[index], plan.known[index]
-            texts.append(Text(piece.kind, piece.text, None if short is None else short.kept, plan.open[index]))
-        result = self.compressor.read(texts, view.question, keep_ratio=ratio, recall=wants)
+        for index in indices:
+            piece, short = view.pieces[index], plan.decisions[index]
+            texts.append(
+                TranscriptText(piece.kind, piece.text, None if short is None else short.kept, plan.open[index])
+            )
+        result = self.compressor.read(texts, view.question, keep_ratio=ratio, recall=recall)
         plan.seconds = result.seconds
-        for at, short in result.texts.items():
-            piece = view.pieces[read[at]]
-            plan.known[read[at]] = short
+        for position, short in result.texts.items():
+            piece = view.pieces[indices[position]]
+            plan.decisions[indices[position]] = short
             self.store.put(self._key(piece, rules), short, len(short.text.encode()) + 16 * len(short.kept))
         if result.recalled and view.asking is not None:
-            plan.past[view.asking] = OPENING + BETWEEN.join(result.recalled) + CLOSING
-            self.store.put(view.chain[view.asking], plan.past[view.asking])
+            plan.restored[view.asking] = OPENING + SEPARATOR.join(result.recalled) + CLOSING
+            self.store.put(view.chain[view.asking], plan.restored[view.asking])
             plan.recalled = len(result.recalled)
 
-    def count(self, outcome: Outcome, prompt_tokens: int) -> None:
-        """Take notice of how many tokens the upstream server counted of a request, its markup among them."""
-        if outcome.sent >= 256 and prompt_tokens > 0:
-            seen = prompt_tokens / outcome.sent
-            self.per_token = max(seen, self.per_token) if self.counted else seen
+    def learn(self, outcome: ShortenedRequest, prompt_tokens: int) -> None:
+        """Learn from the upstream server's count of a request how its vocabulary compares with the drafter's."""
+        if outcome.estimate >= COUNTED_TOKENS and prompt_tokens > 0:
+            ratio = prompt_tokens / outcome.estimate
+            self.per_token = max(ratio, self.per_token) if self.counted else ratio
             self.counted = True
 
-    def _outcome(self, body: Mapping[str, Any], plan: _Plan) -> Outcome:
-        new: dict[Path, str] = {}
+    def _result(self, body: Mapping[str, Any], plan: _Plan, frame: int) -> ShortenedRequest:
+        texts: dict[Path, str] = {}
         changes = list[Change]()
         sent, view = 0, plan.view
-        for index, pieces in groupby(enumerate(view.pieces), key=lambda one: one[1].place):
-            place, passages = view.found[index], plan.past.get(index, "")
-            kept, text, size = list[tuple[int, int]](), "", 0
+        for index, pieces in groupby(enumerate(view.pieces), key=lambda pair: pair[1].place):
+            place, passages = view.places[index], plan.restored.get(index, "")
+            kept, text, offset = list[tuple[int, int]](), "", 0
             sent += self._tokens(passages)
-            for at, piece in pieces:
-                short, length = plan.known[at], len(piece.text.encode())
+            for number, piece in pieces:
+                short, length = plan.decisions[number], len(piece.text.encode())
                 text += piece.text if short is None else short.text
-                sent += plan.sizes[at] if short is None else short.kept_tokens
-                kept += [(size + a, size + b) for a, b in (((0, length),) if short is None else short.kept)]
-                size += length
+                sent += plan.sizes[number] if short is None else short.kept_tokens
+                ranges = ((0, length),) if short is None else short.kept
+                kept += [(offset + start, offset + end) for start, end in ranges]
+                offset += length
             if passages or text != place.text:
-                new[place.path] = passages + text
+                texts[place.path] = passages + text
                 changes.append(Change(place.kind, place.text, tuple(kept), passages))
-        return Outcome(
-            with_texts(body, new),
+        return ShortenedRequest(
+            with_texts(body, texts),
+            texts,
             sum(plan.sizes),
             sent,
-            sum(short is not None for short in plan.known),
+            sum(short is not None for short in plan.decisions),
             sum(plan.open),
             plan.recalled,
             tuple(changes),
-            "" if new else "nothing that is old enough",
+            "" if texts else "nothing that is old enough",
             plan.seconds,
+            frame and frame + sent,
         )
 
     def _key(self, piece: _Piece, rules: Rules) -> str:
-        return _digest("text", piece.kind, piece.text, f"{rules.keep_ratio:g}")
+        return digest("text", piece.kind, piece.text, f"{rules.keep_ratio:g}")
 
     @property
     def _drafter(self) -> Any:
         return self.compressor.pipeline.drafter
 
+    def _frame(self, body: Mapping[str, Any], places: Sequence[TextPlace]) -> tuple[int, int]:
+        """Tokens of all that a prompt has besides texts, and how many pictures it has."""
+        frame = frame_of(body, places)
+        return sum(map(self._tokens, frame.parts)), frame.pictures
+
     def _tokens(self, text: str) -> int:
-        return len(self._drafter.tokenizer.encode(text)) if text else 0
+        return self._measured("tokens", text, lambda: len(self._drafter.tokenizer.encode(text))) if text else 0
+
+    def _question_start(self, text: str) -> int:
+        """Return the character of a user's text at which its question begins."""
+        tokenizer = self._drafter.tokenizer
+        return self._measured("question", text, lambda: question_of([text], "auto", tokenizer).start)
+
+    def _measured(self, kind: str, text: str, measure: Callable[[], int]) -> int:
+        """Return a number that follows from a text alone, and that earlier requests may have had to work out."""
+        key = digest(kind, text)
+        value = self._measures.get(key)
+        if value is None:
+            value = measure()
+            self._measures.put(key, value, 0)
+        return int(value)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A text of a request, or a part of one. `asks`: it is the question of a text of the user."""
+    """A text of a request, or a part of it. `place`: index of the text; `asks`: it is a user's question."""
 
     place: int
     kind: SegmentKind
@@ -282,83 +272,79 @@ class _Piece:
     newest: bool
     asks: bool
 
-    def may_go(self, over: bool) -> bool:
-        """Whether something of it may be left out; more may where the transcript does not fit."""
-        if self.fixed or self.asks or len(self.text.encode()) < LEAST:
+    def may_shorten(self, too_long: bool) -> bool:
+        """Return True if some of it may be omitted; more may if the transcript does not fit."""
+        if self.fixed or self.asks or len(self.text.encode()) < MIN_TEXT_BYTES:
             return False
         if self.kind == "assistant":
-            return over
-        return over or not self.newest or self.kind == "user"  # a document that stands before its question
+            return too_long
+        return too_long or not self.newest or self.kind == "user"  # a document in front of its question
 
 
 @dataclass(frozen=True)
 class _View:
-    """The texts of a request, those of the user cut where their questions begin.
+    """The texts of a request, those of the user split where their questions begin.
 
     Attributes
     ----------
     asking : int, optional
-        The newest text of the user.
+        Index of the newest text of the user.
     question : str
-        What is asked now: the end of that text, and of what an assistant said since.
+        The current question: the end of that text, and of the assistant messages since.
     chain : dict of int to str
-        A hash of each text of the user and all texts before it.
+        For each text of the user, a hash of it and all texts before it.
     """
 
-    found: list[Place]
+    places: list[TextPlace]
     pieces: list[_Piece]
     asking: int | None
     question: str
     chain: dict[int, str]
 
     @classmethod
-    def of(cls, found: list[Place], tokenizer: Tokenizer) -> _View:
-        """Cut as any later request cuts them: by the texts alone."""
-        pieces, chain, before = list[_Piece](), dict[int, str](), ""
-        asking, asked, said = None, "", ""
-        for index, place in enumerate(found):
-            before = _digest(before, place.kind, place.text)
-            at = 0
+    def of(cls, places: list[TextPlace], question_start: Callable[[str], int]) -> _View:
+        """Split by the texts alone, so that any later request is split the same."""
+        pieces, chain, previous = list[_Piece](), dict[int, str](), ""
+        asking, question, answer = None, "", ""
+        for index, place in enumerate(places):
+            previous = digest(previous, place.kind, place.text)
+            start = 0
             if place.kind == "user":
-                at = question_of([place.text], "auto", tokenizer).start
-                chain[index] = _digest("passages", before)
-                asking, asked, said = index, place.text[at:].strip()[-LONGEST:], ""
+                start = question_start(place.text)
+                chain[index] = digest("passages", previous)
+                asking, question, answer = index, place.text[start:].strip()[-LONGEST:], ""
             elif place.kind == "assistant":
-                said = place.text.strip()[-ASSISTANT:] or said
-            parts = [(place.text[:at], False), (place.text[at:], True)] if at else [(place.text, place.kind == "user")]
+                answer = place.text.strip()[-ASSISTANT_CHARACTERS:] or answer
+            parts = [(place.text, place.kind == "user")]
+            if start:
+                parts = [(place.text[:start], False), (place.text[start:], True)]
             pieces += [_Piece(index, place.kind, text, place.fixed, place.newest, asks) for text, asks in parts]
-        return cls(found, pieces, asking, f"{asked}\n{said}".strip(), chain)
+        return cls(places, pieces, asking, f"{question}\n{answer}".strip(), chain)
 
 
 @dataclass
 class _Plan:
-    """What becomes of each piece: as it was decided, or open; and what came back before which text."""
+    """The decision on each piece, None without one; which ones are to be decided; restored passages by their place."""
 
     view: _View
     sizes: list[int]
-    known: list[Short | None]
+    decisions: list[ShortText | None]
     open: list[bool] = field(default_factory=list)
-    past: dict[int, str] = field(default_factory=dict)
+    restored: dict[int, str] = field(default_factory=dict)
     recalled: int = 0
     seconds: float = 0.0
 
-    def room(self, most: int, passages: int) -> float:
-        """The share of the open texts that fits beside all else; PromptError if that is too much without them."""
-        columns = list(zip(self.sizes, self.known, self.open, strict=True))
-        stays = passages + sum(size if short is None else short.kept_tokens for size, short, go in columns if not go)
-        free = sum(size for size, _, go in columns if go)
-        room = most - stays - MARKS * sum(self.open)
-        if room <= 0 or (free and room < free * LEAST_SHARE):
+    def room(self, limit: int, restored: int) -> float:
+        """Return the share of the open texts that fits next to all else; PromptError if that is too much alone."""
+        columns = list(zip(self.sizes, self.decisions, self.open, strict=True))
+        fixed = sum(size if short is None else short.kept_tokens for size, short, is_open in columns if not is_open)
+        fixed += restored
+        free = sum(size for size, _, is_open in columns if is_open)
+        room = limit - fixed - MARK_TOKENS * sum(self.open)
+        if room <= 0 or (free and room < free * MIN_KEEP_RATIO):
             raise PromptError(
-                f"about {stays:,} of {sum(self.sizes):,} tokens must stay as they are (instructions, what is newest, "
-                f"what was decided before), and {most:,} may be sent; begin a new conversation, or send less"
+                f"about {fixed:,} of {sum(self.sizes):,} tokens of text must stay as they are (instructions, newest "
+                f"messages, earlier decisions), and there is room for {max(limit, 0):,}; begin a new conversation, "
+                "send less, or raise max_prompt_tokens"
             )
         return min(1.0, room / free) if free else 1.0
-
-
-def _digest(*parts: str) -> str:
-    made = blake2b(digest_size=20)
-    for part in parts:
-        raw = part.encode("utf-8", "surrogatepass")
-        made.update(len(raw).to_bytes(8, "little") + raw)
-    return made.hexdigest()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sp.front.history import Change, Outcome
+from sp.front.history import Change, ShortenedRequest
 from sp.page.markup import Html, asset, page, tag
 
 LONGEST = 400  # characters of a passage that was left out which the page shows, half of them from its end
 
 
-def changes_page(upstream: str, outcomes: Sequence[Outcome], show: bool) -> str:
+def changes_page(upstream: str, outcomes: Sequence[ShortenedRequest], show: bool) -> str:
     """The whole page.
 
     >>> "no request yet" in changes_page("http://127.0.0.1:8080", [], True)
@@ -27,7 +27,7 @@ def changes_page(upstream: str, outcomes: Sequence[Outcome], show: bool) -> str:
     return page("sp front", tag("main", head, key, *shown), styles=(asset("style.css"), asset("front.css", "sp.front")))
 
 
-def _request(number: int, outcome: Outcome) -> Html:
+def _request(number: int, outcome: ShortenedRequest) -> Html:
     told = f"{outcome.tokens:,} tokens came, {outcome.sent:,} went on"
     if outcome.recalled:
         told += f"; passages that came back: {outcome.recalled}"
@@ -40,7 +40,7 @@ def _request(number: int, outcome: Outcome) -> Html:
 def _change(change: Change) -> Html:
     size, kept = len(change.text.encode()), sum(end - start for start, end in change.kept)
     summary = tag("summary", f"{change.kind}: {kept:,} of {size:,} bytes went on")
-    back = [tag("ins", change.before)] if change.before else []
+    back = [tag("ins", change.restored)] if change.restored else []
     return tag("details", summary, tag("pre", *back, *_pieces(change)), open=True)
 
 

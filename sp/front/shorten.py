@@ -1,4 +1,4 @@
-"""Shorten texts: a drafter scores them for a question, a selector keeps whole units, marks stand for the rest."""
+"""Shorten texts: a drafter scores them for a question, a selector keeps whole units, and marks replace the rest."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Text:
-    """One text of a transcript.
+class TranscriptText:
+    """A text of a transcript.
 
     Attributes
     ----------
     kind : str
-        Whose it is: ``user``, ``assistant``, ``tool``, ``system``.
+        Role of its author: ``user``, ``assistant``, ``tool`` or ``system``.
     text : str
     kept : tuple of (int, int), optional
-        Bytes that an earlier request kept of it; None for all of it.
+        Byte ranges of it that an earlier request kept; None for all of it.
     open : bool
-        Whether it may be shortened now.
+        True if it may be shortened now.
     """
 
     kind: SegmentKind
@@ -55,9 +55,9 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Short:
-    """A text after shortening. `text`: what to send in its place; `kept`: the bytes of the original that stand in it;
-    `tokens`, `kept_tokens`: in the drafter's vocabulary.
+class ShortText:
+    """A text after shortening. `text`: its replacement; `kept`: byte ranges of the original that the replacement has;
+    `tokens`, `kept_tokens`: lengths of original and replacement, in the drafter's vocabulary.
     """
 
     text: str
@@ -68,30 +68,30 @@ class Short:
 
 @dataclass(frozen=True)
 class Shortened:
-    """What `Compressor.read` makes of a transcript. `texts`: by their index, those that were shortened; `recalled`:
-    passages that were left out earlier and matter for this question; `tokens`: of the transcript.
+    """Result of `Compressor.read`. `texts`: the shortened texts by index; `recalled`: passages that were omitted
+    earlier and matter for this question; `tokens`: length of the transcript; `seconds`: time of scoring and selection.
     """
 
-    texts: dict[int, Short]
+    texts: dict[int, ShortText]
     recalled: tuple[str, ...]
     tokens: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """What `compress` returns.
+class CompressedText:
+    """Result of `compress`.
 
     Attributes
     ----------
     text : str
-        The document without what was left out, and with marks in its place.
+        The document, with marks in place of omitted passages.
     kept : tuple of (int, int)
-        Byte ranges of the document that stand in `text`.
+        Byte ranges of the document that `text` has.
     tokens, kept_tokens : int
-        Of the document and of what was kept, in the drafter's vocabulary.
+        Lengths of the document and of its kept part, in tokens of the drafter's vocabulary.
     seconds : float
-        Scoring and selection, the loading of the drafter not counted.
+        Time of scoring and selection, without loading the drafter.
     """
 
     text: str
@@ -104,8 +104,8 @@ class Compressed:
         return self.text
 
 
-class _Keys:
-    """What a scorer asks of the memory of one transcript."""
+class _TranscriptKeys:
+    """The drafter's keys of one transcript, as scorers request them."""
 
     def __init__(self, memory: DrafterMemory) -> None:
         self.memory, self.ids = memory, np.empty(0, np.int64)
@@ -117,32 +117,32 @@ class _Keys:
 
 @dataclass(eq=False)
 class Compressor:
-    """A drafter that shortens texts for readers whose engine and vocabulary it does not know.
+    """A drafter that shortens texts for models whose engine and vocabulary are unknown.
 
-    It remembers what it has read of the last transcripts, so that of one that grows it reads only what is new. One
-    thread at a time may use it.
+    It keeps its keys of the last transcripts, so that it reads only the new part of one that has grown. One thread at a
+    time may use it.
 
     Parameters
     ----------
     pipeline : Pipeline
-        Its drafter is the one that reads.
+        Its drafter reads the texts.
     options : RunOptions
-        Of these count `keep_ratio`, `scorer`, `selector` and `mark_omitted`.
+        `keep_ratio`, `scorer`, `selector` and `mark_omitted` apply; others are ignored.
     memory : ConversationOptions
-        How much of what was left out comes back.
+        Bounds of the passages that are restored.
 
     Examples
     --------
-    >>> shop = Compressor.open(scorer="bm25")  # words alone: no drafter reads
+    >>> compressor = Compressor.open(scorer="bm25")  # goes by words: no drafter reads
     >>> text = "The sky is blue. " * 40 + "The code is 8301947. " + "The sky is blue. " * 40
-    >>> "8301947" in shop.compress(text, "What is the code?", keep_ratio=0.2).text
+    >>> "8301947" in compressor.compress(text, "What is the code?", keep_ratio=0.2).text
     True
     """
 
     pipeline: Pipeline
     options: RunOptions
     memory: ConversationOptions = field(default_factory=ConversationOptions)
-    _memories: list[_Keys] = field(default_factory=list)
+    _memories: list[_TranscriptKeys] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -156,20 +156,21 @@ class Compressor:
         reporter: Reporter | None = None,
         **places: Any,
     ) -> Compressor:
-        """Load a drafter, by path or known name; the best one that was fetched if left out, none for a scorer that
-        runs no model. `places`: fields of `sp.session.options.PlaceOptions`, such as `device`.
+        """Load a drafter by path or known name; the best downloaded one if omitted, none if the scorer runs no model.
+        `places`: fields of `sp.session.options.PlaceOptions`, such as `device`.
 
         Raises
         ------
         ConfigError
-            No drafter was fetched, or an option that does not exist.
+            No drafter is downloaded, or an option does not exist.
         """
         options = RunOptions(keep_ratio=keep_ratio, scorer=scorer, selector=selector, compress="always")
         options = replace(options, scorer=by_length(options.scorer))
         if options.scorer.reads_target:
-            raise ConfigError("this scorer has the target read everything, and a front has none; take another")
-        words = isinstance(options.scorer, ModelFreeScorer)
-        file = drafter or (embedded("drafter") if words else default_drafter("", [type(options.scorer)]))
+            name = SCORERS.name_of(options.scorer)
+            raise ConfigError(f"scorer {name} runs on the target, and there is none here; use a drafter-based scorer")
+        by_words = isinstance(options.scorer, ModelFreeScorer)
+        file = drafter or (embedded("drafter") if by_words else default_drafter("", [type(options.scorer)]))
         pipeline = Pipeline.open(file, file, scorers=[options.scorer], reporter=reporter, **places)
         pipeline.ready(options, reporter)
         check_run(options, pipeline.drafter)
@@ -177,7 +178,7 @@ class Compressor:
 
     @property
     def name(self) -> str:
-        """Who reads: the drafter's file, or the scorer where no model does."""
+        """Name of the drafter's file, or of the scorer if it runs no model."""
         drafter = self.pipeline.drafter
         if drafter is None or isinstance(self.options.scorer, ModelFreeScorer):
             return SCORERS.name_of(self.options.scorer)
@@ -185,55 +186,55 @@ class Compressor:
 
     @property
     def device(self) -> str:
-        """Where the drafter is."""
+        """Device of the drafter."""
         return self.pipeline.target.model.device
 
-    def compress(self, text: str, question: str = "", *, keep_ratio: float | None = None) -> Compressed:
-        """Shorten a document for a question; without one, for what its last paragraph asks.
+    def compress(self, text: str, question: str = "", *, keep_ratio: float | None = None) -> CompressedText:
+        """Shorten a document for a question; without one, for its last paragraph.
 
         Raises
         ------
         PromptError
-            An empty document.
+            The document is empty.
         """
         if not text.strip():
-            raise PromptError("the text is empty; there is nothing to shorten")
-        found = self.read([Text("user", text, open=True)], question, keep_ratio=keep_ratio)
-        short = found.texts[0]
-        return Compressed(short.text, short.kept, short.tokens, short.kept_tokens, found.seconds)
+            raise PromptError("the text is empty; give one to shorten")
+        result = self.read([TranscriptText("user", text, open=True)], question, keep_ratio=keep_ratio)
+        short = result.texts[0]
+        return CompressedText(short.text, short.kept, short.tokens, short.kept_tokens, result.seconds)
 
     def read(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[TranscriptText],
         question: str,
         *,
         keep_ratio: float | None = None,
         recall: bool = False,
         reporter: Reporter = silent,
     ) -> Shortened:
-        """Score a transcript for a question, and shorten those of its texts that are open.
+        """Score a transcript for a question, and shorten its open texts.
 
         Parameters
         ----------
-        texts : sequence of Text
-            From the first message on. As far as they begin like those of an earlier call, what was read then counts.
+        texts : sequence of TranscriptText
+            From the first message on. A prefix that they share with an earlier call is not read again.
         question : str
-            What is asked now; it is read behind all texts.
+            Current question; it is read after all texts.
         keep_ratio : float, optional
             Share of the open texts' tokens to keep, in place of that of the options.
         recall : bool
-            Whether to look for passages that were left out of the others and matter now.
+            Look for passages that were omitted from the other texts and matter now.
         """
         options = self.options if keep_ratio is None else replace(self.options, keep_ratio=keep_ratio)
-        layout = Layout.of(texts, question)
+        layout = TranscriptLayout.of(texts, question)
         trace = Trace()
         drafter = self.pipeline.drafter
         assert drafter is not None
         drafted = layout.prompt.tokenise(drafter.tokenizer)
         fixed = drafted.mask("protected")
-        opened = any(text.open for text in texts) and not fixed.all()
         prepared: Future[object] | None = None
-        if opened:  # what follows from the text alone, beside the reading
+        if any(text.open for text in texts) and not fixed.all():
+            # What the selector works out from the text alone overlaps with the drafter's prefill.
             blank = selection_request(np.zeros(len(drafted), np.float32), fixed, 1.0, drafted, 0, 1)
             prepared = self.pipeline.beside.submit(options.selector.prepare, blank)
         scored = request.score(
@@ -244,7 +245,7 @@ class Compressor:
             drafted=drafted,
             memory=self._memory(drafted, options),  # type: ignore[arg-type]
         )
-        shorts: dict[int, Short] = {}
+        shorts: dict[int, ShortText] = {}
         scores = scored.importance.scores
         if prepared is not None:
             scores, selection = request.select(scored, drafted, options, trace, fixed, prepared=prepared.result())
@@ -260,26 +261,26 @@ class Compressor:
             recalled = self._recalled(layout, drafted, scores, options, scored.importance.fineness)
         return Shortened(shorts, recalled, len(drafted), scored.trace.seconds + trace.seconds)
 
-    def _memory(self, drafted: TokenisedPrompt, options: RunOptions) -> _Keys | None:
-        """The memory of the transcript that begins most like this one, if that is more than half of what it holds."""
+    def _memory(self, drafted: TokenisedPrompt, options: RunOptions) -> _TranscriptKeys | None:
+        """Return the keys of the transcript with the longest common prefix, new ones if that is under half of it."""
         layers = check_run(replace(options, mark_omitted=False), self.pipeline.drafter)
         if layers is None:
             return None
-        alike = [(same_start(one.ids, drafted.ids), one) for one in self._memories]
-        best = max(alike, key=lambda pair: pair[0], default=None)
-        if best is not None and 2 * best[0] > len(best[1].ids):
-            found = best[1]
-            self._memories.remove(found)
+        prefixes = [(same_start(memory.ids, drafted.ids), memory) for memory in self._memories]
+        common, memory = max(prefixes, key=lambda pair: pair[0], default=(0, None))
+        if memory is not None and 2 * common > len(memory.ids):
+            self._memories.remove(memory)
         else:
             assert self.pipeline.drafter is not None
-            found = _Keys(DrafterMemory(self.pipeline.drafter, layers, self.memory.keys, self.memory.snapshots))
-        self._memories = [*self._memories, found][-MEMORIES:]
-        return found
+            keys = DrafterMemory(self.pipeline.drafter, layers, self.memory.keys, self.memory.snapshots)
+            memory = _TranscriptKeys(keys)
+        self._memories = [*self._memories, memory][-MEMORIES:]  # the most recently used ones
+        return memory
 
     def _recalled(
-        self, layout: Layout, drafted: TokenisedPrompt, scores: Floats, options: RunOptions, fineness: int
+        self, layout: TranscriptLayout, drafted: TokenisedPrompt, scores: Floats, options: RunOptions, fineness: int
     ) -> tuple[str, ...]:
-        """Passages that were left out earlier and are among what matters most now, in their order."""
+        """Passages that were omitted earlier and score among the highest now, in their order."""
         present = layout.present(drafted)
         if present.all():
             return ()
@@ -288,15 +289,19 @@ class Compressor:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A transcript as the drafter reads it: the texts, a blank line between them, and the question behind."""
+class TranscriptLayout:
+    """A transcript as the drafter reads it: the texts, with blank lines between them, and the question.
 
-    texts: tuple[Text, ...]
-    places: Ranges  # bytes of each text
+    `places`: byte range of each text in the prompt.
+    """
+
+    texts: tuple[TranscriptText, ...]
+    places: Ranges
     prompt: Prompt
 
     @classmethod
-    def of(cls, texts: Sequence[Text], question: str) -> Layout:
+    def of(cls, texts: Sequence[TranscriptText], question: str) -> TranscriptLayout:
+        """Join the texts; everything but those that are open is protected."""
         raw, places, spans, segments = bytearray(), list[tuple[int, int]](), list[Span](), list[Segment]()
         for index, text in enumerate(texts):
             start, end = len(raw), len(raw) + len(text.text.encode())
@@ -306,29 +311,30 @@ class Layout:
             if not text.open:
                 spans.append(Span("protected", start, end))
             spans.append(Span("protected", end, len(raw)))
-        asked = question.strip() or last_paragraph(texts)
+        question = question.strip() or last_paragraph(texts)
         start = len(raw)
-        raw += (asked + "\n").encode()
-        end = start + len(asked.encode())
+        raw += (question + "\n").encode()
+        end = start + len(question.encode())
         spans += [Span("protected", start, len(raw)), Span("question", start, end), Span("plain", 0, end)]
         spans = [span for span in spans if span.start < span.end]
-        segments = [each for each in segments if each.start < each.end]
+        segments = [segment for segment in segments if segment.start < segment.end]
         return cls(tuple(texts), tuple(places), Prompt(raw.decode(), tuple(spans), segments=tuple(segments)))
 
     @cached_property
     def omitted(self) -> Omitted:
-        """What is written in gaps, which looks for JSON values in the whole transcript once."""
+        """Marks for gaps; locates the JSON values of the whole transcript once."""
         return Omitted(self.prompt)
 
-    def short(self, index: int, drafted: TokenisedPrompt, selection: Selection, mark: bool, whole: bool) -> Short:
-        """A text without what was left out of it."""
+    def short(self, index: int, drafted: TokenisedPrompt, selection: Selection, mark: bool, whole: bool) -> ShortText:
+        """Write a text without its omitted parts. `whole`: the selector keeps whole units."""
         start, end = self.places[index]
         first = bisect_right(drafted.bytes[:, 1], start)
-        behind = max(bisect_left(drafted.bytes[:, 0], end), first)
-        tokens = first + np.flatnonzero(selection.selected[first:behind])
+        stop = max(bisect_left(drafted.bytes[:, 0], end), first)
+        tokens = first + np.flatnonzero(selection.selected[first:stop])
         pieces: list[tuple[int, int]] = []
         raw = self.omitted.raw
         for token in tokens.tolist():
+            # A token may span the border of two texts, and a selector may keep only some bytes of one.
             low, high = drafted.bytes[token].tolist()
             pieces += [(max(a, start), min(b, end)) for a, b in selection.byte_ranges.get(token, ((low, high),))]
         if not whole:
@@ -340,35 +346,35 @@ class Layout:
                 out += self.omitted.mark(last, low).encode()
             out += raw[low:high]
             last = high
-        held = tuple((low - start, high - start) for low, high in ranges.tolist())
-        return Short(out.decode(), held, behind - first, len(tokens))
+        kept = tuple((low - start, high - start) for low, high in ranges.tolist())
+        return ShortText(out.decode(), kept, stop - first, len(tokens))
 
     def present(self, drafted: TokenisedPrompt) -> Bools:
-        """Which tokens the reader has, (n,): all but those that were left out of a text earlier."""
-        found = np.ones(len(drafted), bool)
+        """Mask of the tokens that the reader has, (n,): all but those that were omitted from a text earlier."""
+        present = np.ones(len(drafted), bool)
         starts, ends = drafted.bytes[:, 0], drafted.bytes[:, 1]
         for text, (start, end) in zip(self.texts, self.places, strict=True):
             if text.kept is None:
                 continue
-            found[(starts >= start) & (ends <= end) & (starts < ends)] = False
+            present[(starts >= start) & (ends <= end) & (starts < ends)] = False
             for low, high in text.kept:
-                found[(starts < start + high) & (ends > start + low)] = True
-        return found
+                present[(starts < start + high) & (ends > start + low)] = True
+        return present
 
     def passages(self, drafted: TokenisedPrompt, runs: Sequence[Run]) -> tuple[str, ...]:
-        """The text of runs of tokens, those that follow each other in one."""
-        raw, found = self.omitted.raw, list[tuple[int, int]]()
+        """Return the text of runs of tokens; runs that are joined become one passage."""
+        raw, ranges = self.omitted.raw, list[tuple[int, int]]()
         edges: Ints = drafted.bytes
         for run in runs:
             low, high = int(edges[run.start, 0]), int(edges[run.end - 1, 1])
-            if run.joined and found:
-                low = found.pop()[0]
-            found.append((low, high))
-        return tuple(text for low, high in found if (text := raw[low:high].decode(errors="ignore").strip()))
+            if run.joined and ranges:
+                low = ranges.pop()[0]
+            ranges.append((low, high))
+        return tuple(text for low, high in ranges if (text := raw[low:high].decode(errors="ignore").strip()))
 
 
-def last_paragraph(texts: Sequence[Text]) -> str:
-    """What stands in place of a question where none is asked: the last paragraph of the last text."""
+def last_paragraph(texts: Sequence[TranscriptText]) -> str:
+    """Return the last paragraph of the last text, which replaces a missing question."""
     last = next((text.text.strip() for text in reversed(texts) if text.text.strip()), "")
     return last.rpartition(GAP)[2][-1024:]
 
@@ -383,26 +389,26 @@ def compress(
     selector: Any = "segments",
     mark: bool = True,
     **places: Any,
-) -> Compressed:
+) -> CompressedText:
     """Shorten a text for a question, so that any model can read it.
 
-    Whole units are kept: lines of code, sentences, JSON values with the keys that lead to them. Loads the drafter each
-    time; for many texts open a `Compressor` once.
+    Whole units are kept: lines of code, sentences, JSON values with the keys that lead to them. The drafter is loaded
+    for each call; open a `Compressor` once for many texts.
 
     Parameters
     ----------
     text : str
         The document.
     question : str
-        What will be asked of it; its last paragraph if left out.
+        Question about it; its last paragraph if omitted.
     keep_ratio : float
         Share of its tokens to keep, in (0, 1].
     drafter : str or Path, optional
-        A GGUF file or a known name; the best one that was fetched if left out.
+        A GGUF file or a known name; the best downloaded one if omitted.
     scorer, selector
-        Names, as on the command line, or objects. ``bm25`` goes by words alone and loads no model.
+        Names as on the command line, or objects. ``bm25`` goes by words alone and loads no model.
     mark : bool
-        Whether to write ``[... 212 lines ...]`` where something was left out.
+        Write ``[... 212 lines ...]`` in place of omitted passages.
     places
         As for `sp.load`: `device`, `vram`.
 
@@ -414,5 +420,5 @@ def compress(
     >>> "8301947" in short.text and len(short.text) < len(text) / 3
     True
     """
-    how: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, **places}
-    return Compressor.open(drafter, keep_ratio=keep_ratio, **how).compress(text, question)
+    options: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, **places}
+    return Compressor.open(drafter, keep_ratio=keep_ratio, **options).compress(text, question)

@@ -120,10 +120,17 @@ class AccessLog:
         own = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}".encode()
 
         async def tell(message: Message) -> None:
-            nonlocal status
+            nonlocal status, own
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (HEADER, own)]
+                headers = [*message.get("headers", ())]
+                # A front passes replies on, whose server has given the request an id by which its owner knows it.
+                upstream = next((value for name, value in headers if name.lower() == HEADER), None)
+                if upstream is None:
+                    headers.append((HEADER, own))
+                elif ID.fullmatch(upstream):
+                    own = upstream
+                message["headers"] = headers
             await send(message)
 
         try:

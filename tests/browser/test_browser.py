@@ -89,8 +89,9 @@ def shortened_chat() -> str:
     """The page of a front that shortened a document, and brought some of it back for the next question."""
     import serving
 
-    from sp.front.history import History, Rules
+    from sp.front.history import History
     from sp.front.page import changes_page
+    from sp.front.rules import Rules
     from sp.front.shorten import Compressor
 
     history, first, second = History(Compressor.open(scorer="bm25")), serving.TASKS[0], serving.TASKS[1]

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from sp.front.bodies import api_of, places, with_texts
+from sp.front.bodies import api_of, text_places, with_texts
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 CHAT = {
@@ -54,7 +54,7 @@ MESSAGES = {
     ],
 )  # fmt: skip
 def test_texts(api, body, wanted) -> None:
-    found = places(api, body)
+    found = text_places(api, body)
     assert [(each.kind, each.text, each.fixed, each.newest) for each in found] == wanted
     for each in found:
         value = body
@@ -66,10 +66,10 @@ def test_texts(api, body, wanted) -> None:
 @pytest.mark.parametrize(("api", "body"), [("chat", CHAT), ("responses", RESPONSES), ("messages", MESSAGES)])
 def test_other_texts_change_nothing_else(api, body) -> None:
     before = copy.deepcopy(body)
-    found = places(api, body)
+    found = text_places(api, body)
     made = with_texts(body, {each.path: each.text.upper() for each in found})
     assert body == before
-    assert [each.text for each in places(api, made)] == [each.text.upper() for each in found]
+    assert [each.text for each in text_places(api, made)] == [each.text.upper() for each in found]
     assert with_texts(made, {each.path: each.text for each in found}) == before
 
 
@@ -84,7 +84,7 @@ ODD = [
 @pytest.mark.parametrize("body", ODD)
 def test_what_has_another_shape_has_no_texts(body) -> None:
     for api in ("chat", "responses", "messages"):
-        assert places(api, body) == []
+        assert text_places(api, body) == []
 
 
 def test_paths() -> None:

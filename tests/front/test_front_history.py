@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import PromptError
-from sp.front.history import CLOSING, OPENING, History, Rules, Store
-from sp.front.shorten import Compressor, Text, compress
+from sp.front.history import CLOSING, OPENING, History
+from sp.front.rules import Rules
+from sp.front.shorten import Compressor, TranscriptText, compress
+from sp.front.store import DecisionStore
 
 RULES = Rules(keep_ratio=0.2, threshold=256)
 ASK = "What is the special number for ladder?"
@@ -145,26 +147,26 @@ def test_a_window_is_kept_to(words: Compressor) -> None:
                 {"role": "user", "content": "What is the password of the archive?"}]  # fmt: skip
     whole = history.shorten("chat", {"messages": messages}, RULES)
     assert whole.body["messages"] == messages  # newest: not yet
-    done = history.shorten("chat", {"messages": messages}, Rules(0.2, 256, most=1000))
+    done = history.shorten("chat", {"messages": messages}, Rules(0.2, 256, max_prompt_tokens=1000))
     assert done.sent * history.per_token <= 1000
     assert "vermilion" in done.body["messages"][2]["content"]
     with pytest.raises(PromptError, match="must stay as they are"):
         History(words).shorten(
             "chat", {"messages": [{"role": "system", "content": text}, *messages]}, Rules(0.2, 0, 900)
         )
-    history.count(done, int(done.sent * 1.5))
+    history.learn(done, int(done.estimate * 1.5))
     assert history.per_token == pytest.approx(1.5, rel=0.01)
 
 
 def test_the_store_is_bounded(words: Compressor) -> None:
-    history = History(words, Store(3000))
+    history = History(words, DecisionStore(3000))
     for seed in range(12):
         body = {
             "messages": [{"role": "user", "content": f"{story(seed, 60)}\n\nWhich room has the {NOUNS[seed % 10]}?"}]
         }
         history.shorten("chat", body, RULES)
         assert history.store.nbytes <= 3000 or len(history.store) == 1
-    assert history.store.dropped
+    assert history.store.evictions
 
 
 def test_the_drafter_reads_only_what_is_new() -> None:
@@ -177,8 +179,8 @@ def test_the_drafter_reads_only_what_is_new() -> None:
         messages = [*messages, {"role": "user", "content": f"{part}\n\n{ASK}"}]
         got = history.shorten("chat", {"messages": messages}, Rules(0.3, 64, recall=False)).body
         messages = [*messages, {"role": "assistant", "content": "I see."}]
-    texts = [Text("user", each["content"], open=index == 4) for index, each in enumerate(messages[:-1])]
-    texts[4] = Text("user", parts[2], open=True)
+    texts = [TranscriptText("user", each["content"], open=index == 4) for index, each in enumerate(messages[:-1])]
+    texts[4] = TranscriptText("user", parts[2], open=True)
     assert got["messages"][4]["content"].startswith(slow.read(texts, ASK, keep_ratio=0.3).texts[4].text)
     (memory,) = quick._memories
     assert memory.memory.trail.tokens == len(memory.ids)

@@ -12,9 +12,9 @@ from fronting import Behind, before
 from test_front_history import story
 
 from sp.errors import ConfigError
-from sp.front.history import Rules
-from sp.front.proxy import upstream_of
+from sp.front.rules import Rules
 from sp.front.shorten import Compressor
+from sp.front.upstream import upstream_of
 
 TEXT = story(1, 120, "The password of the archive is vermilion.")
 ASKS = {"model": "m", "messages": [{"role": "user", "content": f"{TEXT}\n\nWhat is the password of the archive?"}]}
@@ -73,7 +73,7 @@ def test_a_long_text_is_shortened_and_told(behind: Behind, words: Compressor, cl
         page = client.get(url).text
         assert "vermilion" in page
         assert "<script" not in page
-        assert front.history.counted
+        assert not front.history.counted
 
 
 def test_streams_are_byte_equal(behind: Behind, words: Compressor, client: httpx.Client) -> None:
@@ -104,11 +104,11 @@ def test_nothing_behind(words: Compressor, client: httpx.Client) -> None:
 
 WISHES = [
     ({"keep_ratio": 0}, "above 0"),
-    ({"keep_ratio": "x"}, "sp.keep_ratio"),
-    ({"kepp": 1}, "no field"),
-    (3, "no object"),
+    ({"keep_ratio": "x"}, "sp: keep_ratio must be float"),
+    ({"kepp": 1}, "unknown option of sp"),
+    (3, "sp is 3; send an object"),
     ({"max_prompt_tokens": 1}, "at least 64"),
-    ({"recall": 1}, "sp.recall"),
+    ({"recall": 1}, "sp: recall must be bool"),
     ({"max_prompt_tokens": 640, "threshold": 0}, None),
 ]
 

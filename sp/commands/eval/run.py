@@ -132,7 +132,7 @@ class Asked:
         if self.upstream is None:
             return found
         from sp.front.behind import model_of
-        from sp.front.proxy import upstream_of
+        from sp.front.upstream import upstream_of
 
         return {**found, "target": UNKNOWN | {"file": model_of(upstream_of(self.upstream))}}
 
@@ -143,7 +143,7 @@ class Asked:
         pipeline = open_pair(self._models(), self.place, [cell.scorer for cell in cells])
         if self.upstream is not None:
             from sp.front.behind import BehindPipeline
-            from sp.front.proxy import upstream_of
+            from sp.front.upstream import upstream_of
 
             return BehindPipeline.before(pipeline, upstream_of(self.upstream))
         tell_thinking(self.thinking, pipeline.target)
