@@ -28,7 +28,7 @@ import numpy as np
 
 import sp
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
-from sp.models import Cache, Hooks, Model, decode_step, flops, load_model, prefill, read_by_layer
+from sp.models import Cache, Hooks, Model, decode_step, flops, load_model, prefill, read_layer_major
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.selection import SELECTORS, Selection, SelectionRequest, token_budget
 
@@ -65,8 +65,8 @@ def open_gguf(path: Path) -> Opened:
 def draft(drafter: Model, ids: np.ndarray) -> list[np.ndarray]:
     """Let the drafter read all `ids` (n,), and keep the attention weights of its last `QUERIES` tokens.
 
-    `read_by_layer` takes the whole prompt through one layer, then through the next, and holds the keys of one layer at
-    a time. Before a layer attends it shows its queries and keys. Nothing is generated.
+    `read_layer_major` takes the whole prompt through one layer, then through the next, and holds the keys of one layer
+    at a time. Before a layer attends it shows its queries and keys. Nothing is generated.
 
     Returns a float32 array (heads, queries, n) for each layer.
     """
@@ -76,7 +76,7 @@ def draft(drafter: Model, ids: np.ndarray) -> list[np.ndarray]:
     def watch(layer: int, q: np.ndarray, cache: Cache) -> None:
         weights.append(attention_weights(q[-rows:], cache.keys(layer)))
 
-    read_by_layer(drafter, ids, np.arange(len(ids)), drafter.new_cache(len(ids), layers=1), Hooks(watch), rows=rows)
+    read_layer_major(drafter, ids, np.arange(len(ids)), drafter.new_cache(len(ids), layers=1), Hooks(watch), rows=rows)
     return weights
 
 

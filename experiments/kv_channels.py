@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sp.models.run.hooks import Hooks
-from sp.models.run.layer_major import stream_by_layer
+from sp.models.run.layer_major import stream_layer_major
 from sp.session import load
 
 
@@ -37,7 +37,9 @@ def main() -> None:
         if layer == args.layer:
             seen[layer] = cache.keys(layer).copy()
 
-    stream_by_layer(model, ids, np.arange(len(ids)), model.new_cache(len(ids), "f32"), hooks=Hooks(on_attention=look))
+    stream_layer_major(
+        model, ids, np.arange(len(ids)), model.new_cache(len(ids), "f32"), hooks=Hooks(on_attention=look)
+    )
     keys = seen[args.layer]
     rows = model.bases_for("5bit")[args.layer].stored(keys)
     blocks = rows[:, args.head].reshape(len(rows), -1, 2, 32)

@@ -26,7 +26,7 @@ from sp.bench.record import file_facts, key_of, make_record
 from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_slug
-from sp.models import KVType, Model, stream_by_layer
+from sp.models import KVType, Model, stream_layer_major
 from sp.models.cache.kv_type import rotates
 from sp.ops.array_module import on_host
 from sp.session import load
@@ -66,7 +66,7 @@ def log_softmax(logits: Any) -> Any:
 def stream(model: Model, ids: Any, every: int, kv: str, rotate: bool | None) -> Any:
     """The residual stream behind the last layer, of the scored rows."""
     cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
-    whole = stream_by_layer(model, ids, np.arange(len(ids)), cache)
+    whole = stream_layer_major(model, ids, np.arange(len(ids)), cache)
     return whole[every - 1 :: every].copy()
 
 

@@ -34,7 +34,7 @@ def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]
         size = sum(tensor.size for tensor in shape.tensors())
         if size <= LARGEST_DRAFTER or name.startswith("tiny-"):
             continue
-        for file_type in TYPES if shape.usual in TYPES else (shape.usual,):
+        for file_type in TYPES if shape.usual_type in TYPES else (shape.usual_type,):
             plan = shape.plan(file_type)
             formats = {tensor: fmt for tensor, _, fmt in plan}
             held = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)

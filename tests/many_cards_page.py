@@ -15,9 +15,9 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.models.file.weights import Tensor
-from sp.models.layer.share import Share
-from sp.models.network.trunk import trunk_tensors
+from sp.models.file.weights import TensorSpec
+from sp.models.layer.shard_spec import ShardSpec
+from sp.models.network.weights import model_tensors
 from sp.models.synthetic.shapes import find_shape
 from sp.planning.cards import find_card
 from sp.planning.roofline import Roofline, TimedModel
@@ -37,12 +37,12 @@ MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
 
 
-def tensor_bytes(name: str, size: int) -> Iterator[tuple[Tensor, int]]:
+def tensor_bytes(name: str, size: int) -> Iterator[tuple[TensorSpec, int]]:
     """Tensors of a file, with what one card holds of them."""
     shape = find_shape(name)
     formats = {tensor: fmt for tensor, _, fmt in shape.plan(TYPE)}
-    share = Share(0, size)
-    for tensor in trunk_tensors(share.config(shape.config), formats):
+    share = ShardSpec(0, size)
+    for tensor in model_tensors(share.config(shape.config), formats):
         rows = tensor.shape
         if tensor.name == "output.weight":
             mine = share.vocabulary(rows[0])
@@ -66,7 +66,7 @@ def held() -> list[str]:
     for name in MODELS:
         for size in SIZES:
             try:
-                config = Share(0, size).config(find_shape(name).config)
+                config = ShardSpec(0, size).config(find_shape(name).config)
             except ConfigError:
                 continue
             sizes = weights(name, size), keys_and_values(config)

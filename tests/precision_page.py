@@ -10,7 +10,7 @@ import numpy as np
 from models_page import table, write
 
 from sp.bench.record import newest
-from sp.models.network.arithmetic import FIRST_LAYERS, kept_rounded
+from sp.models.network.arithmetic import FIRST_LAYERS, prequantized_label
 from sp.models.synthetic.shapes import find_shape
 from sp.session.measured import precisions_of
 
@@ -162,7 +162,7 @@ def rates() -> list[str]:
             f"{found[way] / found['bf16']:.2f}",
         ]
         for (path, tokens), found in sorted(prefills(CARD).items(), key=by_path)
-        for way, weights in (("int8", "anew"), (kept_rounded("int8"), "kept"))
+        for way, weights in (("int8", "anew"), (prequantized_label("int8"), "kept"))
         if way in found and "bf16" in found
     ]
     return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
@@ -170,7 +170,7 @@ def rates() -> list[str]:
 
 def short_rates() -> list[str]:
     """The same of short prompts with kept weights, on a card that has them."""
-    ways = "bf16", kept_rounded("int8")
+    ways = "bf16", prequantized_label("int8")
     rows = [
         [f"{tokens:,}", *(f"{found[way]:,.0f}" if way in found else "" for way in ways)]
         for (path, tokens), found in sorted(prefills(SLOWER).items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.models.cache.striped import Stripes
+from sp.models.cache.context_parallel_cache import ContextChunks
 
 TAIL = 128
 """Fewest tokens of a prompt's last stripe, where no more rows are asked for."""
@@ -19,7 +19,7 @@ def repeated_parts(tokens: int, cards: int, layers: int, eight_bits: bool, less:
     if cards == 1:
         lengths = [(tokens,)]
     else:
-        stripes = Stripes(tokens, cards, TAIL, less)
+        stripes = ContextChunks(tokens, cards, TAIL, less)
         lengths = [tuple(stop - start for start, stop in stripes.of(card)) for card in range(cards)]
     found = 0
     for own in lengths:

@@ -14,7 +14,7 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.commands.plan import expected
 from sp.errors import ConfigError
-from sp.models.network.arithmetic import AUTO, AskedPrecision, in_attention, kept_rounded
+from sp.models.network.arithmetic import AUTO, AskedPrecision, attention_only_label, prequantized_label
 from sp.planning.cards import KNOWN, Card, find_card
 from sp.planning.plan import make_plan
 from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel, predicted_times
@@ -159,8 +159,8 @@ def _made_in(model: TimedModel, precision: str, c: Mapping[str, Any], asked: str
     """A model in the arithmetic of its record; None of others than BF16 and int8."""
     made = model.multiplied_in(AUTO if c.get(asked) == AUTO else Math.INT8, find_card(c["card"]), c["path"])
     known = {
-        str(Math.BF16): model, str(Math.INT8): made, kept_rounded(Math.INT8): made,
-        in_attention(Math.INT8): replace(model, int8_attention=made.int8_attention),
+        str(Math.BF16): model, str(Math.INT8): made, prequantized_label(Math.INT8): made,
+        attention_only_label(Math.INT8): replace(model, int8_attention=made.int8_attention),
     }  # fmt: skip
     return known.get(precision)
 

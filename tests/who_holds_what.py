@@ -11,10 +11,10 @@ from matplotlib.patches import Patch
 from times_page import PAIR
 
 from sp.models import SparseAttention
-from sp.models.cache.striped import Stripes
+from sp.models.cache.context_parallel_cache import ContextChunks
 from sp.models.file.weights import layer_of
-from sp.models.layer.share import Share
-from sp.models.run.context_parallel import pages_less
+from sp.models.layer.shard_spec import ShardSpec
+from sp.models.run.context_parallel import last_chunk_pages_less
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.studies.figures import INK, save_figure
@@ -34,7 +34,7 @@ def held(size: int) -> dict[str, float]:
     >>> {name: round(gb, 2) for name, gb in held(2).items()}["keys and values"]
     4.29
     """
-    config, drafter = Share(0, size).config(find_shape(MODELS[0]).config), find_shape(PAIR[1][0])
+    config, drafter = ShardSpec(0, size).config(find_shape(MODELS[0]).config), find_shape(PAIR[1][0])
     found = dict.fromkeys(PARTS, 0.0)
     for tensor, nbytes in tensor_bytes(MODELS[0], size):
         if tensor.kind not in ("matrix", "stack"):
@@ -63,7 +63,7 @@ def figure() -> Figure:
 
 def _stripes(axes: Axes) -> None:
     attend = SparseAttention(TopDensity(0.05))
-    stripes = Stripes(LONG, CARDS, TAIL, pages_less(find_shape(PAIR[1][0]).config, attend, LONG))
+    stripes = ContextChunks(LONG, CARDS, TAIL, last_chunk_pages_less(find_shape(PAIR[1][0]).config, attend, LONG))
     for card in range(CARDS):
         for start, stop in stripes.of(card):
             span = [start / 1024, stop / 1024]
@@ -78,7 +78,7 @@ def _stripes(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _pairs(stripes: Stripes, card: int) -> float:
+def _pairs(stripes: ContextChunks, card: int) -> float:
     """Share of all pairs of queries and keys that a card attends to."""
     return float(sum(stop * (stop + 1) - start * (start + 1) for start, stop in stripes.of(card)) / (LONG * (LONG + 1)))
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import forced_path, import_cupy
-from sp.models.run.layer_major import stream_by_layer
+from sp.models.run.layer_major import stream_layer_major
 from sp.session import load
 
 TOKENS = 1000
@@ -28,7 +28,7 @@ def log_probs(path: Path, ids: np.ndarray, device: str, kv: str, precision: str 
     model = (
         load(path, device=device, precision=precision).model if device == "cuda" else load(path, device=device).model
     )
-    stream = stream_by_layer(model, ids, np.arange(len(ids)), model.new_cache(len(ids), kv))
+    stream = stream_layer_major(model, ids, np.arange(len(ids)), model.new_cache(len(ids), kv))
     logits = import_cupy().asarray(model.head(stream), np.float64)  # softmax of so large a vocabulary takes a CPU long
     logits -= logits.max(axis=1, keepdims=True)
     logits -= import_cupy().log(import_cupy().exp(logits).sum(axis=1, keepdims=True))

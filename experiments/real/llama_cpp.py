@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sp.models import prefill
-from sp.models.run.layer_major import stream_by_layer
+from sp.models.run.layer_major import stream_layer_major
 from sp.session import load
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def main(path: Path, headers: Path, bins: Path) -> None:
     loaded, (peer, vocab), near = load(path, device="cpu"), built(path, headers, bins.resolve()), None
     model, n = loaded.model, len(IDS)
     for kv, kind in CACHES.items():
-        stream = stream_by_layer(model, IDS, np.arange(n), model.new_cache(n, kv))
+        stream = stream_layer_major(model, IDS, np.arange(n), model.new_cache(n, kv))
         rows = np.asarray(model.head(stream[ROWS]))
         rows[-1] = prefill(model, IDS, np.arange(n), model.new_cache(n, kv))
         near = rows if near is None else near

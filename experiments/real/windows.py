@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from sp.models.network.model import Model
-from sp.models.run.layer_major import stream_by_layer
+from sp.models.run.layer_major import stream_layer_major
 from sp.ops.array_module import array_module
 from sp.ops.attention.score_rule import window_reach
 from sp.session import load
@@ -61,7 +61,7 @@ def losses(model: Model, ids: np.ndarray, positions: np.ndarray, way: str, last:
             return window_reach(places[total - len(positions) :], places, total, window)
 
         cache.reach = reach  # type: ignore[method-assign]
-    stream = stream_by_layer(model, ids, positions, cache)
+    stream = stream_layer_major(model, ids, positions, cache)
     logits = model.head(stream[-last - 1 : -1])
     xp = array_module(logits)
     logits, wanted = logits.astype(np.float64), xp.asarray(ids[-last:])

@@ -153,7 +153,7 @@ class _Run:
         if self._test.new:
             return _decode(self.model, self._cache, self._rng, self._test, self._chunk, self._decoder), ()
         found = self._read(self._test)
-        self._told = {} if self._graphs is None else self._graphs.told()
+        self._told = {} if self._graphs is None else self._graphs.take_counts()
         return found
 
     def end(self) -> tuple[dict[str, int], str | None]:
@@ -190,7 +190,7 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
     """What reads a prompt on the device that is short, or that long graphs take; of others it would read little."""
-    in_graphs = test.prompt <= MOST or longest(model.sharers, cache.precision) > MOST
+    in_graphs = test.prompt <= MOST or longest(model.shard_count, cache.precision) > MOST
     wanted = not test.new and test.sparse == "off" and in_graphs
     return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 

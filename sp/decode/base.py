@@ -340,7 +340,7 @@ class GraphDecoder:
         cupy = import_cupy()
         self._model, self._cache, self._last_position = model, cache, -1
         self._capture = CaptureStream()
-        options: dict[str, Any] = {"eager": eager, "agreed": model.agreed, "cache": cache}
+        options: dict[str, Any] = {"eager": eager, "all_agree": model.all_agree, "cache": cache}
         self._read_next: CapturedGraph[None] = CapturedGraph(**options)
         self._next_logits: CapturedGraph[Any] = CapturedGraph(**options)
         self._host_tokens = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
@@ -379,7 +379,7 @@ class GraphDecoder:
                     self._advance(chooser)
                     waiting.append(self._fetch(launched))
                     launched += 1
-                self._model.arrived(waiting.pop(0))
+                self._model.wait_for_event(waiting.pop(0))
                 yield int(self._host_tokens[number])
         finally:
             self._capture.stream.synchronize()  # a step may still write to the cache, which the caller may free

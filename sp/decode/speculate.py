@@ -149,7 +149,7 @@ class GraphCycle(Cycle):
         self._tree = PinnedStaging(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
         self._path = PinnedStaging(path=(np.int32, MOST_NODES), accepted=(np.int32, 1))
         self._picked: Any = None
-        options: dict[str, Any] = {"agreed": model.agreed, "cache": cache}
+        options: dict[str, Any] = {"all_agree": model.all_agree, "cache": cache}
         self._verifying: CapturedGraph[TreePass] = CapturedGraph(**options)
         self._committing: CapturedGraph[Any] = CapturedGraph(**options)
 
@@ -178,7 +178,7 @@ class GraphCycle(Cycle):
         seen = self._verifying(self._verify)
         if counting:  # a replay runs no Python; the host counts while the device works
             self._cache.count(nodes)
-        self._model.settled()
+        self._model.wait_until_done()
         return seen
 
     def commit(self, path: Ints) -> None:
@@ -205,12 +205,12 @@ class GraphCycle(Cycle):
 
     def _verify(self) -> TreePass:
         tree = self._tree.device
-        return self._reader.read(Nodes(tree["ids"], tree["positions"], tree["seen"]))
+        return self._reader.read_nodes(Nodes(tree["ids"], tree["positions"], tree["seen"]))
 
     def _commit(self) -> Any:
         """Commit the path; returns features of its nodes, padded to as many rows as a tree has nodes."""
         path, accepted = self._path.device["path"], self._path.device["accepted"]
-        self._reader.keep(self._nodes, path, accepted)
+        self._reader.commit(self._nodes, path, accepted)
         if not self._reader.layers:
             return self._reader.features
         picked, _ = pick_features(self._reader.features, self._tree.device["positions"], path, accepted, self._nodes)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from sp.models.cache.cache import Cache, DeltaState
 from sp.models.cache.kv_type import KVType
-from sp.models.cache.trail import Checkpoint, Trail
+from sp.models.cache.session_cache import Checkpoint, SessionCache
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval
 from sp.models.device.load import load_model
 from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.families.base import ARCHITECTURES, Architecture, read_config, register_architecture
-from sp.models.file.rope_keys import AskedScaling, describe_window, needed_scaling, unscalable
+from sp.models.file.rope_keys import RopeScaling, describe_window, needed_scaling, unscalable
 from sp.models.layer.steps import dense_attention
 from sp.models.network.arithmetic import Arithmetic, read_precision
 from sp.models.network.cost import Cost, flops, prefill_cost
 from sp.models.network.model import Model
 from sp.models.run.chunked import Gaps, decode_step, prefill
-from sp.models.run.context_parallel import Cards, read_by_layer_on
+from sp.models.run.context_parallel import Cards, read_context_parallel
 from sp.models.run.hooks import Hooks
 from sp.models.run.layer_attention import LayerAttention, SparseAttention
-from sp.models.run.layer_major import prefill_by_layer, prefill_sparse, read_by_layer, stream_by_layer
-from sp.models.run.replay import read_repeated
+from sp.models.run.layer_major import prefill_layer_major, prefill_sparse, read_layer_major, stream_layer_major
+from sp.models.run.replay import read_with_replay
 from sp.models.shards.load_shards import load_shards
 from sp.models.shards.shards import Shards
 
@@ -27,7 +27,6 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Arithmetic",
-    "AskedScaling",
     "Cache",
     "Cards",
     "Checkpoint",
@@ -43,9 +42,10 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Retrieval",
+    "RopeScaling",
+    "SessionCache",
     "Shards",
     "SparseAttention",
-    "Trail",
     "decode_step",
     "dense_attention",
     "describe_window",
@@ -55,15 +55,15 @@ __all__ = [
     "load_shards",
     "needed_scaling",
     "prefill",
-    "prefill_by_layer",
     "prefill_cost",
+    "prefill_layer_major",
     "prefill_sparse",
-    "read_by_layer",
-    "read_by_layer_on",
     "read_config",
+    "read_context_parallel",
+    "read_layer_major",
     "read_precision",
-    "read_repeated",
+    "read_with_replay",
     "register_architecture",
-    "stream_by_layer",
+    "stream_layer_major",
     "unscalable",
 ]

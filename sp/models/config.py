@@ -1,4 +1,4 @@
-"""ModelConfig: every number a forward pass needs; how files tell of it lies with the architectures."""
+"""ModelConfig: every number that a forward pass needs. Reading these numbers from files is the job of the families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeltaConfig:
     conv_kernel : int
         Taps of the short convolution before the recurrence.
     copies : int
-        Key heads, one beside the other, that are one of the file's.
+        Consecutive key heads that are copies of one key head of the file.
     """
 
     key_heads: int
@@ -46,7 +46,7 @@ class DeltaConfig:
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution: q, k and v side by side."""
+        """Channels of the convolution: q, k and v concatenated."""
         return 2 * self.key_dim + self.value_dim
 
 
@@ -57,13 +57,13 @@ class ExpertConfig:
     Attributes
     ----------
     count, used : int
-        Experts that there are, and that a token goes to.
+        Number of experts, and number of experts that each token is routed to.
     width : int
-        Feed-forward width of one.
+        Feed-forward width of one expert.
     shared : int
-        Width of the expert that all tokens pass; 0 where there is none.
+        Width of the shared expert, which processes every token; 0 without one.
     normalised : bool
-        Whether the weights of a token's experts add up to 1.
+        True if the routing weights of a token are scaled to sum to 1.
     """
 
     count: int
@@ -74,28 +74,28 @@ class ExpertConfig:
 
     @property
     def active(self) -> int:
-        """Width that a token passes."""
+        """Total feed-forward width that one token passes through."""
         return self.used * self.width + self.shared
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Which attention heads of a model find text that answers a question: measured, or chosen by rule.
+    """Attention heads that locate the text which answers a question, either measured or chosen by a rule.
 
     Attributes
     ----------
     heads : tuple of (int, tuple of int)
-        By attention layer, ascending, the heads that count.
+        Head indices by attention layer, layers ascending.
     rotary : {"none", "post"}
-        Whether their queries and keys count without rotary embedding or with it.
+        Use the queries and keys of these heads without rotary embedding, or after it.
     over_heads, over_queries : {"max", "mean"}
-        How the weights of heads and of queries become one number a token.
+        Reductions of the attention weights over heads and over queries, to one number per token.
     measured : bool
-        Whether a measurement of this file chose them.
+        True if the heads were chosen by a measurement of this file.
     sha256 : str
-        Of the file, where that is known.
+        Hash of the file, if known.
     scorer : str
-        Name of the scorer that finds most with this file.
+        Name of the scorer that retrieves best with this file.
 
     Examples
     --------
@@ -113,25 +113,25 @@ class Retrieval:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Attention layers that have such heads, ascending."""
+        """Attention layers with retrieval heads, ascending."""
         return tuple(layer for layer, _ in self.heads)
 
     @property
     def depth(self) -> int:
-        """Layers that have to be run for them."""
+        """Number of layers to run, from the first, to reach all retrieval heads."""
         return self.layers[-1] + 1
 
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Heads of an attention layer.
+    """Head counts and head size of one attention layer.
 
     Attributes
     ----------
     heads, kv_heads, head_dim : int
-        See `ModelConfig`.
+        As in `ModelConfig`.
     own_values : bool
-        Whether values have a matrix of their own, and are not what the matrix of keys makes.
+        True if values have a projection matrix of their own; False if the key projection also gives the values.
     """
 
     heads: int
@@ -147,42 +147,43 @@ class ModelConfig:
     Attributes
     ----------
     architecture : str
-        Name of a record of `sp.models.families`; ``"dflash"`` of a draft's own layers.
+        Name of a record of `sp.models.families`; ``"dflash"`` for the layers of a draft.
     hidden, vocab, context : int
         Width of the residual stream, rows of the embedding, longest position + 1.
     ffn : tuple of int
-        Feed-forward width of every layer; of a mixture of experts what a token passes of it.
+        Feed-forward width of every layer; in a mixture of experts, the width that one token passes through.
     kinds : tuple of {"attention", "delta"}
-        What mixes tokens in every layer. Multi-token-prediction blocks past the trunk are not counted.
+        Token mixer of every layer. Multi-token-prediction blocks after the main model are not counted.
     heads, kv_heads, head_dim : int
-        Of the attention layers; ``head_dim`` need not be ``hidden / heads``. Where `global_heads` is another, of those
-        with a window; `heads` is the same in all.
+        Sizes of the attention layers; ``head_dim`` need not be ``hidden / heads``. If `global_heads` differs, these are
+        the sizes of layers with a window; `heads` is the same in all layers.
     gated : bool
-        Whether attention outputs pass a sigmoid gate (its rows lie beside the query rows).
+        True if attention outputs pass through a sigmoid gate, whose rows are interleaved with the query rows.
     experts : ExpertConfig or None
-        Of mixtures of experts.
+        Sizes of the experts; None for dense models.
     retrieval : Retrieval or None
-        Heads that find what answers a question, where that is known of the file.
+        Retrieval heads, if they are known for the file.
     windows : tuple of int or None
-        Tokens that a query of each layer sees back to, itself among them; None, or no tuple at all, for all.
+        Sliding window of each layer in tokens, the query's own included; None, or an empty tuple, for full attention.
     local_rope : Rope or None
-        Of layers with a window, if it is another one than `rope`, that of the others; with a `dim` of 0 it is none.
+        Rotary embedding of layers with a window, if it differs from `rope`, that of the other layers. A `dim` of 0
+        means no rotary embedding.
     global_heads : HeadSizes or None
-        Of layers without a window, if they are others.
+        Sizes of layers without a window, if they differ.
     output_scales : bool
-        Whether what each layer leaves is multiplied by a number of its own.
+        True if each layer multiplies its output by a learned scalar.
     embedding_scale : float
-        What embeddings are multiplied by.
+        Factor on the embeddings.
     query_growth : PositionScale or None
-        What queries are multiplied by behind RoPE, by their position.
+        Factor on the queries after RoPE, as a function of position.
     embedding_norm : bool
-        Whether embeddings pass an RMS norm without weights.
+        True if embeddings pass through an RMS norm without weights.
     logit_scale : float
-        What logits are multiplied by.
+        Factor on the logits.
     final_softcap : float or None
-        What logits are then kept within: x becomes ``cap * tanh(x / cap)``.
+        Soft cap on the scaled logits: x becomes ``cap * tanh(x / cap)``.
     attention_softcap : float or None
-        What scores of attention are kept within.
+        Soft cap on attention scores.
 
     Examples
     --------
@@ -220,12 +221,12 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> int:
-        """Layers of the trunk."""
+        """Number of layers of the main model."""
         return len(self.kinds)
 
     @property
     def group(self) -> int:
-        """Query heads that share a kv head."""
+        """Query heads per kv head."""
         return self.heads // self.kv_heads
 
     @cached_property
@@ -235,7 +236,7 @@ class ModelConfig:
 
     @cached_property
     def global_layers(self) -> tuple[int, ...]:
-        """Attention layers without a window; all of them where every one has one."""
+        """Attention layers without a window; all attention layers if every one has a window."""
         layers = self.attention_layers
         return tuple(layer for layer in layers if self.window_of(layer) is None) or layers
 
@@ -245,34 +246,35 @@ class ModelConfig:
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
 
     def window_of(self, layer: int) -> int | None:
-        """Window of a layer; None where it sees everything."""
+        """Return the window of a layer in tokens; None for full attention."""
         return self.windows[layer] if self.windows else None
 
     def heads_of(self, layer: int) -> HeadSizes:
-        """Heads of an attention layer: of one without a window, their own."""
+        """Return the head sizes of an attention layer; layers without a window may have their own."""
         if self.global_heads is not None and self.window_of(layer) is None:
             return self.global_heads
         return HeadSizes(self.heads, self.kv_heads, self.head_dim)
 
     @cached_property
     def head_sizes(self) -> tuple[HeadSizes, ...]:
-        """Those of the attention layers, each once."""
+        """Distinct head sizes of the attention layers, in order of first appearance."""
         return tuple(sizes for sizes, _ in self.head_groups)
 
     @cached_property
     def head_groups(self) -> tuple[tuple[HeadSizes, tuple[int, ...]], ...]:
-        """Sizes of heads, each with the attention layers that have them."""
-        found: dict[HeadSizes, list[int]] = {}
+        """Distinct head sizes, each with the attention layers that have it."""
+        layers_by_size: dict[HeadSizes, list[int]] = {}
         for layer in self.attention_layers:
-            found.setdefault(self.heads_of(layer), []).append(layer)
-        return tuple((sizes, tuple(layers)) for sizes, layers in found.items())
+            layers_by_size.setdefault(self.heads_of(layer), []).append(layer)
+        return tuple((sizes, tuple(layers)) for sizes, layers in layers_by_size.items())
 
     def rope_of(self, layer: int) -> Rope:
-        """Rotary embedding of an attention layer: of one with a window, its own."""
+        """Return the rotary embedding of an attention layer; layers with a window may have their own."""
         return self.rope if self.local_rope is None or self.window_of(layer) is None else self.local_rope
 
 
 @lru_cache(64)
 def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
-    """A model of only so many of the layers; all by default. Kept, as a break-even is looked for by it."""
+    """Return the configuration of the first `depth` layers; all layers by default. Cached, because the search for a
+    break-even length calls it often."""
     return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth], windows=config.windows[:depth])

@@ -15,10 +15,10 @@ from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.cache import ring_pages
 from sp.models.cache.kv_type import checked_kv, known_kv
 from sp.models.config import ModelConfig
-from sp.models.file.weights import Tensor, layer_of
+from sp.models.file.weights import TensorSpec, layer_of
 from sp.models.layer.cold_experts import ring_bytes
 from sp.models.network.arithmetic import AUTO, is_eligible, read_precision
-from sp.models.network.trunk import trunk_tensors
+from sp.models.network.weights import model_tensors
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import chunk_on_device
 from sp.ops.attention.kv_pages import PAGE_TOKENS
@@ -54,7 +54,7 @@ def held_weights(
     packed form."""
     rows: dict[str, Held] = {}
     tied = depth is None and HEAD not in formats
-    for tensor in trunk_tensors(config, formats, depth):
+    for tensor in model_tensors(config, formats, depth):
         fmt = formats[tensor.name]
         row = rows.setdefault(fmt.name, Held(fmt.name, []))
         row.tensors += 1
@@ -77,7 +77,7 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
     if config.experts is None:
         return ()
     found: list[list[int]] = [[] for _ in config.kinds]
-    for tensor in trunk_tensors(config, formats):
+    for tensor in model_tensors(config, formats):
         layer = layer_of(tensor.name)
         if tensor.kind == "stack" and layer is not None:
             found[layer].append(sum(nbytes for _, nbytes in _places(tensor, formats[tensor.name], tied=False)))
@@ -91,7 +91,7 @@ def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], card
     return sum(row.nbytes for row in held_weights(config, formats, cards)) - config.vocab * table
 
 
-def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> list[tuple[str, int]]:
+def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, cards: int = 1) -> list[tuple[str, int]]:
     """Format and bytes of each copy on one of so many devices."""
     if tensor.picked:
         parts = [replace(tensor, shape=shape, picked=()) for shape in tensor.parts]
@@ -178,9 +178,9 @@ def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:
     return max((workspace_bytes(tokens, rows, width) for rows, width in (*shapes, *gated)), default=0)
 
 
-def layer_matrices(config: ModelConfig) -> list[Tensor]:
+def layer_matrices(config: ModelConfig) -> list[TensorSpec]:
     """Of all layers, those of experts left out."""
-    return [t for t in trunk_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None]
+    return [t for t in model_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None]
 
 
 def expert_bytes(config: ModelConfig, tokens: int) -> int:

@@ -13,7 +13,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.file.rope_keys import describe_window, needed_scaling
-from sp.models.layer.cold_experts import told
+from sp.models.layer.cold_experts import describe_cold
 from sp.models.run.chunked import CHUNK
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.planning.cards import (
@@ -356,7 +356,7 @@ class Plan:
                 "host_bytes": self.cold.host,
                 "device_bytes": self.cold.device,
                 "tokens_a_turn": CHUNK["cuda"],
-                "line": told(self.cold.layers, len(self.target.stacks), self.cold.host),
+                "line": describe_cold(self.cold.layers, len(self.target.stacks), self.cold.host),
             },
             "drafter": drafter,
             "memory": list(self.memory()),
@@ -376,8 +376,8 @@ def make_plan(
 ) -> Plan:
     """A plan for a target and the drafter that was given, or one that is published; of `SPOKEN` if no lengths are."""
     drafter = proposed_drafter(target) if scorer is None else _given(scorer)
-    told = tuple(sorted({*(lengths or SPOKEN), tokens}))
-    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, told)
+    speech_lengths = tuple(sorted({*(lengths or SPOKEN), tokens}))
+    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, speech_lengths)
 
 
 def read_file(path: str | Path, cards: int = 1, depth: Depth = whole) -> Subject:

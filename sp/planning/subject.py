@@ -25,7 +25,7 @@ from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupport
 from sp.models.file.rope_keys import describe_window
 from sp.models.file.weights import HeaderStore
 from sp.models.network.cost import missing_tensors
-from sp.models.network.trunk import Trunk, trunk_tensors
+from sp.models.network.weights import ModelWeights, model_tensors
 from sp.models.synthetic.shapes import find_shape
 from sp.planning.cards import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
@@ -94,7 +94,7 @@ def _incomplete(file: GGUFFile, architecture: str) -> Iterator[Hindrance]:
         return
     config = read_config(file)
     store = HeaderStore(file, config)
-    Trunk.take(store)
+    ModelWeights.build(store)
     store.finish(find_architecture(architecture).config_tensors)
 
 
@@ -201,7 +201,7 @@ class Subject:
             return None
         layers, tied = self.config.layers, "output.weight" not in self.names
         try:
-            tensors = trunk_tensors(self.config, self.names)
+            tensors = model_tensors(self.config, self.names)
             formats = {t.name: tensor_format(file_type, t.name, t.shape, layers=layers, tied=tied) for t in tensors}
             return weights_bytes(self.config, formats, self.cards)
         except ModelError:
@@ -275,7 +275,7 @@ def _shared(
 
 def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int) -> None:
     """ConfigError where a card's columns of a matrix would end within a block of its format."""
-    for tensor in trunk_tensors(config, formats):
+    for tensor in model_tensors(config, formats):
         fmt = formats.get(tensor.name)
         if fmt is not None and tensor.kind in ("matrix", "stack") and tensor.shape[-1] % fmt.block_size:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry, check_fields
 from sp.errors import ConfigError, SpWarning
-from sp.models import Cards, LayerAttention, Model, ModelConfig, SparseAttention, Trail, dense_attention, flops
+from sp.models import Cards, LayerAttention, Model, ModelConfig, SessionCache, SparseAttention, dense_attention, flops
 from sp.models.config import first_layers
 from sp.ops.attention.importance import HEAT_CHUNK
 from sp.ops.attention.importance import chunk_means as chunk_means
@@ -30,14 +30,14 @@ class PrefixKeys:
 
     Parameters
     ----------
-    trail : Trail
+    trail : SessionCache
         Cache of the layers that `Scorer.prefix_layers` returns, which holds the prompt's first tokens. A scorer appends
         the rest to it.
     stops : tuple of int
         Offsets in the prompt, in tokens, at which a snapshot of recurrent states is worth its memory.
     """
 
-    trail: Trail
+    trail: SessionCache
     stops: tuple[int, ...] = ()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import Hooks, ModelConfig, stream_by_layer
+from sp.models import Hooks, ModelConfig, stream_layer_major
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.base import (
     Importance,
@@ -197,7 +197,7 @@ class EmbeddingScorer(ReadingScorer):
         """Run the drafter once over the prompt and compare chunks with the question."""
         model, n, attend = request.model, len(request.ids), self.attend(request)
         question_start(request)  # raises where there is no question
-        x = stream_by_layer(
+        x = stream_layer_major(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
             attend=attend, depth=self.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip

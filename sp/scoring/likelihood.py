@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import Cache, Checkpoint, Hooks, Model, ModelConfig, flops, prefill, stream_by_layer
+from sp.models import Cache, Checkpoint, Hooks, Model, ModelConfig, flops, prefill, stream_layer_major
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.attention.lookahead import AnswerAttentionScorer, spoken
 from sp.scoring.base import Importance, ReadingScorer, Scorer, ScoreRequest, chunk_means, densities, register_scorer
@@ -32,7 +32,7 @@ class SelfInformationScorer(ReadingScorer):
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and look up each token in the distribution predicted before it."""
         model, n, attend = request.model, len(request.ids), self.attend(request)
-        x = stream_by_layer(
+        x = stream_layer_major(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
             attend=attend, hooks=Hooks(progress=request.progress),
         )  # fmt: skip

@@ -115,7 +115,7 @@ def begin(
         else:
             logits, densities = read_prompt(target.model, given.ids, given.positions, pooled, options, progress)
             rest = decode(target.model, logits, given.next_position, pooled, options)
-            begun = Begun(-1, rest, densities, read=pooled.told())
+            begun = Begun(-1, rest, densities, read=pooled.take_counts())
     except BaseException:
         pooled.end()
         raise
@@ -218,7 +218,7 @@ def begin_on_cards(
     told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:
-        rank = part.share.rank
+        rank = part.shard.rank
         pool, mine = pools.pools[rank], replace(target, model=part)
         own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.observed else options
         with lead.leading() if rank == 0 else nullcontext():
@@ -263,7 +263,7 @@ def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
     meter.start(import_cupy().get_default_memory_pool().used_bytes())
     with meter.hook:
         yield
-    peaks[part.share.rank] = meter.peak
+    peaks[part.shard.rank] = meter.peak
 
 
 class Lead:

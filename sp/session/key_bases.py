@@ -125,9 +125,9 @@ class FileBases:
         if tokens < LEAST:
             return {}
         key = basis_key(model, tokens)
-        if model.agreed is not None:  # all cards read together, or none does
+        if model.all_agree is not None:  # all cards read together, or none does
             found = self._known.get(key) or self._kept(model, key)
-            if not model.agreed(found is not None):
+            if not model.all_agree(found is not None):
                 found = self._measured(model, key, tokens, None)
             assert found is not None, "cards agreed that all have bases"
             return self._known.setdefault(key, found)
@@ -174,12 +174,12 @@ def basis_key(model: Model, tokens: int) -> str:
     """What bases of one file differ by: RoPE, layers that are loaded, a card's share of the heads, and the texts."""
     config = model.config
     ropes = [None if one is None else _told(one) for one in (config.rope, config.local_rope)]
-    share = getattr(model, "share", None)
+    shard = getattr(model, "shard", None)
     facts = {
         "schema": SCHEMA,
         "rope": ropes,
         "layers": model.depth,
-        "share": None if share is None else [share.rank, share.size],
+        "share": None if shard is None else [shard.rank, shard.size],
         "tokens": tokens,
         "texts": list(TEXTS),
     }

@@ -17,17 +17,17 @@ from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
 from sp.keywords import names_keywords
 from sp.models import (
-    AskedScaling,
     Cards,
     Draft,
     Model,
+    RopeScaling,
     load_draft,
     load_model,
     load_shards,
     needed_scaling,
     read_config,
 )
-from sp.models.device.load import asked_config
+from sp.models.device.load import config_with_overrides
 from sp.models.families.base import card_config
 from sp.models.file.rope_keys import rope_facts
 from sp.models.network.model import Device
@@ -67,11 +67,11 @@ class Loaded:
     trained : int, optional
         Positions that the file, or a scaling of RoPE in its place, says the model is good for; its context may be
         longer.
-    asked : AskedScaling, optional
+    asked : RopeScaling, optional
         The scaling of RoPE that was asked for.
     chosen : str
         Why it is this file, of a drafter that was not named; empty for others.
-    needed : AskedScaling, optional
+    needed : RopeScaling, optional
         The scaling that a prompt beyond the window needs; see `for_prompt`.
     """
 
@@ -82,9 +82,9 @@ class Loaded:
     nbytes: int
     file: GGUFFile | None = None
     trained: int | None = None
-    asked: AskedScaling | None = None
+    asked: RopeScaling | None = None
     chosen: str = ""
-    needed: AskedScaling | None = None
+    needed: RopeScaling | None = None
 
     def __repr__(self) -> str:
         vocabulary = f"vocabulary of {self.tokenizer.vocab_size:,}, {self.nbytes / 1e6:,.1f} MB"
@@ -155,7 +155,7 @@ def load(
     *,
     extrapolate: bool = False,
     device: Where = "auto",
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
     progress: Callable[[int], None] | None = None,
     room: int | None = None,
     precision: str = Math.BF16,
@@ -176,7 +176,7 @@ def load(
         cannot be RoPE is extrapolated, and the report says so, see `sp.session.report`.
     device : {"auto", "cpu", "cuda"}
         `auto` is the GPU where there is one that the kernels run on.
-    rope : AskedScaling, optional
+    rope : RopeScaling, optional
         Scaling of RoPE in place of the file's own.
     progress : callable, optional
         See `load_model`.
@@ -240,7 +240,7 @@ def load(
         retrieval = made_retrieval(file.path, whole, tokenizer, template, reporter)
         del whole  # before the layers that are needed are loaded
     if beside is not None:
-        model = beside.model.read_as(replace(asked_config(file, context, rope), retrieval=retrieval))
+        model = beside.model.with_config(replace(config_with_overrides(file, context, rope), retrieval=retrieval))
     elif group is None:
         depth = needed_depth(scorers, replace(config, retrieval=retrieval))
         model = load_model(file, cold=cold_within(config, formats, room, precision), depth=depth, **how)
@@ -263,7 +263,7 @@ def synthetic(
     *,
     extrapolate: bool = False,
     device: Where = "auto",
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
     seed: int = 0,
     room: int | None = None,
     precision: str = Math.BF16,
@@ -414,7 +414,7 @@ def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
     """`load_draft` for every card's share of the target."""
     drafts = []
     for part in model.shards.models:
-        with model.shards.group.device(part.share.rank):
+        with model.shards.group.device(part.shard.rank):
             drafts.append(load_draft(path, part))
     first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
     return DraftOnCards(**first, others=tuple(drafts[1:]))

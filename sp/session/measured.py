@@ -12,7 +12,7 @@ from typing import Any
 from sp.errors import ConfigError
 from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, read_jsonl, whole
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.network.arithmetic import in_attention, kept_rounded
+from sp.models.network.arithmetic import attention_only_label, prequantized_label
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.base import DRAFTING, drafting
@@ -41,8 +41,8 @@ def precisions_of(config: Mapping[str, Any]) -> tuple[str, str]:
         precision = config.get(f"{role}math")
         found = str(Math.BF16) if precision in (None, "f32") else str(precision)
         if f"{role}kept_bytes" in config:
-            return kept_rounded(found)
-        return in_attention(found) if f"{role}products" in config else found
+            return prequantized_label(found)
+        return attention_only_label(found) if f"{role}products" in config else found
 
     return kind(""), kind("drafter_" if config.get("drafter_math") else "")
 

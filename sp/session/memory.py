@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.models import Cache, ModelConfig, Trail
-from sp.models.cache.carry import Parked, States
+from sp.models import Cache, ModelConfig, SessionCache
+from sp.models.cache.transfer import ParkedCache, States
 from sp.models.run.chunked import cross_gap
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
@@ -142,7 +142,7 @@ class TargetMemory:
     def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
         self._loaded, self._options = target, options
         model = target.model
-        self.trail = Trail(
+        self.trail = SessionCache(
             model.config,
             options.kv,
             rotate=options.rotate,
@@ -170,7 +170,7 @@ class TargetMemory:
         model, slots = self._loaded.model, plan.slots
         if model.cold is not None:
             model.cold.restart()
-        at = self.trail.back_to(min(plan.common, self.trail.tokens))
+        at = self.trail.rewind_to(min(plan.common, self.trail.tokens))
         self.trail.mark()  # a copy without a stop
         self.slots, self.transcript = slots.first(plan.common), transcript[: plan.decided]
         room = len(slots) - at + options.max_new_tokens
@@ -187,7 +187,7 @@ class TargetMemory:
             room, at = room - (stop - at), stop
         self.slots, self.transcript = slots, transcript
         rest = self._decode(logits, options)
-        return Begun(next(rest), rest, densities, read=graphs.told())
+        return Begun(next(rest), rest, densities, read=graphs.take_counts())
 
     def _decode(self, logits: Floats, options: RunOptions) -> Generator[int]:
         """Tokens from the logits of the last slot; those that were read are slots once this has ended or is closed."""
@@ -206,8 +206,8 @@ class TargetMemory:
         self.slots += Slots(fed, position + np.arange(len(fed)), index, index)
         self.transcript = np.concatenate([self.transcript, fed])
 
-    def put(self, slots: Slots, transcript: Ints, held: Parked, snapshots: Mapping[int, States]) -> None:
-        """Know what another one of the same model and options was seen to know; see `Trail.put`."""
+    def put(self, slots: Slots, transcript: Ints, held: ParkedCache, snapshots: Mapping[int, States]) -> None:
+        """Know what another one of the same model and options was seen to know; see `SessionCache.put`."""
         self.trail.put(held, snapshots)
         self.slots, self.transcript = slots, transcript
 
@@ -293,7 +293,7 @@ class DrafterMemory:
                 self._forgotten = f"drafter: {known:,} tokens of earlier turns are read again, as RoPE is scaled anew"
             self.trail.clear()
             self.trail = self._empty(rotary)
-        self.trail.back_to(same_start(self._ids[: self.trail.tokens], ids))
+        self.trail.rewind_to(same_start(self._ids[: self.trail.tokens], ids))
         self._ids = ids  # as far as the trail goes, whatever becomes of the reading
         return PrefixKeys(self.trail, tuple(ends[-self._how[3] :].tolist()))
 
@@ -307,8 +307,8 @@ class DrafterMemory:
         """The last prompt, of which the trail may hold a beginning."""
         return self._ids
 
-    def put(self, ids: Ints, held: Parked, snapshots: Mapping[int, States]) -> None:
-        """Know what another one of the same model and options was seen to know; see `Trail.put`."""
+    def put(self, ids: Ints, held: ParkedCache, snapshots: Mapping[int, States]) -> None:
+        """Know what another one of the same model and options was seen to know; see `SessionCache.put`."""
         self.trail = self._empty(self._rope(len(ids)))
         self.trail.put(held, snapshots)
         self._ids = ids
@@ -325,9 +325,9 @@ class DrafterMemory:
         """That of a prompt of so many tokens."""
         return self._how[0].for_prompt(tokens).model.config.rope
 
-    def _empty(self, rotary: Rope) -> Trail:
+    def _empty(self, rotary: Rope) -> SessionCache:
         drafter, layers, kv, snapshots = self._how
         model = drafter.model.with_rope(rotary)
         device, precision = model.device, model.arithmetic.attention
         layers = replace(layers, rope=rotary)
-        return Trail(layers, kv, device=device, snapshots=snapshots, precision=precision, bases=model.bases_for)
+        return SessionCache(layers, kv, device=device, snapshots=snapshots, precision=precision, bases=model.bases_for)

@@ -11,7 +11,7 @@ from sp.config import Option, Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.keywords import names_keywords
-from sp.models import AskedScaling, Gaps, ModelConfig
+from sp.models import Gaps, ModelConfig, RopeScaling
 from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -60,9 +60,9 @@ class ModelOptions:
         GGUF of the heavy model, or a known name; the embedded one if left out.
     drafter : Path, optional
         GGUF of the small model, or a known name; if left out, the best one here (see sp get).
-    target_rope : AskedScaling, optional
+    target_rope : RopeScaling, optional
         RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.
-    drafter_rope : AskedScaling, optional
+    drafter_rope : RopeScaling, optional
         The same of the drafter; left out, it reads beyond its window with YaRN as needed.
     precision : {"auto", "bf16", "fp8", "int8"}
         Matmul precision of target prefill: bf16, int8, fp8 or auto.
@@ -74,8 +74,8 @@ class ModelOptions:
 
     target: Path | None = None
     drafter: Path | None = None
-    target_rope: AskedScaling | None = None
-    drafter_rope: AskedScaling | None = None
+    target_rope: RopeScaling | None = None
+    drafter_rope: RopeScaling | None = None
     precision: PrecisionName = "bf16"
     drafter_precision: PrecisionName = "bf16"
 

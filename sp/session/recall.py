@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.models import Trail
+from sp.models import SessionCache
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.prompt.heat import whole_characters
 from sp.scoring import PrefixKeys
@@ -280,7 +280,7 @@ class Memory:
         return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
 
     @property
-    def trails(self) -> tuple[Trail, ...]:
+    def trails(self) -> tuple[SessionCache, ...]:
         """The caches of both models."""
         return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
 

@@ -11,8 +11,8 @@ import numpy as np
 from sp.errors import SpWarning, listed, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
-from sp.models.run.layer_major import CHUNK_BY_LAYER, chunk_on_device
-from sp.models.run.replay import MOST_ALONE, refusal, short
+from sp.models.run.layer_major import LAYER_MAJOR_CHUNK, chunk_on_device
+from sp.models.run.replay import MOST_ALONE, replay_refusal, short
 from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope import LinearScaling, YarnScaling
@@ -71,7 +71,7 @@ def precision_lines(
     if drafter is not None:
         drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
         on_device = drafter.model.device == "cuda"
-        together = chunk_on_device(drafter.model.config) if on_device else CHUNK_BY_LAYER["cpu"]
+        together = chunk_on_device(drafter.model.config) if on_device else LAYER_MAJOR_CHUNK["cpu"]
         found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, together))
     lines = []
     for role, one, tokens, chunk in found:
@@ -122,7 +122,7 @@ def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
         return []
     model = drafter.model
     quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.precision])
-    why = refusal(model) if quick else None
+    why = replay_refusal(model) if quick else None
     return [] if why is None else [f"drafter: launches are planned layer by layer: {why}"]
 
 

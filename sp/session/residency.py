@@ -39,13 +39,13 @@ class CacheGraphs:
 
     def __init__(self, model: Model, cache: Cache, *, kept: bool = True) -> None:
         self.cache = cache
-        self._model, self._trunk, self._kept = model, model.trunk, kept
+        self._model, self._weights, self._kept = model, model.weights, kept
         self._greedy: GraphDecoder | None = None
         self._prefill: PrefillGraphs | None = None
 
     def serves(self, model: Model, cache: Cache) -> bool:
         """Whether graphs know where the weights of a model and a cache lie."""
-        return self._model is model and self._trunk is model.trunk and self.cache is cache
+        return self._model is model and self._weights is model.weights and self.cache is cache
 
     def greedy(self) -> GraphDecoder | None:
         """What decodes greedily, on the device."""
@@ -59,9 +59,9 @@ class CacheGraphs:
             self._prefill = PrefillGraphs(self._model, self.cache)
         return self._prefill
 
-    def told(self) -> dict[str, int]:
-        """Tokens of prompts read since this was asked last, by how; see `PrefillGraphs.told`."""
-        return {} if self._prefill is None else self._prefill.told()
+    def take_counts(self) -> dict[str, int]:
+        """Tokens of prompts read since this was asked last, by how; see `PrefillGraphs.take_counts`."""
+        return {} if self._prefill is None else self._prefill.take_counts()
 
     @property
     def graph_nbytes(self) -> int:
@@ -293,7 +293,7 @@ class Residency:
                     stack.enter_context(mine.pop_all())
                     return made
             except DeviceError:
-                if name in self._models and self._models[name].drop_kept():
+                if name in self._models and self._models[name].drop_prequantized_rows():
                     continue
                 if not first or self._gone(name) == before:
                     raise
@@ -305,20 +305,20 @@ class Residency:
         Returns at once; work given to the device afterwards waits. Calling it ahead of `using` lets the copies run
         beside what the host does meanwhile.
         """
-        if name not in self._models or (not self._models[name].away and self._busy is None):
+        if name not in self._models or (not self._models[name].offloaded and self._busy is None):
             return False
         busy, self._busy = self._busy, name
         try:
             with self._allocating():
                 # First what had to leave for about as much work, then one piece of all free memory, then who comes.
                 for other, gone in self._offloaded_for.get((name, tokens.bit_length()), {}).items():
-                    if going := [part for part in gone if part in self._models[other].here]:
+                    if going := [part for part in gone if part in self._models[other].resident]:
                         # The buffer of a part is not free before all that lie in it have left.
-                        back = self._models[other].returned if set(self._models[other].returned) & set(going) else ()
+                        back = self._models[other].onloaded if set(self._models[other].onloaded) & set(going) else ()
                         self._leave(other, [*going, *(part for part in back if part not in going)])
                 self.pool.tidy()
                 parts, cuda = self._models[name], import_cupy().cuda
-                if not (missing := parts.away):
+                if not (missing := parts.offloaded):
                     return False
                 before, after = cuda.Event(), cuda.Event()
                 self._stream.wait_event(cuda.get_current_stream().record())
@@ -372,8 +372,8 @@ class Residency:
         self.cache_pool.drop()
         for name, parts in self._models.items():
             if self.budget:
-                parts.drop_kept()
-            if back := parts.returned:  # in pieces of memory that suited the other
+                parts.drop_prequantized_rows()
+            if back := parts.onloaded:  # in pieces of memory that suited the other
                 self._leave(name, back)
         self.pool.limit()
         while (over := self.pool.over) and self._leave_room(over):
@@ -419,7 +419,7 @@ class Residency:
                 self._left += 1
                 return True
         for name, parts in self._models.items():
-            if size and name != self._busy and (parts.drop_kept() or parts.drop_ring()):
+            if size and name != self._busy and (parts.drop_prequantized_rows() or parts.drop_ring()):
                 self._left += 1
                 return True
         freed = 0
@@ -441,4 +441,4 @@ class Residency:
 
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""
-        return {other: parts.away for other, parts in self._models.items() if other != name}
+        return {other: parts.offloaded for other, parts in self._models.items() if other != name}

@@ -82,7 +82,7 @@ def test_cards_that_share_a_model(monkeypatch) -> None:
     shards, tests, drawn = load_shards(embedded("target"), HostGroup(2)), [Trial(70), Trial(30, 4)], []
 
     def noted(model, ids, *rest, **options):
-        drawn.append((model.share.rank, ids.tobytes()))
+        drawn.append((model.shard.rank, ids.tobytes()))
         return prefill(model, ids, *rest, **options)
 
     monkeypatch.setattr("sp.bench.model.prefill", noted)

@@ -20,7 +20,7 @@ from sp.bench.prompts import PromptMaker
 from sp.bench.record import shape_name
 from sp.bench.ttft import Bench, Cell, config_of, describe, measure, requests_of, watched, without_ends
 from sp.errors import ConfigError, DeviceError, PromptError
-from sp.models import Arithmetic, AskedScaling
+from sp.models import Arithmetic, RopeScaling
 from sp.models.synthetic.shapes import find_shape
 from sp.prompt import Prompt
 from sp.quant import Math
@@ -274,7 +274,7 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
     cell = Cell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
-    asked = replace(pair, drafter=replace(pair.drafter, asked=AskedScaling("yarn", 4.0)))
+    asked = replace(pair, drafter=replace(pair.drafter, asked=RopeScaling("yarn", 4.0)))
     assert config_of(cell, asked, "numpy") == config_of(cell, pair, "numpy") | {"drafter_rope": "yarn:4"}
     int8 = Arithmetic(Math.INT8, Math.INT8, 7, 9)
     mixed = replace(pair, drafter=multiplying(pair.drafter, int8))
@@ -289,7 +289,7 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
 
 def test_a_shape_is_known_however_its_positions_are_scaled() -> None:
     config = find_shape("qwen3-0.6b").config
-    assert shape_name(AskedScaling("yarn", 4.0).applied(config)) == "qwen3-0.6b"
+    assert shape_name(RopeScaling("yarn", 4.0).applied(config)) == "qwen3-0.6b"
     assert shape_name(replace(config, rope=replace(config.rope, base=1e5))) is None
 
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
-import sp.models.cache.trail as snapshots
-import sp.models.cache.trail as trail
+import sp.models.cache.session_cache as snapshots
+import sp.models.cache.session_cache as trail
 from sp.bench import turn
 from sp.bench.ttft import without_ends
 from sp.bench.prompts import TranscriptMaker
 from sp.session import ConversationOptions
-from sp.models.cache.trail import Trail
+from sp.models.cache.session_cache import SessionCache
 from sp.session import Pipeline, RunOptions, embedded, load, synthetic
 from sp.studies.sample import sample
 
@@ -47,7 +47,7 @@ def told(module, name, what):
 
 told(snapshots, "states_on_host", "to host")
 told(trail, "take_states", "copy")
-told(Trail, "settle", "settle")
+told(SessionCache, "settle", "settle")
 real = turn.measure_turn
 
 

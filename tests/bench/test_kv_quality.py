@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "kv_quality.py"
         (["--tokens", "64", "--every", "500"], "--every is 500; it must be from 1 to --tokens, 64"),
         (["--every", "0"], "--every is 0"),
         (["--kv", "q8_0", "nope"], "--kv is 'nope'"),
-        (["--kv", "5bit", "--no-rotate"], "leave the rotation on"),
+        (["--kv", "5bit", "--no-rotate"], "do not switch rotation off"),
     ],
 )
 def test_senseless_options_end_in_one_line(

@@ -26,9 +26,9 @@ PAIRS = ("k=q8_0,v=q4_0", "k=k5,v=v4", "k=f16,v=v4")
 GIVEN = {"eval file": ["questions.jsonl"]}  # what commands cannot do without
 WRONG = {
     "q4": "is 'q4'; did you mean 'q4_0'? Known: 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0",
-    "v4": ": v4 is for values alone; write 5bit, or a format for each side",
-    "k=q8_0": ": k=q8_0 names one side; give both, as in k=q8_0,v=q4_0",
-    "k=q8_0,v=k5": ": format of values is 'k5'",
+    "v4": ": v4 stores values only; pass 5bit, or a format for each side",
+    "k=q8_0": ": k=q8_0 names one side; pass both, as in k=q8_0,v=q4_0",
+    "k=q8_0,v=k5": ": the format of values is 'k5'",
 }
 
 
@@ -92,7 +92,7 @@ def test_a_model_is_timed_with_it_and_the_row_says_so(kv: str) -> None:
 def test_options_of_python_and_of_requests_take_text() -> None:
     for kv in (*NAMES, *PAIRS):
         assert RunOptions(kv=kv).kv == ConversationOptions(keys=kv).keys == KVType.parse(kv, "")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="made for rotated keys and values"):
+    with pytest.raises(ConfigError, match="designed for rotated keys and values"):
         RunOptions(kv=KVType("5bit"), rotate=False)
 
 
@@ -120,7 +120,7 @@ def test_sweeps_take_it_and_a_hash_is_that_of_its_text(tmp_path: Path) -> None:
         assert hash_of(swept(tmp_path, f"kv: {longer}")) == hash_of(swept(tmp_path, f"kv: {name}"))
 
 
-@pytest.mark.parametrize(("kv", "told"), [("q4", "kv is 'q4'; did you mean"), ("k5", "k5 is for keys alone")])
+@pytest.mark.parametrize(("kv", "told"), [("q4", "kv is 'q4'; did you mean"), ("k5", "k5 stores keys only")])
 def test_sweeps_refuse_others_with_their_line(tmp_path: Path, kv: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as refused:
         swept(tmp_path, f"{{kv: {kv}}}")

@@ -10,7 +10,7 @@ import pytest
 
 from sp.bench.record import newest
 from sp.models import load_model
-from sp.models.device.kept import SHARE
+from sp.models.device.prequantized import SHARE
 from sp.models.network.arithmetic import FASTER, FIRST_LAYERS, MOST_ERROR, SAMPLED, Arithmetic, is_eligible
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes

@@ -24,7 +24,7 @@ from conversation_walks import (
     whole_turns,
 )
 
-from sp.models.cache.trail import NEAR
+from sp.models.cache.session_cache import NEAR
 from sp.prompt.prompt import prompt_of
 from sp.session import Conversation, Conversations
 

@@ -21,7 +21,7 @@ from sp.errors import ConfigError
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.network.model import Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.models.run.captured_graph import CaptureStream
 from sp.models.synthetic.dflash_synthetic import find_draft_shape, synthetic_draft, write_synthetic_draft
 from sp.models.synthetic.random_store import RandomStore
@@ -192,7 +192,7 @@ def published_target() -> Model:
     config = find_shape("qwen3.6-27b").config
     store, table = RandomStore(config, tensor_plan("qwen3.6-27b", "q4_k_m")), (config.vocab, config.hidden)
     embed, norm = store.matrix("token_embd.weight", table), store.vector("output_norm.weight", config.hidden)
-    return Model(config, Trunk(embed, (), norm, store.matrix("output.weight", table)), "cuda", store.nbytes)
+    return Model(config, ModelWeights(embed, (), norm, store.matrix("output.weight", table)), "cuda", store.nbytes)
 
 
 def rms(x, weight, eps):
@@ -231,7 +231,7 @@ def reference(draft, target: Model, features, where, position: int):
         h = rms(x, layer.ffn_norm, c.eps)
         gate = h @ unpack(layer.ffn.gate).T
         x = x + (gate / (1 + cupy.exp(-gate)) * (h @ unpack(layer.ffn.up).T)) @ unpack(layer.ffn.down).T
-    return rms(x[1:], draft.output_norm, c.eps) @ unpack(target.trunk.output).T
+    return rms(x[1:], draft.output_norm, c.eps) @ unpack(target.weights.output).T
 
 
 @pytest.mark.no_sanitizer  # far too much work

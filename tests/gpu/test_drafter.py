@@ -18,7 +18,7 @@ from device_models import case
 
 from sp.bench.drafter import EACH_SECONDS, Draft, describe, run_drafts
 from sp.bench.record import make_record
-from sp.models import Hooks, SparseAttention, dense_attention, prefill_by_layer, read_by_layer
+from sp.models import Hooks, SparseAttention, dense_attention, prefill_layer_major, read_layer_major
 from sp.models.synthetic.random_store import random_model
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
@@ -103,7 +103,7 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
         queries[layer] = q[-8:].copy()
 
     stored = model.new_cache(len(ids))
-    prefill_by_layer(model, ids, where, stored, hooks=Hooks(keep), attend=attend(), rows=8)
+    prefill_layer_major(model, ids, where, stored, hooks=Hooks(keep), attend=attend(), rows=8)
     late, early = Fold(Reduction()), Fold(Reduction())
     for layer, q in queries.items():
         late.add_layer(q, stored.stored(layer), causal=True)
@@ -112,7 +112,7 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
         early.add_layer(q[-8:], cache_.stored(layer), causal=True)
 
     one = model.new_cache(len(ids), layers=1)
-    read_by_layer(model, ids, where, one, Hooks(watch), attend=attend(), rows=8)
+    read_layer_major(model, ids, where, one, Hooks(watch), attend=attend(), rows=8)
     assert one.peak_pages == -(-len(ids) // 128)
     assert nmse(early.result(), late.result()) < 1e-9
 

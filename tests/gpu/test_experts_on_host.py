@@ -14,7 +14,7 @@ from compare import to_bf16
 from file_rows import file_rows
 
 from sp.decode.base import greedy
-from sp.models import Model, load_model, prefill, prefill_by_layer
+from sp.models import Model, load_model, prefill, prefill_layer_major
 from sp.models.layer.cold_experts import PinnedWeight, StackRing, allocate_pinned, pack_rows_pinned
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
@@ -77,7 +77,7 @@ def test_places_are_not_overwritten_while_they_are_read() -> None:
     want = [int(stacks[layer][0].data.astype(np.uint64).sum()) for layer in stacks]
     seen, delay = [], cupy.ones(1 << 26, np.float32)
     for layer in [*stacks] * 6:
-        with ring.lent(layer) as (weight,):
+        with ring.stacks_on_device(layer) as (weight,):
             for _ in range(8):
                 delay = cupy.sin(delay)
             seen.append(weight.data.astype(np.uint64).sum())
@@ -91,7 +91,7 @@ def test_prompts(models, chunk, path) -> None:
         cache = model.new_cache(N)
         found.append(prefill(model, IDS[:N], np.arange(N), cache, chunk=chunk).get())
         cache.reset()
-        found.append(prefill_by_layer(model, IDS[:N], np.arange(N), cache, chunk=130).get())
+        found.append(prefill_layer_major(model, IDS[:N], np.arange(N), cache, chunk=130).get())
     assert (found[0] == found[2]).all()
     assert (found[1] == found[3]).all()
 

@@ -12,7 +12,7 @@ from device_models import FAMILIES, case
 
 from sp.models import prefill
 from sp.models.run.tree import TreeReader
-from sp.models.synthetic.shapes import Shape, find_shape
+from sp.models.synthetic.shapes import ModelShape, find_shape
 from sp.models.synthetic.synthetic import synthetic_metadata, write_random
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
@@ -75,7 +75,7 @@ def test_a_chain_of_guesses_in_one_pass(name, path) -> None:
 def pair(device: str, folder: Path) -> Pipeline:
     """A target and a drafter of one family; the target's vocabulary has more padding, as those of Qwen2.5-32B have."""
     small = find_shape("tiny-qwen2")
-    wide = Shape("wide", replace(small.config, vocab=small.config.vocab + 128), tied=False, text_tokens=2000)
+    wide = ModelShape("wide", replace(small.config, vocab=small.config.vocab + 128), tied=False, text_tokens=2000)
     paths = []
     for shape, file_type in ((wide, "q4_k_m"), (small, "q8_0")):
         path = folder / f"{shape.name}.gguf"

@@ -18,8 +18,8 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.models import Model, load_model, prefill
-from sp.models.device import kept as keeping
-from sp.models.device.kept import let_go
+from sp.models.device import prequantized as keeping
+from sp.models.device.prequantized import drop_prequantized
 from sp.models.run.graph import PrefillGraphs
 from sp.ops.byte_rows.kept import keep, kept_bytes, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, _peaks, loud_channels
@@ -138,7 +138,7 @@ def test_a_model_says_the_same_with_weights_kept_or_not(path: str, tokens: int) 
     reset_launched()
     found = prefill(model, ids, where, model.new_cache(tokens), chunk=1500).get()
     assert "round_weight.cu" not in launched_sources()
-    model.trunk = let_go(model.trunk)
+    model.weights = drop_prequantized(model.weights)
     want = prefill(model, ids, where, model.new_cache(tokens), chunk=1500).get()
     assert ("round_weight.cu" in launched_sources()) == (tokens >= ROUNDED_TOKENS)
     np.testing.assert_array_equal(found, want)
@@ -167,13 +167,13 @@ def test_graphs_have_products_of_bytes_in_them(path: str, runs: tuple[int, ...])
         graphs = PrefillGraphs(model, cache, eager=eager)
         for turn in range(4):
             cache.reset()
-            graphs.told()
+            graphs.take_counts()
             for n in runs:
                 at = cache.tokens
                 logits = prefill(model, ids_of(n + turn)[:n], np.arange(at, at + n), cache, graphs=graphs).get()
                 seen.append(logits)
         assert graphs.refused is None
-        assert graphs.told() == {"eager" if eager else "replayed": sum(runs)}
+        assert graphs.take_counts() == {"eager" if eager else "replayed": sum(runs)}
         graphs.end()
     assert "loud_weight.cu" in launched_sources()
     for width in (512, 1024, 1536):
@@ -192,7 +192,7 @@ def test_weights_that_are_let_go_are_in_no_graph_any_more(path: str) -> None:
     graphs, found = PrefillGraphs(model, cache), []
     for turn in range(5):
         if turn == 3:
-            model.trunk = let_go(model.trunk)
+            model.weights = drop_prequantized(model.weights)
             cupy.get_default_memory_pool().free_all_blocks()
             cupy.full(1 << 28, 0xFF, cupy.uint8)
         cache.reset()
@@ -222,4 +222,4 @@ def test_nothing_is_kept_under_a_limit_or_where_it_would_take_over_half(monkeypa
             get_default_memory_pool=cupy.get_default_memory_pool, cuda=SimpleNamespace(runtime=runtime)
         )
         monkeypatch.setattr(keeping, "import_cupy", lambda seen=seen: seen)
-        assert keeping.keep_rounded(let_go(model.trunk))[1] == found
+        assert keeping.prequantize(drop_prequantized(model.weights))[1] == found

@@ -17,8 +17,8 @@ import pytest
 from bounds import within
 from compare import nmse
 
-from sp.models import Model, decode_step, load_model, stream_by_layer
-from sp.models.network.trunk import Trunk, mapped
+from sp.models import Model, decode_step, load_model, stream_layer_major
+from sp.models.network.weights import ModelWeights, map_leaves
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.matmul.packed import unpack
@@ -50,7 +50,7 @@ class HostBlocks:
     def __getitem__(self, index: int) -> Any:
         if index != self._at:
             self._at, self._used = index, 0
-            self._block = mapped(self._blocks[index], self._brought)
+            self._block = map_leaves(self._blocks[index], self._brought)
         return self._block
 
     def _brought(self, leaf: Any) -> Any:
@@ -71,12 +71,12 @@ def models() -> tuple[Model, Model]:
     """On the device, and the same on the host."""
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         gpu = load_model(write_synthetic(Path(folder) / "large.gguf", SHAPE, FILE_TYPE), device="cuda")
-    trunk, table = gpu.trunk, gpu.trunk.embed
+    weights, table = gpu.weights, gpu.weights.embed
     embed = Weight(table.name, table.format, table.shape, table.data.get())
-    output = dense(trunk.output.name, unpack(trunk.output).get())
+    output = dense(weights.output.name, unpack(weights.output).get())
     cupy.get_default_memory_pool().free_all_blocks()
-    blocks: Any = HostBlocks(trunk.blocks)
-    return gpu, Model(gpu.config, Trunk(embed, blocks, trunk.output_norm.get(), output), "cpu", 0)
+    blocks: Any = HostBlocks(weights.blocks)
+    return gpu, Model(gpu.config, ModelWeights(embed, blocks, weights.output_norm.get(), output), "cpu", 0)
 
 
 def read(model: Model) -> np.ndarray:
@@ -87,7 +87,7 @@ def read(model: Model) -> np.ndarray:
 def logits(model: Model, kv: str) -> Any:
     """Of every token."""
     store = model.new_cache(TOKENS, kv, rotate=kv == "q4_0")
-    x = stream_by_layer(model, read(model), np.arange(TOKENS), store)
+    x = stream_layer_major(model, read(model), np.arange(TOKENS), store)
     return model.head(x)
 
 

@@ -18,8 +18,8 @@ from sp.bench.timing import kernel_times
 from sp.decode.base import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
-from sp.models import Hooks, load_model, prefill, prefill_by_layer
-from sp.models.network.trunk import mapped
+from sp.models import Hooks, load_model, prefill, prefill_layer_major
+from sp.models.network.weights import map_leaves
 from sp.ops.matmul.packed import unpack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.prompt import Prompt
@@ -64,7 +64,7 @@ def test_chunk_size_does_not_matter(name, chunk) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunk", [100, 8192])
 def test_by_layer_equals_by_token(name, chunk) -> None:
-    assert error(name, walk=prefill_by_layer, chunk=chunk) < BOUND["f16"]
+    assert error(name, walk=prefill_layer_major, chunk=chunk) < BOUND["f16"]
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -105,7 +105,7 @@ def test_caches_can_be_used_again() -> None:
     assert cache.tokens == cache.pages_in_use == 0
     np.testing.assert_array_equal(prefill(c.gpu, c.ids[:N], np.arange(N), cache).get(), first)
     one = c.gpu.new_cache(N, layers=1)
-    streamed = prefill_by_layer(c.gpu, c.ids[:N], np.arange(N), one, keep_kv=False)
+    streamed = prefill_layer_major(c.gpu, c.ids[:N], np.arange(N), one, keep_kv=False)
     assert nmse(streamed, first) < BOUND["f16"]
     assert one.peak_pages == -(-N // 128)
 
@@ -113,7 +113,7 @@ def test_caches_can_be_used_again() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_arrive_to_the_bit(name) -> None:
     file, found, wanted = GGUFFile.open(case(name).path), [], []
-    mapped(load_model(file).trunk, lambda leaf: wanted.append(leaf) or leaf)
+    map_leaves(load_model(file).weights, lambda leaf: wanted.append(leaf) or leaf)
 
     def walk(part) -> None:
         if isinstance(part, (Weight, cupy.ndarray)) or hasattr(part, "offsets"):
@@ -125,7 +125,7 @@ def test_weights_arrive_to_the_bit(name) -> None:
             for field in part.__dataclass_fields__:
                 walk(getattr(part, field))
 
-    walk(case(name).gpu.trunk)
+    walk(case(name).gpu.weights)
     for got, want in zip(found, wanted, strict=True):
         if isinstance(got, cupy.ndarray):
             values = got.get()
@@ -155,7 +155,7 @@ def test_the_embedded_target_answers_as_on_the_cpu(kv, rotate) -> None:
 def test_no_rows_need_no_launch() -> None:
     c = case("target")
     empty = c.gpu.embed(c.ids[:4])[4:]  # one past the end of its memory, which no kernel may read
-    block = c.gpu.trunk.blocks[3]
+    block = c.gpu.weights.blocks[3]
     attention, norm, cache = block.mixer, (block.attn_norm, block.eps), c.gpu.new_cache(8)
     h = cupy.empty((0, attention.out.shape[1]), np.uint16)
     launches = kernel_times(

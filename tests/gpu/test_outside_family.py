@@ -11,7 +11,7 @@ from compare import nmse
 from outside_family import VOCAB, tern_logits, tern_tensors, write_tern
 
 from sp.decode.base import GraphDecoder, greedy
-from sp.models import Hooks, decode_step, load_model, prefill, prefill_by_layer
+from sp.models import Hooks, decode_step, load_model, prefill, prefill_layer_major
 from sp.models.run.tree import TreeReader
 from sp.ops.add_bias import add_bias
 from sp.quant import BF16, F32, Q8_0
@@ -59,7 +59,7 @@ def test_add_bias(rows, width) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 300])
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 def test_prefill_then_decode(walk, chunk, case, path) -> None:
     model, want = case
     ids, positions = prompt()

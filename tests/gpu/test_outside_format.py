@@ -39,10 +39,10 @@ def model(path: Path) -> Model:
 def test_matrices_are_their_values_in_8_bits(path: Path, model: Model) -> None:
     with GGUFFile.open(path) as file:
         head, table = file.weight("output.weight").dense(), file.weight("token_embd.weight").dense()
-    held, ids = model.trunk.output, np.random.default_rng(0).integers(0, len(table), 50)
+    held, ids = model.weights.output, np.random.default_rng(0).integers(0, len(table), 50)
     assert held.format is Q8_0
     np.testing.assert_array_equal(cupy.asnumpy(unpack(held)), Q8_0.decode(Q8_0.encode(head)))
-    rows = cupy.asnumpy(embedding(cupy.asarray(ids.astype(np.int32)), model.trunk.embed))
+    rows = cupy.asnumpy(embedding(cupy.asarray(ids.astype(np.int32)), model.weights.embed))
     np.testing.assert_array_equal(rows, Q8_0.decode(Q8_0.encode(table))[ids])
 
 

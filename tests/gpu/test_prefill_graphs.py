@@ -83,9 +83,9 @@ def walked(of: Model, runs, kv="f16", rotate=False, room=ROOM, **how):
     cache = of.new_cache(room, kv, rotate=rotate)
     graphs = PrefillGraphs(of, cache, **how)
     for _ in range(3):
-        graphs.told()
+        graphs.take_counts()
         found = walk(of, cache, graphs, runs)
-    told = graphs.told()
+    told = graphs.take_counts()
     assert graphs.refused is None
     graphs.end()
     return found, told
@@ -179,7 +179,7 @@ def test_far_behind_the_first_token_and_with_gaps_in_positions(path) -> None:
             part = slice(start, start + 500 - turn)
             found.append(prefill(of, ids[part], where[part], cache, graphs=graphs).get())
         if graphs is not None:
-            assert graphs.told() == {"eager": 500, "captured": 499, "replayed": 498}
+            assert graphs.take_counts() == {"eager": 500, "captured": 499, "replayed": 498}
             graphs.end()
     for got, want in zip(found[3:], found[:3], strict=True):
         assert nmse(got, want) < BOUND["f16"]
@@ -193,7 +193,7 @@ def test_the_last_tokens_of_a_long_prompt(path) -> None:
     for _ in range(3):
         cache.reset()
         found.append(prefill(of, ids, np.arange(n), cache, chunk=2200, graphs=graphs).get())
-    assert graphs.told() == {"eager": 3 * 2200 + 300, "captured": 300, "replayed": 300}
+    assert graphs.take_counts() == {"eager": 3 * 2200 + 300, "captured": 300, "replayed": 300}
     graphs.end()
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])
@@ -265,7 +265,7 @@ def test_work_that_cannot_be_captured_goes_on_launch_by_launch(monkeypatch) -> N
         cache.reset()
         found.append(prefill(of, tokens(n), np.arange(n), cache, graphs=graphs).get())
     assert graphs.refused is not None
-    assert graphs.told() == {"eager": 3 * n}
+    assert graphs.take_counts() == {"eager": 3 * n}
     graphs.end()
     want = prefill(of, tokens(n), np.arange(n), of.new_cache(ROOM)).get()
     for got in found:

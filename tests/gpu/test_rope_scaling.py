@@ -11,7 +11,7 @@ from device_models import case
 
 cp = pytest.importorskip("cupy")
 
-from sp.models import AskedScaling, load_model, prefill, prefill_by_layer  # noqa: E402
+from sp.models import RopeScaling, load_model, prefill, prefill_layer_major  # noqa: E402
 from sp.models.run.tree import TreeReader  # noqa: E402
 from sp.ops import kv_append  # noqa: E402
 from sp.ops.attention.attention_heads import HeadNorms, attention_heads, head_norm_rope, unrotate  # noqa: E402
@@ -22,7 +22,7 @@ from sp.scoring import SCORERS, ScoreRequest  # noqa: E402
 
 F16_ROUNDING, LOGITS, SCORES = 2e-7, 1e-3, 2e-4
 N = 700  # no whole number of pages
-YARN = AskedScaling("yarn", 4.0)
+YARN = RopeScaling("yarn", 4.0)
 
 
 def rotations(rope_dim: int, pairing: str) -> tuple[Rope, ...]:
@@ -101,7 +101,7 @@ def twins(name: str):
 MODELS = ["tiny-qwen3:bf16", "target", "drafter"]
 
 
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_a_model_under_yarn(name, walk, path) -> None:
     _, gpu, ids, where, want = twins(name)

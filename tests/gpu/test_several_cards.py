@@ -21,7 +21,7 @@ from sp.kernels.repeats import Repeat
 from sp.models import Cards
 from sp.models.network.arithmetic import scoring
 from sp.models.run import replay as repeated_layers
-from sp.models.run.context_parallel import pages_less
+from sp.models.run.context_parallel import last_chunk_pages_less
 from sp.models.synthetic.random_store import random_model
 from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card
@@ -169,7 +169,7 @@ def test_repeated_layers_change_nothing(file_type, precision, path, tokens, spar
         scorer = SCORERS.build("tail", options)
         repeated = scorer.score(request)
         eight_bits = models[0].arithmetic.precision is Math.INT8
-        less = pages_less(models[0].config, scorer.attend(request), tokens)
+        less = last_chunk_pages_less(models[0].config, scorer.attend(request), tokens)
         most = repeated_parts(tokens, count, models[0].config.layers, eight_bits, less)
         assert 0 < len(repeats) <= most
         assert len(repeats) == most or file_type == "q4_k_m"  # whose layers are of several kinds

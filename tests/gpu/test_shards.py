@@ -101,7 +101,7 @@ def test_replayed_steps_and_prompts_are_those_launched_one_by_one(name, tmp_path
         for _ in range(3):
             cache.reset()
             logits = prefill(model, ids, np.arange(N), cache, graphs=graphs)
-            told = graphs.told()
+            told = graphs.take_counts()
         tokens = list(decoder.tokens(logits, N, new))
         refused = graphs.refused or decoder.refused
         for one in (graphs, decoder):
@@ -124,14 +124,14 @@ def test_long_runs_go_in_two_parts_and_are_those_of_one_card(name, kind, tmp_pat
 
     def work(model: Model) -> tuple[list[np.ndarray], dict[str, int]]:
         cache = model.new_cache(2 * n + PART)  # room for padding behind both runs
-        graphs, found = PrefillGraphs(model, cache) if model.sharers > 1 else None, []
+        graphs, found = PrefillGraphs(model, cache) if model.shard_count > 1 else None, []
         for _ in range(3):
             cache.reset()
             for start in (0, n):
                 some = np.arange(start, start + n)
                 found.append(prefill(model, ids[some], some, cache, graphs=graphs).get())
             found.append(decode_step(model, 3, 2 * n, cache).get())
-        told = {} if graphs is None else graphs.told()
+        told = {} if graphs is None else graphs.take_counts()
         if graphs is not None:
             assert graphs.refused is None
             graphs.end()

@@ -10,7 +10,7 @@ import pytest
 import windows_family as gull
 from compare import nmse
 
-from sp.models import decode_step, load_model, prefill, prefill_by_layer
+from sp.models import decode_step, load_model, prefill, prefill_layer_major
 from sp.models.run.graph import PrefillGraphs
 from sp.models.run.tree import TreeReader
 from sp.ops.activations import geglu
@@ -59,7 +59,7 @@ def test_geglu(rows) -> None:
 
 @pytest.mark.parametrize("kv", list(BOUNDS))
 @pytest.mark.parametrize("chunk", [7, 64, 300])
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 def test_prefill_then_decode(walk, chunk, kv, case, path) -> None:
     model, want = case
     ids, positions = prompt()
@@ -90,5 +90,5 @@ def test_a_tree_and_graphs(case, path) -> None:
         store.reset()
         assert nmse(prefill(model, ids[:-3], positions[:-3], store, graphs=graphs), want[-4]) < BOUND
     assert graphs.refused is None
-    assert graphs.told()["replayed"] == N - 3
+    assert graphs.take_counts()["replayed"] == N - 3
     graphs.end()

@@ -25,9 +25,9 @@ def write_hollow(path: Path, shape: str, file_type: str, text_tokens: int | None
     writer, nbytes, told = GGUFWriter(path, synthetic_metadata(vocabulary, file_type)), 0, b""
     for name, size, fmt in found.plan(file_type):
         writer.add(name, size, fmt, lambda: ())
-        if name in found.told():  # they come first
+        if name in found.config_tensors():  # they come first
             assert len(told) == nbytes
-            told += F32.encode(found.told()[name]).tobytes()
+            told += F32.encode(found.config_tensors()[name]).tobytes()
         nbytes += -(-fmt.nbytes(size) // 32) * 32
     header = writer._header()
     path.write_bytes(header + told)

@@ -28,7 +28,7 @@ from sp.models.network.arithmetic import (
     sampled_rows,
     with_precision,
 )
-from sp.models.network.trunk import Trunk, mapped
+from sp.models.network.weights import ModelWeights, map_leaves
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
@@ -44,7 +44,7 @@ def past_the_first(names: Iterable[str]) -> set[str]:
     return {name for name in names if int(name.split(".")[1]) >= FIRST_LAYERS}
 
 
-def precisions(trunk: Trunk) -> dict[str, Math]:
+def precisions(weights: ModelWeights) -> dict[str, Math]:
     """Of the matrices of layers, by name."""
     found: dict[str, Math] = {}
 
@@ -53,7 +53,7 @@ def precisions(trunk: Trunk) -> dict[str, Math]:
             found[leaf.name] = leaf.math
         return leaf
 
-    mapped(trunk.blocks, look)
+    map_leaves(weights.blocks, look)
     return found
 
 
@@ -68,9 +68,9 @@ def test_other_words_are_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize("precision", [Math.INT8, Math.FP8])
 def test_wide_matrices_of_layers_are_marked_and_nothing_else(precision: Math) -> None:
     model = load_model(embedded("drafter"), precision=str(precision))
-    found = precisions(model.trunk)
+    found = precisions(model.weights)
     assert {name for name, made_in in found.items() if made_in is precision} == past_the_first(found)
-    assert {model.trunk.embed.math, model.trunk.output.math} == {Math.BF16}
+    assert {model.weights.embed.math, model.weights.output.math} == {Math.BF16}
     assert model.arithmetic == Arithmetic(precision, precision, 21, 35, attention=precision)
     assert str(model.arithmetic) == f"{precision} for 21 of 35 matrices of layers"
     assert load_model(embedded("drafter")).arithmetic == Arithmetic(matrices=35)
@@ -90,7 +90,7 @@ def test_every_card_leaves_the_same_layers() -> None:
     shards = load_shards(embedded("target"), HostGroup(2), precision="int8")
     narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a card
     for part in shards.models:
-        found = precisions(part.trunk)
+        found = precisions(part.weights)
         marked = {name for name, precision in found.items() if precision is Math.INT8}
         assert marked == {name for name in past_the_first(found) if not name.endswith(narrow)}
         assert len(marked) == 40
@@ -111,7 +111,7 @@ def test_auto_on_the_cpu_stays_and_says_why() -> None:
 
 
 def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    trunk = load_model(embedded("drafter")).trunk
+    weights = load_model(embedded("drafter")).weights
     monkeypatch.setattr(marking, "is_faster", lambda device: (True, "known"))
     monkeypatch.setattr(marking, "check_precision", lambda asked, device: None)
     monkeypatch.setattr(marking, "current_path", lambda: "portable")
@@ -123,15 +123,15 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
             rows[:, 3] *= 50
         return rows
 
-    nothing, reason = with_precision(trunk, AUTO, "cuda", sampled)
+    nothing, reason = with_precision(weights, AUTO, "cuda", sampled)
     assert set(precisions(nothing).values()) == {Math.BF16}
     assert reason == "no matrix has a number of inputs with which int8 is faster (4,096 is)"
     monkeypatch.setattr(marking, "gains", lambda *given: True)
-    marked, reason = with_precision(trunk, AUTO, "cuda", sampled)
+    marked, reason = with_precision(weights, AUTO, "cuda", sampled)
     found = precisions(marked)
     assert {name for name, precision in found.items() if precision is not Math.BF16} == past_the_first(found) - {worst}
     assert reason.startswith("known; rounding costs 1 weights over 1.00%, at most ")
-    plain, reason = with_precision(trunk, AUTO, "cuda")
+    plain, reason = with_precision(weights, AUTO, "cuda")
     found = precisions(plain)
     assert {name for name, precision in found.items() if precision is Math.INT8} == past_the_first(found)
     assert reason == "known; rounding costs weights at most 0.83%"

@@ -13,7 +13,7 @@ from tiny_models import rewritten
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.families.llama import FrequencyFactors
-from sp.models.file.rope_keys import AskedScaling
+from sp.models.file.rope_keys import RopeScaling
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.rope import LinearScaling, Rope, YarnScaling
 
@@ -25,14 +25,14 @@ MSCALE = 1 + 0.1 * math.log(4)
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        ("none", AskedScaling("none")),
-        ("linear:2", AskedScaling("linear", 2.0)),
-        ("yarn:4", AskedScaling("yarn", 4.0)),
-        ("yarn:2.5", AskedScaling("yarn", 2.5)),
+        ("none", RopeScaling("none")),
+        ("linear:2", RopeScaling("linear", 2.0)),
+        ("yarn:4", RopeScaling("yarn", 4.0)),
+        ("yarn:2.5", RopeScaling("yarn", 2.5)),
     ],
 )
 def test_spelling(text, want) -> None:
-    found = AskedScaling.parse(text, "--drafter-rope")
+    found = RopeScaling.parse(text, "--drafter-rope")
     assert found == want
     assert str(found) == text
 
@@ -44,7 +44,7 @@ def test_spelling(text, want) -> None:
 )  # fmt: skip
 def test_bad_spelling_is_one_line_with_an_example(text) -> None:
     with pytest.raises(ConfigError, match=r"--target-rope.* as in yarn:4") as caught:
-        AskedScaling.parse(text, "--target-rope")
+        RopeScaling.parse(text, "--target-rope")
     assert "\n" not in str(caught.value)
 
 
@@ -65,7 +65,7 @@ def own(scaling: object, magnitude: float = 1.0, context: int = 40960):
     ],
 )
 def test_it_takes_the_place_of_the_files_own(asked, config, scaling, magnitude, context) -> None:
-    found = AskedScaling.parse(asked, "--drafter-rope").applied(config)
+    found = RopeScaling.parse(asked, "--drafter-rope").applied(config)
     assert found.rope == Rope(1e6, 128, scaling=scaling, magnitude=pytest.approx(magnitude))
     assert found.context == context
 
@@ -73,19 +73,19 @@ def test_it_takes_the_place_of_the_files_own(asked, config, scaling, magnitude, 
 def test_frequencies_of_a_tensor_are_not_replaced() -> None:
     for asked in ("none", "yarn:4"):
         with pytest.raises(ConfigError, match="a tensor of its file scales the frequencies"):
-            AskedScaling.parse(asked, "--target-rope").applied(own(FrequencyFactors((1.0,) * 64)))
+            RopeScaling.parse(asked, "--target-rope").applied(own(FrequencyFactors((1.0,) * 64)))
 
 
 def test_a_model_that_is_asked_for_yarn_is_the_one_whose_file_says_so(tmp_path) -> None:
     source, ids = FIXTURES / "parity-qwen3.gguf", np.arange(60) % 97
     told = {"qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.factor": 4.0}
     said = load_model(rewritten(source, tmp_path / "said.gguf", {}, **told))
-    asked = load_model(source, rope=AskedScaling("yarn", 4.0))
+    asked = load_model(source, rope=RopeScaling("yarn", 4.0))
     assert asked.config.context == 4 * said.config.context == 4 * 4096
     positions = np.arange(60) * 60
     logits = [prefill(model, ids, positions, model.new_cache(60, "f32")) for model in (said, asked)]
     np.testing.assert_array_equal(*logits)
-    plain = load_model(tmp_path / "said.gguf", rope=AskedScaling("none"))
+    plain = load_model(tmp_path / "said.gguf", rope=RopeScaling("none"))
     of_file = load_model(source)
     logits += [prefill(model, ids, positions, model.new_cache(60, "f32")) for model in (plain, of_file)]
     np.testing.assert_array_equal(*logits[2:])

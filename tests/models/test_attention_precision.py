@@ -9,7 +9,7 @@ import pytest
 from dry_walk import walked
 
 from sp.bench.record import running
-from sp.models import Hooks, load_model, prefill, read_by_layer
+from sp.models import Hooks, load_model, prefill, read_layer_major
 from sp.models.layer import steps
 from sp.models.network import arithmetic
 from sp.models.run import layer_attention
@@ -28,7 +28,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import Hooks, load_model, prefill, read_by_layer
+from sp.models import Hooks, load_model, prefill, read_layer_major
 from sp.models.layer.steps import dense_attention
 from sp.models.run.layer_attention import SparseAttention
 from sp.ops.sparse.flashprefill import TopDensity
@@ -41,7 +41,7 @@ for path in ("sm_90a", "portable"):
                 for kv in ("f16", "5bit"):
                     cache, ids = model.new_cache(n, kv, layers=1), np.arange(n)
                     dry_device.launches.clear()
-                    read_by_layer(model, ids, ids, cache, Hooks(), attend=attend)
+                    read_layer_major(model, ids, ids, cache, Hooks(), attend=attend)
                     other = "attention_sm90" if path == "sm_90a" else "attention_portable"
                     names = ("attention_bytes", "kv_bytes", "value_peaks", other)
                     found.append((path, n, [dry_device.launches.get(name, 0) for name in names]))
@@ -66,7 +66,7 @@ def test_long_runs_of_a_model_that_asks_for_it(monkeypatch, n, selector, calls) 
     model = load_model(embedded("drafter"), precision="int8")
     ids = np.random.default_rng(0).integers(0, model.config.vocab, n)
     attends = {} if selector is None else {"attend": SparseAttention(selector)}
-    read_by_layer(model, ids, np.arange(n), model.new_cache(n, layers=1), Hooks(), **attends)
+    read_layer_major(model, ids, np.arange(n), model.new_cache(n, layers=1), Hooks(), **attends)
     assert seen == [n] * calls
 
 

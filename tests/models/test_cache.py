@@ -9,9 +9,9 @@ import pytest
 
 from sp.errors import ConfigError, PromptError
 from sp.models import Cache, DeltaConfig, ModelConfig
-from sp.models.cache.carry import HostRoom, Parked, carry
 from sp.models.cache.kv_type import NAMES, KVType
-from sp.models.cache.trail import Trail
+from sp.models.cache.session_cache import SessionCache
+from sp.models.cache.transfer import HostBuffer, ParkedCache, copy_cache
 from sp.models.layer.steps import dense_attention
 from sp.ops.attention.attention import attention
 from sp.ops.attention.key_basis import KeyBasis
@@ -225,7 +225,7 @@ def test_senseless_caches_are_refused() -> None:
         Cache(DENSE, 0)
     with pytest.raises(ConfigError, match="48"):
         Cache(odd, 10, "q4_0")
-    with pytest.raises(ConfigError, match="heads of 7 values cannot be rotated, for their size is odd"):
+    with pytest.raises(ConfigError, match="heads of 7 values cannot be rotated, because their size is odd"):
         Cache(replace(odd, head_dim=7), 10, "f16", rotate=True)
     with pytest.raises(ConfigError, match="layers is 0"):
         Cache(DENSE, 10, layers=0)
@@ -288,8 +288,8 @@ def test_released_pages_of_every_kind_serve_the_next_layer(kv) -> None:
 @of_every_kind
 def test_another_cache_and_host_memory_hold_the_same_bytes(kv) -> None:
     source, larger, back = filled(kv, 300), Cache(DENSE, 700, kv), Cache(DENSE, 300, kv)
-    carry(source, larger, 170)
-    parked = Parked.of(source, HostRoom("cpu"))
+    copy_cache(source, larger, 170)
+    parked = ParkedCache.of(source, HostBuffer("cpu"))
     assert parked.nbytes == 3 * 3 * 128 * HEADS * (source.kv.k.row_bytes(D) + source.kv.v.row_bytes(D))
     source.reset()
     parked.put(back)
@@ -301,9 +301,9 @@ def test_another_cache_and_host_memory_hold_the_same_bytes(kv) -> None:
 
 @of_every_kind
 def test_trails_of_every_kind_fork_park_and_go_back(kv) -> None:
-    trail = Trail(DENSE, kv)
+    trail = SessionCache(DENSE, kv)
 
-    def read(at: Trail, first: int, last: int) -> None:
+    def read(at: SessionCache, first: int, last: int) -> None:
         with at.reading(last - first) as cache:
             for layer in range(3):
                 k, v = tokens(300, layer)
@@ -317,7 +317,7 @@ def test_trails_of_every_kind_fork_park_and_go_back(kv) -> None:
     for layer in range(3):
         assert_holds(trail.cache, kv, layer, slice(300))
         assert_holds(other.cache, kv, layer, np.r_[:140, 250:300])
-    assert other.back_to(100) == 100
+    assert other.rewind_to(100) == 100
     assert_holds(other.cache, kv, 1, slice(100))
 
 

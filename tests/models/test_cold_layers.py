@@ -28,7 +28,7 @@ import dry_device, dry_memory
 dry_device.install()
 import numpy as np
 from sp.decode.base import greedy
-from sp.models import load_model, prefill, prefill_by_layer
+from sp.models import load_model, prefill, prefill_layer_major
 from sp.models.device.parts import Parts, arrays_of
 from sp.models.layer import feed_forward as experts
 from sp.models.run.tree import TreeReader
@@ -37,8 +37,8 @@ from sp.models.layer.cold_experts import PinnedWeight
 def stacks(block):
     return (*block.ffn.into, block.ffn.down_stack)
 
-def mark(trunk, but=()):
-    for i, block in enumerate(trunk.blocks):
+def mark(weights, but=()):
+    for i, block in enumerate(weights.blocks):
         for j, w in enumerate(stacks(block)):
             w.data.host[:] = 10 * i + j
 
@@ -48,7 +48,7 @@ def reads():
         found = {int(s.weight.data.host[0]) for s in (gate, up, down)}
         assert all((s.weight.data.host == s.weight.data.host[0]).all() for s in (gate, up, down))
         layer = min(found) // 10
-        assert len(found) == len(stacks(model.trunk.blocks[layer])), found
+        assert len(found) == len(stacks(model.weights.blocks[layer])), found
         seen.append([layer, len(x), type(down.weight).__name__])
         return add(x, h, gate, up, down, *given, **how)
     experts.add_experts = noted
@@ -61,11 +61,11 @@ dry_memory.pinned.clear()
 model = load_model(path, device="cuda", cold=cold)
 out = {"pinned": sum(dry_memory.pinned), "bytes": [whole.nbytes, model.nbytes], "room": model.cold.ring.room}
 out["grown"] = dry_memory.pool.used_bytes() - held
-mark(model.trunk)
+mark(model.weights)
 parts = Parts(model)
 out["parts"] = sum(parts.sizes.values())
-here = [array.host.ctypes.data for array in arrays_of(model.trunk)]
-out["moving"] = any(w.data.host.ctypes.data in here for i in cold for w in stacks(model.trunk.blocks[i]))
+here = [array.host.ctypes.data for array in arrays_of(model.weights)]
+out["moving"] = any(w.data.host.ctypes.data in here for i in cold for w in stacks(model.weights.blocks[i]))
 seen, n = reads(), 200
 cache, ids = model.new_cache(n + 30), np.arange(n)
 logits = prefill(model, ids, ids, cache, chunk=100)
@@ -80,12 +80,12 @@ reader.commit_path(ids[:3])
 out["tree"], seen[:] = list(seen), []
 out["lines"] = model.cold.lines(model.cold.choices())
 cache.reset()
-prefill_by_layer(model, ids, ids, cache, chunk=100)
+prefill_layer_major(model, ids, ids, cache, chunk=100)
 out["by layer"] = list(seen)
 away = parts.next_to_offload()
 parts.offload(away)
 parts.onload(away, dry_device.Stream())
-assert all(type(w) is PinnedWeight for i in cold for w in stacks(model.trunk.blocks[i])), "moved"
+assert all(type(w) is PinnedWeight for i in cold for w in stacks(model.weights.blocks[i])), "moved"
 seen.clear()
 assert parts.drop_ring() and not parts.drop_ring()
 cache.reset()
@@ -199,7 +199,7 @@ def test_host_memory_that_cannot_be_pinned_is_one_line(tmp_path: Path) -> None:
     told = walked(NO_ROOM, str(path))
     assert told.count("\n") == 1
     assert "blk.1.ffn_" in told
-    assert "cannot be pinned there; free memory of the host or give a larger --vram" in told
+    assert "for experts that wait in host memory; free host memory or pass a larger --vram" in told
 
 
 def test_files_that_are_incomplete_are_refused_by_loading(tmp_path: Path) -> None:

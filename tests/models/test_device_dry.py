@@ -25,7 +25,7 @@ dry_device.install()
 import numpy as np
 from sp.decode.base import greedy
 from sp.kernels import forced_path
-from sp.models import Hooks, load_model, prefill, prefill_by_layer
+from sp.models import Hooks, load_model, prefill, prefill_layer_major
 from sp.models.run.tree import TreeReader
 N, NEW = 200, 6
 model = load_model(sys.argv[2], device="cuda")
@@ -43,7 +43,7 @@ for path in ("sm_90a", "portable"):
                 assert len(tokens) == NEW and cache.tokens == N + NEW - 1, (tokens, cache.tokens)
             cache.reset()
             look = lambda layer, q, cache: told.append((q.dtype, q.shape, cache.length(layer)))
-            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, hooks=Hooks(look, progress=lambda n: None))
+            prefill_layer_major(model, ids, ids, cache, chunk=100, rows=40, hooks=Hooks(look, progress=lambda n: None))
             cache.reset()
             prefill(model, ids[:100], ids[:100], cache)
             reader = TreeReader(model, cache, most=16)

@@ -62,7 +62,7 @@ def reference(
             y[j + half] = x[j] * math.sin(angle) + x[j + half] * math.cos(angle)
         return y
 
-    embed = embedding_scale * target.trunk.embed.dense().astype(np.float64)
+    embed = embedding_scale * target.weights.embed.dense().astype(np.float64)
     fused = [rms(w["fc"] @ row, w["hidden_norm"]) for row in features.astype(np.float64)]
     x = [embed[token]] + [embed[MASK]] * (BLOCK - 1)
     places = [*where, *range(position, position + BLOCK)]
@@ -88,7 +88,7 @@ def reference(
             gate = part["ffn_gate"] @ h
             after.append(row + part["ffn_down"] @ (gate / (1 + np.exp(-gate)) * (part["ffn_up"] @ h)))
         x = after
-    head = target.trunk.output.dense().astype(np.float64)
+    head = target.weights.output.dense().astype(np.float64)
     return logit_scale * np.stack([head @ rms(row, w["output_norm"]) for row in x[1:]])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError, ModelError
-from sp.models import Hooks, load_model, prefill, prefill_by_layer, read_by_layer
+from sp.models import Hooks, load_model, prefill, prefill_layer_major, read_layer_major
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.heads import model_key
 from sp.session.loaded import embedded
@@ -39,8 +39,8 @@ def test_scores_are_the_same_to_the_bit_and_less_is_held(path, whole, name, opti
     depth = SCORERS.build(name, options).reading_depth(whole.config)
     model = load_model(path, depth=depth)
     assert (model.depth, model.config) == (depth, whole.config)
-    assert model.trunk.output is None
-    held = len(model.trunk.blocks) < len(whole.trunk.blocks)
+    assert model.weights.output is None
+    held = len(model.weights.blocks) < len(whole.weights.blocks)
     assert model.nbytes < whole.nbytes if held else model.nbytes == whole.nbytes  # the head is the embedding
     np.testing.assert_array_equal(score(model, name, options), score(whole, name, options))
 
@@ -58,11 +58,11 @@ def test_tensors_behind_it_are_never_touched(path, monkeypatch) -> None:
 
 def test_what_needs_more_says_so(path) -> None:
     model, ids = load_model(path, depth=2), np.arange(40)
-    for needs in (prefill, prefill_by_layer):
+    for needs in (prefill, prefill_layer_major):
         with pytest.raises(ModelError, match=r"only the first 2 layers .* all \d and the head are needed"):
             needs(model, ids, ids, model.new_cache(40))
     with pytest.raises(ModelError, match=r"only the first 2 layers .* 3 are needed"):
-        read_by_layer(model, ids, ids, model.new_cache(40, layers=1), Hooks(), depth=3)
+        read_layer_major(model, ids, ids, model.new_cache(40, layers=1), Hooks(), depth=3)
     with pytest.raises(ModelError, match="only the first 2 layers"):
         score(model, "tail")
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sp.models import (
-    AskedScaling,
     Hooks,
     ModelConfig,
+    RopeScaling,
     describe_window,
     load_model,
     needed_scaling,
-    read_by_layer,
+    read_layer_major,
     unscalable,
 )
 from sp.models.cache.cache import Cache
@@ -85,8 +85,8 @@ def test_a_line_says_how_longer_prompts_are_read(config: ModelConfig, tokens: in
 
 def test_models_of_the_same_weights_differ_in_rope_alone() -> None:
     model = load_model(embedded("drafter"))
-    scaled = AskedScaling("yarn", 4.0).applied(model.config).rope
-    other, asked = model.with_rope(scaled), load_model(embedded("drafter"), rope=AskedScaling("yarn", 4.0))
+    scaled = RopeScaling("yarn", 4.0).applied(model.config).rope
+    other, asked = model.with_rope(scaled), load_model(embedded("drafter"), rope=RopeScaling("yarn", 4.0))
     assert model.with_rope(model.config.rope) is model
     assert (other.config.rope, model.config.rope.scaling) == (scaled, None)
     assert other.placement is model.placement
@@ -99,7 +99,7 @@ def test_models_of_the_same_weights_differ_in_rope_alone() -> None:
             seen.extend((q.copy(), cache.keys(layer).copy()))
 
         # of the last layer fewer rows than tokens: keys and queries are then turned one by one
-        read_by_layer(reader, ids, np.arange(130), reader.new_cache(130, layers=1), Hooks(watch), rows=8, depth=3)
+        read_layer_major(reader, ids, np.arange(130), reader.new_cache(130, layers=1), Hooks(watch), rows=8, depth=3)
         return seen
 
     plain = keys(model)
@@ -113,8 +113,8 @@ def test_models_of_the_same_weights_differ_in_rope_alone() -> None:
 def test_weights_that_move_do_so_for_all_models_of_them() -> None:
     model = load_model(embedded("drafter"))
     other = model.with_rope(replace(model.config.rope, scaling=LinearScaling(2.0)))
-    found = model.trunk.found(lambda trunk: [trunk])
-    model.trunk = replace(model.trunk)
-    assert other.trunk is model.trunk is not found[0]
-    other.trunk = found[0]
-    assert model.trunk is found[0]
+    found = model.weights.memoized(lambda weights: [weights])
+    model.weights = replace(model.weights)
+    assert other.weights is model.weights is not found[0]
+    other.weights = found[0]
+    assert model.weights is found[0]

@@ -1,4 +1,4 @@
-"""prefill, prefill_by_layer, decode_step: every way to walk gives the same logits, and the right ones."""
+"""prefill, prefill_layer_major, decode_step: every order of execution gives the same, correct logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tiny_models import QWEN3, VOCAB, random_tensors, write_tiny
 
 from sp.errors import ConfigError, PromptError
-from sp.models import Hooks, decode_step, load_model, prefill, prefill_by_layer
+from sp.models import Hooks, decode_step, load_model, prefill, prefill_layer_major
 from sp.ops import rope
 
 TOLERANCE = 2e-5  # of the largest logit: float32 sums in another order
@@ -51,7 +51,7 @@ def test_chunk_size_does_not_matter(chunk, model, prompt, expected) -> None:
 def test_by_layer_equals_by_token(chunk, model, prompt, expected) -> None:
     ids, positions = prompt
     cache = model.new_cache(N + 1, "f32")
-    assert_close(prefill_by_layer(model, ids, positions, cache, chunk=chunk), expected)
+    assert_close(prefill_layer_major(model, ids, positions, cache, chunk=chunk), expected)
     other = model.new_cache(N + 1, "f32")
     prefill(model, ids, positions, other)
     after = [decode_step(model, 7, 4000, c) for c in (cache, other)]
@@ -60,13 +60,13 @@ def test_by_layer_equals_by_token(chunk, model, prompt, expected) -> None:
 
 def test_by_layer_without_keeping_kv_needs_the_pages_of_one_layer(model, prompt, expected) -> None:
     cache = model.new_cache(N, "f32", layers=1)
-    assert_close(prefill_by_layer(model, *prompt, cache, keep_kv=False, chunk=100), expected)
+    assert_close(prefill_layer_major(model, *prompt, cache, keep_kv=False, chunk=100), expected)
     assert cache.peak_pages == math.ceil(N / 128)
     assert cache.pages_in_use == 0
     with pytest.raises(PromptError, match="reset"):
         decode_step(model, 1, 4000, cache)
     cache.reset()
-    assert_close(prefill_by_layer(model, *prompt, cache, keep_kv=False), expected)
+    assert_close(prefill_layer_major(model, *prompt, cache, keep_kv=False), expected)
 
 
 def test_decode_after_prefill_equals_one_longer_prefill(model, prompt, expected) -> None:
@@ -107,7 +107,7 @@ def test_inputs_are_left_alone(model, prompt) -> None:
     np.testing.assert_array_equal(x, before)
 
 
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 def test_a_hook_sees_each_attention_layer(walk, model, prompt) -> None:
     ids, positions = prompt
     c, seen = model.config, {}
@@ -139,7 +139,7 @@ def test_a_hook_in_a_decode_step(model, prompt) -> None:
 
 
 def test_progress_adds_up(model, prompt) -> None:
-    for walk, total in ((prefill, N), (prefill_by_layer, N * model.config.layers)):
+    for walk, total in ((prefill, N), (prefill_layer_major, N * model.config.layers)):
         steps: list[int] = []
         walk(model, *prompt, model.new_cache(N), chunk=77, hooks=Hooks(progress=steps.append))
         assert sum(steps) == total
@@ -219,7 +219,7 @@ BAD_PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 @pytest.mark.parametrize(("ids", "positions", "message"), BAD_PROMPTS)
 def test_bad_prompts_are_refused_before_anything_is_read(walk, ids, positions, message, model) -> None:
     cache = model.new_cache(8, "f32")

@@ -28,7 +28,7 @@ def by_hand(model: Model, gaps: str) -> np.ndarray:
     cache, logits = model.new_cache(len(IDS), "f32"), None
     for start, stop, left_out in ((0, 20, 0), (20, 35, 40), (35, 39, 1)):
         for layer in model.config.delta_layers if left_out else ():
-            state, params = cache.state(layer), model.trunk.blocks[layer].mixer.params  # type: ignore[attr-defined]
+            state, params = cache.state(layer), model.weights.blocks[layer].mixer.params  # type: ignore[attr-defined]
             state.conv[:] = 0
             kept = np.exp(params.a * np.log1p(np.exp(params.dt_bias))) ** left_out
             state.recurrent[:] = state.recurrent * (0 if gaps == "reset" else kept[:, None, None])

@@ -10,7 +10,7 @@ import pytest
 
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
-from sp.models import decode_step, load_model, prefill, prefill_by_layer
+from sp.models import decode_step, load_model, prefill, prefill_layer_major
 from sp.models.families.base import card_config, find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.run.tree import TreeReader
@@ -66,7 +66,7 @@ def test_logits_are_those_of_float64(layers: int, gaps: bool, tmp_path: Path) ->
     positions = np.cumsum(rng.integers(1, 9, N)) if gaps else np.arange(N)
     wanted = gemma3_reference.logits(path, ids, positions, 2)
     model = load_model(path)
-    for walk in (prefill, prefill_by_layer):
+    for walk in (prefill, prefill_layer_major):
         cache = model.new_cache(N, "f32")
         before = walk(model, ids[:-1], positions[:-1], cache)
         assert apart(before, wanted[0]) < 1e-5
@@ -157,8 +157,8 @@ def test_a_prompt_layer_by_layer_does_not_fit_what_is_read_once(
 ) -> None:
     monkeypatch.setattr("sp.models.cache.cache.AT_ONCE", 64)
     model, ids = load_model(write(tmp_path / "gemma.gguf", 7)), np.arange(90)
-    with pytest.raises(PromptError, match="90 tokens layer by layer, and layers of this cache with a window take 64"):
-        prefill_by_layer(model, ids, ids, model.new_cache(90, once=True))
+    with pytest.raises(PromptError, match="stores all 90 tokens of a layer, and windowed layers of this cache take 64"):
+        prefill_layer_major(model, ids, ids, model.new_cache(90, once=True))
 
 
 def test_a_pattern_of_another_length_is_told(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from tiny_models import rewritten
 
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile
-from sp.models import Trail, decode_step, load_model, prefill, prefill_by_layer
+from sp.models import SessionCache, decode_step, load_model, prefill, prefill_layer_major
 from sp.models.config import HeadSizes, ModelConfig
 from sp.models.families.base import find_architecture, read_config
 from sp.models.families.gemma4 import UNTURNED
 from sp.models.file.metadata_keys import Keys
-from sp.models.layer.share import Share
+from sp.models.layer.shard_spec import ShardSpec
 from sp.models.network.cost import prefill_cost
-from sp.models.run.context_parallel import read_by_layer_on
+from sp.models.run.context_parallel import read_context_parallel
 from sp.models.run.hooks import Hooks
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import find_shape
@@ -49,7 +49,7 @@ def test_keys_come_back() -> None:
 
 def test_layers_take_the_tensors_of_their_own_heads() -> None:
     model = load_model(SMALL)
-    near, wide = (model.trunk.blocks[layer] for layer in (1, 2))
+    near, wide = (model.weights.blocks[layer] for layer in (1, 2))
     assert (near.mixer.q.shape, near.mixer.k.shape, near.mixer.v.shape) == ((64, 48), (32, 48), (32, 48))
     assert (wide.mixer.q.shape, wide.mixer.k.shape, wide.mixer.v) == ((128, 48), (32, 48), None)
     assert wide.output_scale.shape == (1,)
@@ -63,7 +63,7 @@ def test_without_scales_layers_leave_what_they_make(tmp_path: Path) -> None:
     for changes in (ones, dict.fromkeys(names)):
         model = load_model(rewritten(SMALL, tmp_path / f"{len(found)}.gguf", changes))
         found.append(prefill(model, np.arange(9), np.arange(9), model.new_cache(9, "f32")))
-    assert model.trunk.blocks[0].output_scale is None
+    assert model.weights.blocks[0].output_scale is None
     np.testing.assert_array_equal(*found)
 
 
@@ -87,21 +87,21 @@ def test_pages_of_both_sizes_are_counted_apart() -> None:
     assert cache.stored(2).k.shape[2:] == (1, 64)
     assert cache.nbytes == cache.peak_nbytes == kv_bytes(model.config, n, "f16")
     once = model.new_cache(n, "f16", layers=1)
-    prefill_by_layer(model, np.arange(n) % 97, np.arange(n), once, keep_kv=False)
+    prefill_layer_major(model, np.arange(n) % 97, np.arange(n), once, keep_kv=False)
     assert (once.pages_in_use, once.peak_pages) == (0, 2 * 3)  # at once a layer of either size
 
 
 def test_a_trail_goes_back_is_parked_and_forked() -> None:
     model, rng = load_model(SMALL), np.random.default_rng(0)
     ids = rng.integers(0, 97, 200)
-    trail = Trail(model.config, "f32")
+    trail = SessionCache(model.config, "f32")
 
-    def read(trail: Trail, start: int, stop: int) -> Any:
+    def read(trail: SessionCache, start: int, stop: int) -> Any:
         with trail.reading(stop - start) as cache:
             return prefill(model, ids[start:stop], np.arange(start, stop), cache)
 
     wanted = read(trail, 0, 200)
-    assert trail.back_to(150) == 150
+    assert trail.rewind_to(150) == 150
     other = trail.fork(140)
     assert trail.park()
     np.testing.assert_allclose(read(trail, 150, 200), wanted, atol=1e-3)
@@ -134,17 +134,17 @@ def test_published_shapes() -> None:
 
 
 def test_cards_share_kv_heads_of_both_sizes() -> None:
-    shared = Share(0, 2).config(find_shape("gemma-4-31b").config)
+    shared = ShardSpec(0, 2).config(find_shape("gemma-4-31b").config)
     assert shared.heads_of(0) == HeadSizes(16, 8, 256)
     assert shared.heads_of(5) == HeadSizes(16, 2, 512, own_values=False)
     with pytest.raises(ConfigError, match=r"8 kv heads, 1 kv heads of layers without a window.*; 1 can"):
-        Share(0, 2).config(find_shape("gemma-4-12b").config)
+        ShardSpec(0, 2).config(find_shape("gemma-4-12b").config)
 
 
 def test_several_cards_do_not_read_it_together() -> None:
     model = load_model(SMALL)
     with pytest.raises(ConfigError, match="heads of one size"):
-        read_by_layer_on(HostGroup(2), [model, model], np.arange(600), np.arange(600), Hooks(), rows=1)
+        read_context_parallel(HostGroup(2), [model, model], np.arange(600), np.arange(600), Hooks(), rows=1)
 
 
 def test_inspect_tells_of_both_sizes() -> None:

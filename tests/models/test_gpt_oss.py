@@ -16,7 +16,7 @@ from sp.models import load_model, prefill
 from sp.models.families.base import find_architecture, read_config
 from sp.models.families.gpt_oss import ExactYarn, exact
 from sp.models.file.metadata_keys import Keys
-from sp.models.file.rope_keys import AskedScaling, rope_facts
+from sp.models.file.rope_keys import RopeScaling, rope_facts
 from sp.models.layer.spec import LayerSpec
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
@@ -62,7 +62,7 @@ def test_yarn_is_not_rounded_to_whole_pairs() -> None:
 
 
 def test_a_factor_may_be_asked_for() -> None:
-    asked = AskedScaling("yarn", 64.0).applied(find_shape("gpt-oss-20b").config)
+    asked = RopeScaling("yarn", 64.0).applied(find_shape("gpt-oss-20b").config)
     assert asked.context == 64 * 4096
     assert asked.windows == find_shape("gpt-oss-20b").config.windows
 

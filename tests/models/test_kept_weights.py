@@ -88,15 +88,15 @@ import numpy as np
 from contextlib import ExitStack
 from sp.errors import DeviceError
 from sp.models import prefill
-from sp.models.device.kept import let_go
-from sp.models.network.trunk import mapped
+from sp.models.device.prequantized import drop_prequantized
+from sp.models.network.weights import map_leaves
 from sp.session import Pipeline, RunOptions
 from sp.session.report import precision_lines
 from sp.trace import Stage
 
 def kept(model):
     found = []
-    mapped(model.trunk.blocks, lambda leaf: found.append(leaf) if getattr(leaf, "kept", None) else leaf)
+    map_leaves(model.weights.blocks, lambda leaf: found.append(leaf) if getattr(leaf, "kept", None) else leaf)
     return len(found)
 
 def opened():
@@ -129,9 +129,9 @@ print(*precision_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep=
 # Parts that leave take nothing along.
 pair, target, drafter = opened()
 parts = pair.residency._models["target"]
-parts.offload(parts.here[:3])
+parts.offload(parts.resident[:3])
 assert target.arithmetic.kept == 0
-parts.onload(parts.away, cupy.cuda.Stream())
+parts.onload(parts.offloaded, cupy.cuda.Stream())
 assert kept(target) == 0
 prefill(target, np.arange(1100), np.arange(1100), target.new_cache(1100))
 

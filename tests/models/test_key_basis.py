@@ -9,9 +9,9 @@ import pytest
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
-from sp.models import Hooks, Model, Trail, load_model, load_shards, prefill, stream_by_layer
+from sp.models import Hooks, Model, SessionCache, load_model, load_shards, prefill, stream_layer_major
 from sp.models.cache.cache import Cache
-from sp.models.run.context_parallel import read_by_layer_on
+from sp.models.run.context_parallel import read_context_parallel
 from sp.models.run.key_bases import NEAR, SKIP, measured_bases, measured_layers
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.importance import attention_rows
@@ -175,7 +175,7 @@ def test_layers_that_are_not_loaded_are_left_out_and_runs_may_be_too_short(tmp_p
 def planted(model: Model) -> Model:
     """With one channel of keys that is large, and biases of others: means that no token changes."""
     blocks = []
-    for block in model.trunk.blocks:
+    for block in model.weights.blocks:
         mixer = block.mixer
         assert mixer.norms.k is not None
         k, q = mixer.norms.k.copy(), mixer.norms.q.copy()
@@ -183,7 +183,7 @@ def planted(model: Model) -> Model:
         q[[5, 40]] *= 0.3
         q[[6, 50]] *= 6
         blocks.append(replace(block, mixer=replace(mixer, norms=replace(mixer.norms, k=k, q=q))))
-    other = Model(model.config, replace(model.trunk, blocks=tuple(blocks)), "cpu", model.nbytes)
+    other = Model(model.config, replace(model.weights, blocks=tuple(blocks)), "cpu", model.nbytes)
     return other.with_rope(replace(model.config.rope, base=1e12))  # slow channels, which have a mean
 
 
@@ -193,7 +193,7 @@ def test_five_bits_with_bases_are_nearer_to_the_exact_logits(model, runs) -> Non
 
     def logits(kv: str, bases) -> np.ndarray:
         cache = Cache(spoiled.config, len(ids), kv, bases=bases)
-        return spoiled.head(stream_by_layer(spoiled, ids, np.arange(len(ids)), cache))
+        return spoiled.head(stream_layer_major(spoiled, ids, np.arange(len(ids)), cache))
 
     exact = logits("f32", {})
     plain, measured = (np.square(logits("5bit", bases) - exact).mean() for bases in ({}, known))
@@ -223,7 +223,7 @@ def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
 
 def load_model_like(model: Model) -> Model:
     """Another of the same weights."""
-    return Model(model.config, model.trunk, "cpu", model.nbytes)
+    return Model(model.config, model.weights, "cpu", model.nbytes)
 
 
 def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> None:
@@ -233,7 +233,7 @@ def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> No
         asked.append(kv)
         return known
 
-    trail, ids = Trail(model.config, "5bit", bases=bases), np.tile(runs[0], 3)
+    trail, ids = SessionCache(model.config, "5bit", bases=bases), np.tile(runs[0], 3)
     assert asked == []
     at = 0
     for stop in (100, 600):
@@ -244,7 +244,7 @@ def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> No
     assert asked == ["5bit"]
     assert trail.cache.stored(0).basis is other.cache.stored(0).basis is known[0]
     np.testing.assert_array_equal(other.cache.keys(1)[:400], trail.cache.keys(1)[:400])
-    empty = trail.fork(0), Trail(model.config, "5bit", bases=bases).fork(0)
+    empty = trail.fork(0), SessionCache(model.config, "5bit", bases=bases).fork(0)
     for one, times in zip(empty, (1, 2), strict=True):  # of a trail that has read nothing they are asked for
         with one.reading(100) as cache:
             prefill(model, ids[:100], np.arange(100), cache)
@@ -296,5 +296,5 @@ def test_cards_that_read_together_have_the_bases_of_their_model(model, runs) -> 
     def look(layer: int, q, cache: Cache) -> None:
         seen.append((layer, cache.stored(layer).basis is known[layer]))
 
-    read_by_layer_on(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv="5bit")
+    read_context_parallel(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv="5bit")
     assert seen == [(layer, True) for layer in range(model.config.layers)]

@@ -59,20 +59,20 @@ def test_any_two_go_together_and_are_named_in_one_way(k: str, v: str) -> None:
         ("fp16", "did you mean 'f16'"),
         ("", "--kv"),
         ("F16", "did you mean 'f16'"),
-        ("k5", "k5 is for keys alone; write 5bit"),
-        ("v4", "v4 is for values alone; write 5bit"),
-        ("k=q8_0", "names one side; give both, as in k=q8_0,v=q4_0"),
+        ("k5", "k5 stores keys only; pass 5bit"),
+        ("v4", "v4 stores values only; pass 5bit"),
+        ("k=q8_0", "names one side; pass both, as in k=q8_0,v=q4_0"),
         ("v=v4", "names one side"),
-        ("k=q8_0,k=q4_0", "takes a format, or one for each as in k=q8_0,v=q4_0"),
-        ("q=q8_0,v=q4_0", "takes a format, or one for each"),
-        ("k=q8_0,v=q4_0,k=f16", "takes a format, or one for each"),
-        ("k=q8_0,", "takes a format, or one for each"),
+        ("k=q8_0,k=q4_0", "takes one format, or one for each side as in k=q8_0,v=q4_0"),
+        ("q=q8_0,v=q4_0", "takes one format, or one for each side"),
+        ("k=q8_0,v=q4_0,k=f16", "takes one format, or one for each side"),
+        ("k=q8_0,", "takes one format, or one for each side"),
         ("k=v4,v=v4", "format of keys"),
         ("k=q8_0,v=k5", "format of values"),
         ("k=5bit,v=f16", "format of keys"),
         ("k=q8,v=q4_0", "did you mean 'q8_0'"),
         ("k=,v=q4_0", "format of keys"),
-        ("k=q8_0, v=q4_0", "takes a format, or one for each"),
+        ("k=q8_0, v=q4_0", "takes one format, or one for each side"),
         ("q8_0\nq4_0", "--kv"),
     ],
 )
@@ -137,7 +137,7 @@ def test_packed_ones_are_rotated_and_five_bits_always() -> None:
     assert cache_name("5bit", None) == "5bit rotated"
     assert cache_name("k=q8_0,v=q4_0", False) == "k=q8_0,v=q4_0"
     for kv in ("5bit", "k=k5,v=f16", "k=f16,v=v4"):
-        with pytest.raises(ConfigError, match="made for rotated keys and values") as refused:
+        with pytest.raises(ConfigError, match="designed for rotated keys and values") as refused:
             rotates(kv, False)
         assert "\n" not in str(refused.value)
 
@@ -145,10 +145,10 @@ def test_packed_ones_are_rotated_and_five_bits_always() -> None:
 @pytest.mark.parametrize(
     ("kv", "head_dim", "rotate", "device", "told"),
     [
-        ("q5_0", 128, True, "cuda", "the GPU caches keys and values as f16, q8_0, 5bit or q4_0, not q5_0"),
-        ("k=f16,v=f32", 128, False, "cuda", "not k=f16,v=f32"),
-        ("5bit", 96, True, "cpu", "packs 64 values a block, which does not divide the head size 96"),
-        ("k=f16,v=q4_0", 48, True, "cpu", "packs 32 values a block"),
+        ("q5_0", 128, True, "cuda", "KV format q5_0 is for the CPU; the GPU has f16, q8_0, 5bit and q4_0"),
+        ("k=f16,v=f32", 128, False, "cuda", "KV format k=f16,v=f32 is for the CPU"),
+        ("5bit", 96, True, "cpu", "packs 64 values per block, which does not divide the head size 96"),
+        ("k=f16,v=q4_0", 48, True, "cpu", "packs 32 values per block"),
         ("f16", 7, True, "cpu", "their size is odd"),
         ("nothing", 64, True, "cpu", "kv is 'nothing'"),
     ],

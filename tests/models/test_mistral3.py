@@ -11,7 +11,7 @@ from tiny_models import rewritten
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.models import AskedScaling, load_model, needed_scaling, prefill, prefill_by_layer
+from sp.models import RopeScaling, load_model, needed_scaling, prefill, prefill_layer_major
 from sp.models.families.base import find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
 from sp.ops.attention.position_scale import PositionScale
@@ -84,7 +84,7 @@ def test_more_yarn_is_as_quiet_and_queries_grow_as_before() -> None:
     assert isinstance(longer.rope.scaling, YarnScaling)
     assert longer.rope.scaling.original_context == 32
     assert longer.query_growth == config.query_growth
-    assert AskedScaling("none").applied(config).query_growth == config.query_growth
+    assert RopeScaling("none").applied(config).query_growth == config.query_growth
 
 
 def test_the_last_tokens_alone_grow_as_all_do() -> None:
@@ -92,7 +92,7 @@ def test_the_last_tokens_alone_grow_as_all_do() -> None:
     ids, positions = expected["ids"][:70], expected["gapped"]
     seen = [
         walk(model, ids, positions, model.new_cache(70, "f32"), rows=rows, chunk=chunk)
-        for walk in (prefill, prefill_by_layer)
+        for walk in (prefill, prefill_layer_major)
         for rows, chunk in ((1, 70), (5, 70), (70, 16))
     ]
     for logits in seen:

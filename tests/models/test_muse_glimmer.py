@@ -11,7 +11,7 @@ from tiny_models import rewritten
 
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile
-from sp.models import AskedScaling, describe_window, load_model, needed_scaling
+from sp.models import RopeScaling, describe_window, load_model, needed_scaling
 from sp.models.families.base import find_architecture, read_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.shards.load_shards import load_shards
@@ -76,17 +76,17 @@ def test_embeddings_are_normed_but_for_drafts() -> None:
 
 
 def test_norms_behind_have_their_own_eps() -> None:
-    block = load_model(FIXTURE).trunk.blocks[0]
+    block = load_model(FIXTURE).weights.blocks[0]
     (*_, first), (*_, second) = block.steps()
-    assert first.behind[1] == second.behind[1] == 1e-8  # type: ignore[attr-defined]
+    assert first.post_norm[1] == second.post_norm[1] == 1e-8  # type: ignore[attr-defined]
     assert block.eps == pytest.approx(1e-5)
 
 
 def test_logits_stay_within_their_bound() -> None:
     model = load_model(FIXTURE)
     x = 100 * np.random.default_rng(0).standard_normal((4, 48)).astype(np.float32)
-    large = replace(model.trunk, output_norm=100 * model.trunk.output_norm)
-    model.trunk = large
+    large = replace(model.weights, output_norm=100 * model.weights.output_norm)
+    model.weights = large
     logits = model.head(x)
     assert 5.9 < np.abs(logits).max() <= 6
     assert np.isfinite(logits).all()
@@ -94,7 +94,7 @@ def test_logits_stay_within_their_bound() -> None:
 
 def test_gates_are_multiplied_by_apart() -> None:
     """So that files may hold them and queries in formats of their own."""
-    reads = load_model(FIXTURE).trunk.blocks[0].steps()[0][0].reads()
+    reads = load_model(FIXTURE).weights.blocks[0].steps()[0][0].reads()
     assert [one.name for one in (reads or [])[:2]] == ["blk.0.attn_q.weight", "blk.0.attn_gate.weight"]
 
 
@@ -103,7 +103,7 @@ def test_scaling_of_rope_is_refused_as_nothing_would_be_scaled(tmp_path: Path) -
     assert needed_scaling(config, 2 * config.context) is None
     assert describe_window(config).endswith("extrapolated, for layers that see everything have no RoPE")
     with pytest.raises(ConfigError, match="of muse-glimmer, whose layers that see everything have none"):
-        AskedScaling("yarn", 4.0).applied(config)
+        RopeScaling("yarn", 4.0).applied(config)
     keys = {"muse-glimmer.rope.scaling.type": "linear", "muse-glimmer.rope.scaling.factor": 2.0}
     path = rewritten(FIXTURE, tmp_path / "scaled.gguf", {}, **keys)
     with pytest.raises(ModelError, match=r"rope\.scaling\.type asks for a scaling, and only layers with a window"):

@@ -16,10 +16,16 @@ from pairwise import pairwise
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, PromptError
-from sp.models import Hooks, LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
-from sp.models.cache.striped import Stripes
-from sp.models.run.context_parallel import LOOKED, MOST_TOGETHER, pages_less, read_by_layer_on, tokens_together
-from sp.models.run.layer_major import CHUNK_BY_LAYER
+from sp.models import Hooks, LayerAttention, Model, SparseAttention, dense_attention, load_model, read_layer_major
+from sp.models.cache.context_parallel_cache import ContextChunks
+from sp.models.run.context_parallel import (
+    MOST_TOGETHER,
+    SCAN_OPERATIONS,
+    last_chunk_pages_less,
+    read_context_parallel,
+    tokens_together,
+)
+from sp.models.run.layer_major import LAYER_MAJOR_CHUNK
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.block_budget import ConstantBlocks
@@ -67,7 +73,9 @@ def read_alone(model: Model, n: int, selector: BlockSelector | None, kv: str, ro
     """What one card sees and, if it does not attend to everything, the blocks it reads."""
     alone = attention(selector)
     room = model.new_cache(n, kv, rotate=rotate, layers=1)
-    seen = seen_by(lambda watch: read_by_layer(model, IDS[:n], WHERE[:n], room, Hooks(watch), attend=alone, rows=ROWS))
+    seen = seen_by(
+        lambda watch: read_layer_major(model, IDS[:n], WHERE[:n], room, Hooks(watch), attend=alone, rows=ROWS)
+    )
     return seen, alone.densities() if isinstance(alone, SparseAttention) else None
 
 
@@ -84,7 +92,9 @@ def both(
     spread = attention(selector)
     want, densities = read_alone(model, n, selector, kv, rotate)
     how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
-    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, IDS[:n], WHERE[:n], Hooks(watch), **how))
+    got = seen_by(
+        lambda watch: read_context_parallel(kind(cards), [model] * cards, IDS[:n], WHERE[:n], Hooks(watch), **how)
+    )
     assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
     for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
         for one, other in zip(mine, theirs, strict=True):
@@ -140,7 +150,7 @@ def test_gates_and_few_cards(gated) -> None:
 
 def test_stripes_are_whole_pages_and_balanced() -> None:
     for n, cards, tail in ((100_000, 4, 128), (1024, 4, 128), (1 << 20, 8, 64), (1300, 2, 700)):
-        stripes = Stripes(n, cards, tail)
+        stripes = ContextChunks(n, cards, tail)
         assert stripes.all[0].start == 0
         assert stripes.all[-1].stop == n
         assert stripes.all[-1].start <= n - tail
@@ -154,7 +164,7 @@ def test_stripes_are_whole_pages_and_balanced() -> None:
 def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
     told: list[int] = []
     seen = seen_by(
-        lambda watch: read_by_layer_on(
+        lambda watch: read_context_parallel(
             HostGroup(2), [model] * 2, IDS, WHERE, Hooks(watch, progress=told.append), rows=ROWS, depth=1, chunk=300
         )
     )
@@ -184,7 +194,7 @@ def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) 
         model: Model, n: int, attend: LayerAttention = dense_attention, watch: Any = lambda *_: None, like: Any = "look"
     ) -> bool:
         group.told = ()
-        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), Hooks(watch, queues=like), attend=attend)
+        read_context_parallel(group, [model] * 2, IDS[:n], np.arange(n), Hooks(watch, replay_key=like), attend=attend)
         assert len(set(group.told)) == 1
         return group.told[0]
 
@@ -208,7 +218,7 @@ def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) 
 def test_as_few_launches_as_memory_allows(name, wanted, model) -> None:
     shape: Any = SimpleNamespace(config=find_shape(name).config, device="cuda")
     assert tokens_together(shape) == wanted
-    assert tokens_together(model) == CHUNK_BY_LAYER["cpu"]
+    assert tokens_together(model) == LAYER_MAJOR_CHUNK["cpu"]
 
 
 def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
@@ -217,16 +227,16 @@ def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
 
     group = HostGroup(2)
     with pytest.raises(PromptError, match="card 0 of 2: enough"):
-        read_by_layer_on(group, [model] * 2, IDS, WHERE, Hooks(fails))
+        read_context_parallel(group, [model] * 2, IDS, WHERE, Hooks(fails))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
     with pytest.raises(PromptError, match="outside the vocabulary"):
-        read_by_layer_on(group, [model] * 2, IDS + VOCAB, WHERE, Hooks(fails))
+        read_context_parallel(group, [model] * 2, IDS + VOCAB, WHERE, Hooks(fails))
     for models in ([model], [model, gated]):
         with pytest.raises(ConfigError, match="2 cards need the same model each"):
-            read_by_layer_on(group, models, IDS, WHERE, Hooks(fails))
+            read_context_parallel(group, models, IDS, WHERE, Hooks(fails))
     hybrid = load_model(write_tiny(tmp_path / "hybrid.gguf", "qwen35"))
     with pytest.raises(ConfigError, match="attention layers alone"):
-        read_by_layer_on(group, [hybrid] * 2, IDS, WHERE, Hooks(fails))
+        read_context_parallel(group, [hybrid] * 2, IDS, WHERE, Hooks(fails))
 
 
 @pytest.mark.parametrize("cards", [2, 3, 4, 8])
@@ -234,7 +244,7 @@ def test_stripes_are_equally_long_but_for_the_last(cards) -> None:
     """Where each has a page more than there are stripes, and of fewer pages within one."""
     parts, draw = 2 * cards, np.random.default_rng(cards)
     for tokens in (131072, 130981, *draw.integers(PAGE_TOKENS * parts, 150_000, 300).tolist()):
-        found = [stop - start for start, stop in Stripes(tokens, cards, PAGE_TOKENS).all]
+        found = [stop - start for start, stop in ContextChunks(tokens, cards, PAGE_TOKENS).all]
         pages = -(-tokens // PAGE_TOKENS)
         assert sum(found) == tokens
         assert min(found) >= PAGE_TOKENS
@@ -248,7 +258,7 @@ def test_a_last_stripe_is_shorter_where_the_end_takes_longer(cards) -> None:
     parts, draw = 2 * cards, np.random.default_rng(cards)
     for tokens in (131072, 262143, *draw.integers(20_000, 150_000, 100).tolist()):
         for less in (1, 9, 40, 10**6):
-            plain, found = Stripes(tokens, cards, 300), Stripes(tokens, cards, 300, less)
+            plain, found = ContextChunks(tokens, cards, 300), ContextChunks(tokens, cards, 300, less)
             sizes = [stop - start for start, stop in found.all]
             assert sum(sizes) == tokens
             assert len(set(sizes[:-1])) == 1
@@ -262,13 +272,15 @@ def test_how_much_shorter_depends_on_what_the_end_takes() -> None:
     config = find_shape("qwen3-0.6b").config
 
     def less(tokens: int, **options: Any) -> int:
-        return pages_less(config, SparseAttention(TopDensity(0.05, **options)), tokens)
+        return last_chunk_pages_less(config, SparseAttention(TopDensity(0.05, **options)), tokens)
 
     assert less(131072, last_n=0) < less(131072) < less(131072, last_n=4)
-    assert pages_less(config, dense_attention, 131072) < less(131072, last_n=0), "what a token takes there"
-    assert pages_less(config, SparseAttention(Streaming(2, 4)), 131072) == pages_less(config, dense_attention, 131072)
+    assert last_chunk_pages_less(config, dense_attention, 131072) < less(131072, last_n=0), "what a token takes there"
+    assert last_chunk_pages_less(config, SparseAttention(Streaming(2, 4)), 131072) == last_chunk_pages_less(
+        config, dense_attention, 131072
+    )
     whole = 131072 * 4 * 16 * 128 * 28  # of a row at the end, all layers
     share = expected_density(TopDensity(0.05), 131072)
     token = 2 * 15728640 * 28 + share * whole + whole / 256
-    extra = 256 * (1 - share) * whole + LOOKED * 2 * 28 * 8 * 128 * 131072
+    extra = 256 * (1 - share) * whole + SCAN_OPERATIONS * 2 * 28 * 8 * 128 * 131072
     assert less(131072) == int(extra / token / 128)

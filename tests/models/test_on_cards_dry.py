@@ -18,7 +18,7 @@ import cupy
 import numpy as np
 from sp.kernels import forced_path
 from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
-from sp.models.run.context_parallel import read_by_layer_on
+from sp.models.run.context_parallel import read_context_parallel
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
 from sp.scoring import SCORERS, ScoreRequest
@@ -37,7 +37,7 @@ for path in ("sm_90a", "portable"):
             last = 8 if models[0].config.gated else 308
             for attend in (dense_attention, SparseAttention(FlashPrefill(0.1))):
                 seen.clear(), told.clear(), dry_nccl.launches.clear()
-                read_by_layer_on(
+                read_context_parallel(
                     group, models, ids, np.arange(N), Hooks(watch, progress=told.append), attend=attend, rows=8, kv=kv,
                     rotate=rotate,
                 )

@@ -22,7 +22,7 @@ from sp.models import (
     decode_step,
     load_model,
     prefill,
-    prefill_by_layer,
+    prefill_layer_major,
     read_config,
     register_architecture,
 )
@@ -76,7 +76,7 @@ def test_what_makes_the_family_matters(change, model, prompt) -> None:
     assert distance(all_logits(model, *prompt), other) > 1000 * TOLERANCE
 
 
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 def test_prefill_then_decode(walk, model, prompt, expected) -> None:
     ids, positions = prompt
     cache, seen = model.new_cache(N, "f32"), []
@@ -141,7 +141,7 @@ dry_device.install()
 import numpy as np
 import outside_family
 from sp.kernels import forced_path
-from sp.models import Hooks, load_model, prefill, prefill_by_layer
+from sp.models import Hooks, load_model, prefill, prefill_layer_major
 from sp.models.run.tree import TreeReader
 from sp.quant import F32
 model, ids = load_model(sys.argv[3], device="cuda"), np.arange(200)
@@ -156,7 +156,7 @@ for path in ("sm_90a", "portable"):
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[:16] + 200).choices) == 16
             reader.commit_path(ids[:3])
             cache.reset()
-            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, hooks=Hooks(lambda *call: None))
+            prefill_layer_major(model, ids, ids, cache, chunk=100, rows=40, hooks=Hooks(lambda *call: None))
 """
 
 
@@ -172,8 +172,8 @@ class Shared:
     experts: tuple[GatedMLP, GatedMLP]
 
     @classmethod
-    def take(cls, store, index):
-        first = GatedMLP.take(store, index)
+    def build(cls, store, index):
+        first = GatedMLP.build(store, index)
         hidden, ffn, blk = store.config.hidden, store.config.ffn[index], f"blk.{index}."
         second = GatedMLP(
             store.matrix(f"{blk}ffn_gate_b.weight", (ffn, hidden)),
@@ -198,7 +198,7 @@ def test_another_feed_forward_needs_no_other_block(tmp_path, prompt, expected) -
     path = write_tern(tmp_path / "m.gguf", tensors)
     with pytest.raises(ModelError, match="9 tensors have no place"):
         load_model(path)
-    register_architecture(replace(tern, name="tern-shared", layer=replace(tern.layer, ffn=Shared.take)))
+    register_architecture(replace(tern, name="tern-shared", layer=replace(tern.layer, ffn=Shared.build)))
     model = load_model(renamed(path, tmp_path / "shared.gguf"))
     assert distance(all_logits(model, *prompt), expected) < TOLERANCE
     cache = model.new_cache(N, "f32")

@@ -13,7 +13,7 @@ from dry_walk import walked
 from outside_format import outside_format, write_outside
 
 from sp.models import load_model, prefill
-from sp.models.network.trunk import mapped
+from sp.models.network.weights import map_leaves
 from sp.models.synthetic.synthetic import random_blocks
 from sp.planning.inspect import inspect_file
 from sp.quant import F32, BlockFormat, Weight, registry
@@ -29,28 +29,28 @@ from sp.gguf import GGUFFile
 from sp.kernels import forced_path
 from sp.models import load_model, prefill
 from sp.models.synthetic.random_store import RandomStore
-from sp.models.network.trunk import Trunk, mapped
+from sp.models.network.weights import ModelWeights, map_leaves
 from sp.quant import Q8_0
 fmt = outside_format()
 model = load_model(sys.argv[3], device="cuda")
 with GGUFFile.open(sys.argv[3]) as file:
     table = file.weight("token_embd.weight").dense()
-    held = model.trunk.embed
+    held = model.weights.embed
     assert held.format is Q8_0, held.format
     assert (held.data.get() == Q8_0.encode(table)).all()
     plan = [(name, info.shape, fmt if len(info.shape) == 2 and "conv1d" not in name else file.weight(name).format)
             for name, info in file.tensors.items()]
-assert model.trunk.output.format is Q8_0
+assert model.weights.output.format is Q8_0
 names = set()
-mapped(model.trunk.blocks, lambda leaf: names.add(leaf.format.name) if hasattr(leaf, "format") else None)
+map_leaves(model.weights.blocks, lambda leaf: names.add(leaf.format.name) if hasattr(leaf, "format") else None)
 assert names == {"Q8_0"}, names
 ids = np.arange(100)
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         assert prefill(model, ids, ids, model.new_cache(100)).shape == (model.config.vocab,)
 store = RandomStore(model.config, plan)
-trunk = Trunk.take(store)
-assert trunk.embed.format is Q8_0 and trunk.output.format is Q8_0
+weights = ModelWeights.build(store)
+assert weights.embed.format is Q8_0 and weights.output.format is Q8_0
 assert [each.tensors + 1 for each in store.repacked] == [each.tensors for each in model.repacked]  # a tied table, twice
 print(*model.repacked, sep="\\n")
 """
@@ -93,13 +93,13 @@ def test_random_blocks_of_it(signs: BlockFormat) -> None:
 def test_a_model_of_it_runs_on_the_cpu(signs: BlockFormat, tmp_path: Path) -> None:
     path, ids = write_outside(tmp_path / "m.gguf"), np.arange(200)
     packed = load_model(path)
-    assert packed.trunk.output.format is signs
+    assert packed.weights.output.format is signs
 
     def plain(leaf: object) -> object:
         return Weight.from_floats(leaf.name, leaf.dense(), F32) if isinstance(leaf, Weight) else leaf
 
     decoded = load_model(path)
-    decoded.trunk = mapped(decoded.trunk, plain)
+    decoded.weights = map_leaves(decoded.weights, plain)
     got, want = (prefill(model, ids, ids, model.new_cache(200)) for model in (packed, decoded))
     np.testing.assert_allclose(got, want, atol=1e-4)
     assert want.std() > 0.1

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import rewritten
 
 from sp.gguf import GGUFFile
-from sp.models import decode_step, load_model, prefill, prefill_by_layer
+from sp.models import decode_step, load_model, prefill, prefill_layer_major
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = [
@@ -74,7 +74,7 @@ def test_prefill_of_every_row(case) -> None:
     assert rms(found, expected["logits"]) < TOLERANCE
 
 
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 @pytest.mark.parametrize("chunk", [13, 512])
 def test_prefill_then_eight_decode_steps(case, walk, chunk) -> None:
     model, expected = case

@@ -29,32 +29,32 @@ WALK = (
 cache = model.new_cache(4000)
 graphs = PrefillGraphs(model, cache)
 plain = read(500, cache, None)
-assert graphs.told() == {}
+assert graphs.take_counts() == {}
 runs = [("eager", 500), ("captured", 512), ("replayed", 400), ("eager", 300), ("replayed", 385)]
 for way, n in runs:  # sizes 512, 512, 512, 384, 512
     launches = read(n, cache, graphs)
-    assert graphs.told() == {way: n}, (way, n)
+    assert graphs.take_counts() == {way: n}, (way, n)
     assert launches < plain / 2.5 if way == "replayed" else launches >= plain, (way, launches, plain)
 read(2, cache, graphs)
-assert graphs.told() == {"eager": 2}  # as few as no convolution remembers
+assert graphs.take_counts() == {"eager": 2}  # as few as no convolution remembers
 cache.reset()
 read(3000, cache, graphs, chunk=2000)  # two runs; the first, the largest so far, drops what there is
-assert graphs.told() == {"eager": 3000}
+assert graphs.take_counts() == {"eager": 3000}
 cache.reset()
 read(3000, cache, graphs, chunk=2000)
-assert graphs.told() == {"captured": 3000}
+assert graphs.take_counts() == {"captured": 3000}
 cache.reset()
 read(3000, cache, graphs, chunk=2000)
-assert graphs.told() == {"replayed": 3000}
+assert graphs.take_counts() == {"replayed": 3000}
 for way in ("eager", "captured", "replayed"):  # no room for padding, so a size of its own
     cache.crop(3000)
     read(990, cache, graphs)
-    assert graphs.told() == {way: 990} and cache.tokens == 3990
+    assert graphs.take_counts() == {way: 990} and cache.tokens == 3990
 cache.reset()
 seen = []
 hooks = Hooks(after_layer=lambda layer, x: seen.append(layer))
 prefill(model, np.arange(500), np.arange(500), cache, graphs=graphs, hooks=hooks)
-assert seen == list(range(model.config.layers)) and graphs.told() == {}
+assert seen == list(range(model.config.layers)) and graphs.take_counts() == {}
 positions = np.concatenate([np.arange(300), np.arange(1000, 1200)])
 cache.reset()
 prefill(model, np.arange(500), positions, cache, graphs=graphs, gaps="compact")
@@ -89,7 +89,7 @@ for n in (*range(16, 2048, 16),) * 2:
     read(n, cache, graphs)
     cache.reset()
 assert used() - before <= 1.2 * largest, (used() - before, largest)
-assert graphs.told()["replayed"] > 0
+assert graphs.take_counts()["replayed"] > 0
 graphs.end()
 del graphs
 assert used() <= before + (64 << 10), (used(), before)
@@ -111,37 +111,37 @@ for way in ("eager", "captured", "replayed", "eager"):  # packed pages are unpac
     if way != "eager" or not cache.tokens:
         cache.reset()
     read(300, cache, graphs)
-    assert graphs.told() == {way: 300}, way
+    assert graphs.take_counts() == {way: 300}, way
 for way in ("eager", "captured", "replayed"):  # few queries read them as they are
     read(40, cache, graphs)
-    assert graphs.told() == {way: 40}, way
+    assert graphs.take_counts() == {way: 40}, way
 graphs.end()
 
 eager = PrefillGraphs(model, model.new_cache(2000), eager=True)
 for _ in range(3):
     read(300, eager._cache, eager)
-assert eager.told() == {"eager": 900}
+assert eager.take_counts() == {"eager": 900}
 eager.end()
 
 cache = model.new_cache(2000)
 graphs = PrefillGraphs(model, cache)
 for way in ("eager", "captured", "replayed"):
     read(300, cache, graphs)
-    assert graphs.told() == {way: 300}
-moved = model.trunk
-model.trunk = replace(moved)  # weights elsewhere: what was captured knows where they were
+    assert graphs.take_counts() == {way: 300}
+moved = model.weights
+model.weights = replace(moved)  # weights elsewhere: what was captured knows where they were
 read(300, cache, graphs)
-assert graphs.told() == {"eager": 300}
+assert graphs.take_counts() == {"eager": 300}
 
 def refuse(self):
     raise RuntimeError("operation not permitted when stream is capturing")
 
 dry_device.Stream.end_capture = refuse
 read(300, cache, graphs)
-assert graphs.told() == {"eager": 300} and "not permitted" in graphs.refused, graphs.refused
+assert graphs.take_counts() == {"eager": 300} and "not permitted" in graphs.refused, graphs.refused
 for _ in range(2):
     read(40, cache, graphs)
-assert graphs.told() == {"eager": 80}
+assert graphs.take_counts() == {"eager": 80}
 graphs.end()
 """
 )
@@ -166,7 +166,7 @@ for path in ("sm_90a", "portable"):
             cache.reset()
             for n in (300, 512, 512, 7, 40, 512, 100, 129, 65):
                 read(n, cache, graphs)
-        assert graphs.told()["replayed"]
+        assert graphs.take_counts()["replayed"]
         graphs.end()
         del graphs
 gc.collect()

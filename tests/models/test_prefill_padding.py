@@ -8,7 +8,7 @@ from twice_as_deep import write_deep
 
 from sp.models import Model, decode_step, load_model, prefill
 from sp.models.cache.cache import padded
-from sp.models.run.hooks import through
+from sp.models.run.hooks import run_layers
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.padding import hide_padding, keep_taps
 
@@ -19,7 +19,7 @@ def read_padded(model, ids, positions, cache, padding):
     filled = [np.concatenate([values, np.full(padding, values[-1])]) for values in (ids, positions)]
     states = [cache.state(layer) for layer in model.config.delta_layers]
     with padded(states, np.array([n], np.int32)):
-        x = through(model, model.embed(filled[0]), filled[1], cache, stop=model.config.layers - 1)
+        x = run_layers(model, model.embed(filled[0]), filled[1], cache, stop=model.config.layers - 1)
     cache.count(-padding, range(last))
     return model.head(model.layer(last, x[:n], positions, cache, rows=1))[0]
 

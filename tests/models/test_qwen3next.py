@@ -13,14 +13,14 @@ from sp.models.families.base import find_architecture, read_config
 from sp.models.families.qwen3next import _mixed, _split
 from sp.models.file.metadata_keys import Keys
 from sp.models.layer.delta import GatedDelta
-from sp.models.layer.share import Share
-from sp.models.shards.load_shards import cut
+from sp.models.layer.shard_spec import ShardSpec
+from sp.models.shards.load_shards import shard_weights
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "parity-qwen3next.gguf"
 
 
 def mixer(layer: int) -> GatedDelta:
-    found = load_model(FIXTURE).trunk.blocks[layer].mixer
+    found = load_model(FIXTURE).weights.blocks[layer].mixer
     assert isinstance(found, GatedDelta)
     return found
 
@@ -47,7 +47,7 @@ def test_rows_of_every_part_are_taken_once() -> None:
 
 def test_cards_share_repeated_heads() -> None:
     model = load_model(FIXTURE)
-    whole, halves = mixer(1), [cut(model.trunk, Share(rank, 2)).blocks[1].mixer for rank in range(2)]
+    whole, halves = mixer(1), [shard_weights(model.weights, ShardSpec(rank, 2)).blocks[1].mixer for rank in range(2)]
     d, (first, second) = whole.sizes.head_dim, halves
     assert first.sizes.key_heads == first.sizes.value_heads == 4
     q = whole.qkv.dense()[: 8 * d]

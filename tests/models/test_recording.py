@@ -9,7 +9,7 @@ from tiny_models import KEYS, random_tensors, write_tiny
 from sp.gguf import GGUFFile
 from sp.models import load_model, read_config
 from sp.models.file.weights import RecordingStore, WeightStore
-from sp.models.network.trunk import Trunk, trunk_tensors
+from sp.models.network.weights import ModelWeights, model_tensors
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
@@ -17,7 +17,7 @@ def test_notes_are_what_files_hold(arch, tmp_path) -> None:
     held = {name: value.shape for name, value in random_tensors(arch, KEYS[arch], 0).items()}
     with GGUFFile.open(write_tiny(tmp_path / "m.gguf", arch)) as file:
         config = read_config(file)
-        noted = trunk_tensors(config, file.tensors)
+        noted = model_tensors(config, file.tensors)
     assert {tensor.name: tensor.shape for tensor in noted} == held
     assert sum(tensor.size for tensor in noted) == sum(int(np.prod(shape)) for shape in held.values())
     for tensor in noted:
@@ -29,7 +29,7 @@ def test_notes_are_what_files_hold(arch, tmp_path) -> None:
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
 def test_files_have_the_order_of_the_parts(arch, tmp_path) -> None:
     config = load_model(write_tiny(tmp_path / "m.gguf", arch)).config
-    names = [tensor.name for tensor in trunk_tensors(config, ("output.weight",))]
+    names = [tensor.name for tensor in model_tensors(config, ("output.weight",))]
     assert (names[0], names[-2:]) == ("token_embd.weight", ["output_norm.weight", "output.weight"])
     block = [name.removeprefix("blk.2.") for name in names if name.startswith("blk.2.")]  # one that attends
     norm = "post_attention_norm" if arch == "qwen35" else "ffn_norm"
@@ -40,7 +40,7 @@ def test_files_have_the_order_of_the_parts(arch, tmp_path) -> None:
 def test_what_may_be_chosen_is_noted_as_optional(tmp_path) -> None:
     config = load_model(write_tiny(tmp_path / "m.gguf", "qwen3")).config
     fused = {"blk.1.attn_qkv.weight"}
-    noted = {tensor.name: tensor for tensor in trunk_tensors(config, fused)}
+    noted = {tensor.name: tensor for tensor in model_tensors(config, fused)}
     assert "blk.1.attn_q.weight" not in noted
     assert noted["blk.1.attn_qkv.weight"].optional
     assert noted["blk.1.attn_qkv.weight"].shape == ((6 + 2 + 2) * 64, 40)
@@ -54,5 +54,5 @@ def test_a_model_is_built_by_the_same_calls(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(WeightStore, "_take", lambda self, *what: asked.append(what) or take(self, *what))
     config = load_model(write_tiny(tmp_path / "m.gguf", "qwen35")).config
     store = RecordingStore(config, ("output.weight",))
-    Trunk.take(store)
+    ModelWeights.build(store)
     assert asked == [(tensor.name, tensor.shape) for tensor in store.tensors.values()]

@@ -114,7 +114,7 @@ def test_a_trunk_loads_without_its_prediction_block(tmp_path: Path, arch: str) -
     path = rewritten(plain, tmp_path / "mtp.gguf", prediction_block(arch, layers), **keys)
     model = load_model(path)
     assert model.config.layers == layers
-    np.testing.assert_array_equal(model.trunk.output_norm, load_model(plain).trunk.output_norm)
+    np.testing.assert_array_equal(model.weights.output_norm, load_model(plain).weights.output_norm)
 
 
 def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
@@ -122,7 +122,7 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
     tiny = write_tiny(folder / "tiny.gguf", "qwen35")
     with GGUFFile.open(tiny) as file:
         config = read_config(file)
-        trunk = {name: None for name in file.tensors if name.startswith("blk.")}
+        weights = {name: None for name in file.tensors if name.startswith("blk.")}
     block = {"qwen35.block_count": 7, "qwen35.nextn_predict_layers": 1}
 
     def named(name: str, architecture: str, **keys: object) -> Path:
@@ -135,7 +135,7 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
     take = "take a model of one of them"
     return {
         "mtp": (
-            rewritten(tiny, folder / "mtp-tiny.gguf", {**trunk, **prediction_block("qwen35", 6)}, **block),
+            rewritten(tiny, folder / "mtp-tiny.gguf", {**weights, **prediction_block("qwen35", 6)}, **block),
             "holds multi-token prediction alone (blk.6.nextn)",
             "give the whole model",
         ),

@@ -31,11 +31,11 @@ from sp.kernels import current_path, repeats
 from sp.kernels.scratch import Scratch
 from sp.kernels.setting import setting
 from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
-from sp.models.cache.striped import StripedCache
+from sp.models.cache.context_parallel_cache import ContextParallelCache
 from sp.models.run import replay as repeated_layers
-from sp.models.run.context_parallel import pages_less
-from sp.models.run.context_parallel import read_by_layer_on
-from sp.models.run.replay import read_repeated
+from sp.models.run.context_parallel import last_chunk_pages_less
+from sp.models.run.context_parallel import read_context_parallel
+from sp.models.run.replay import read_with_replay
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
 from sp.parallel.nccl_card import NcclCard
@@ -49,7 +49,7 @@ if N > STRIPES * 2049 and current_path() == "sm_90a":  # a stripe is long enough
         model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
 of_weights = []
 for card, model in enumerate(models):
-    for layer, block in enumerate(model.trunk.blocks):
+    for layer, block in enumerate(model.weights.blocks):
         mixer, ffn = block.mixer, block.ffn
         matrices = mixer.q, mixer.k, mixer.v, mixer.out, ffn.gate, ffn.up, ffn.down
         vectors = block.attn_norm, block.ffn_norm, mixer.norms.q, mixer.norms.k
@@ -72,8 +72,8 @@ def placing(kind, *lists):
         for name, i, one in every:
             placed.update((part.data.ptr, (name, i)) for part in (one if isinstance(one, list) else [one]))
     kind.__init__ = once
-placing(StripedCache, "_own", "_all")
-placing(repeated_layers.RepeatedLayers, "_queries")
+placing(ContextParallelCache, "_own", "_all")
+placing(repeated_layers.ReplayedLayers, "_query_buffers")
 def tell(entry, values):
     arrays = [value for value in values if value > 1 << 32]
     if repeats._present.get() is not None:
@@ -100,8 +100,8 @@ monkeypatch = pytest.MonkeyPatch()
 group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
 def read_on(ids, where, watch, **how):
     if group is None:
-        return read_repeated(models[0], ids, where, Hooks(watch), **how)
-    return read_by_layer_on(group, models, ids, where, Hooks(watch, queues="looks at shapes"), **how)
+        return read_with_replay(models[0], ids, where, Hooks(watch), **how)
+    return read_context_parallel(group, models, ids, where, Hooks(watch, replay_key="looks at shapes"), **how)
 def read(attend):
     log.clear(), again.clear(), recorded.clear(), placed.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
@@ -120,7 +120,7 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     if group is not None:  # a card waits for its device at the end alone, not for memory that a pool has
         assert 2 * CARDS <= waits.count(0) <= 3 * CARDS < first, (waits.count(0), first)
     assert not lost, f"memory that others may have by now: {lost[:3]}"
-    less = pages_less(models[0].config, made(), N)
+    less = last_chunk_pages_less(models[0].config, made(), N)
     expected = repeated_parts(N, CARDS, DEPTH, sys.argv[6] == "int8", less)
     assert len(again) == expected, (len(again), expected)
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
@@ -137,7 +137,7 @@ assert not again, "attention of somebody else's, which may do anything"
 with setting(repeats.watched, True):
     read(SparseAttention(FlashPrefill(0.1)))
 assert not again, "launches that somebody looks at when they are made"
-for which in ("_own", "_all", "_queries"):
+for which in ("_own", "_all", "_query_buffers"):
     for i in range(2):
         assert any((which, i) in seen for calls in plain[0].values() for _, seen in calls), (which, i)
 print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() for name, _ in calls})

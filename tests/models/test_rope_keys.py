@@ -21,7 +21,7 @@ from sp.models.file.metadata_keys import Keys, SketchKeys
 from sp.models.file.rope_keys import read_rope, rope_metadata
 from sp.models.file.weights import WeightStore
 from sp.models.network.model import Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.ops.rope import LinearScaling, Rope, YarnScaling
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -82,7 +82,7 @@ def test_every_part_of_the_scaling_matters(case) -> None:
         for other in others:
             config = replace(model.config, rope=other)
             store = WeightStore(file, config)
-            changed = Model(config, Trunk.take(store), "cpu", store.nbytes)
+            changed = Model(config, ModelWeights.build(store), "cpu", store.nbytes)
             found = all_logits(changed, want["ids"][:n], want["gapped"])
             assert distance(found, want["gapped_logits"]) > 20 * BAR, other
 

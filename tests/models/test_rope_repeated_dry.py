@@ -8,7 +8,7 @@ import pytest
 from dry_walk import walked
 from tiny_models import VOCAB, write_tiny
 
-from sp.models import AskedScaling, load_model
+from sp.models import RopeScaling, load_model
 from sp.quant import Q8_0
 
 WALK = """
@@ -20,8 +20,8 @@ dry_device.H200["major"] = int(sys.argv[5])
 dry_device.install()
 import numpy as np
 from sp.kernels import repeats
-from sp.models import AskedScaling, Hooks, load_model
-from sp.models.run.replay import read_repeated
+from sp.models import RopeScaling, Hooks, load_model
+from sp.models.run.replay import read_with_replay
 from sp.ops.attention.attention_heads import turns
 model, seen, again = load_model(sys.argv[2], device="cuda"), [], []
 def tell(entry, values):
@@ -34,10 +34,10 @@ def counted(self, addresses):
     again.append(len(seen))
     repeat(self, addresses)
 repeats.Repeat.__call__ = counted
-scaled = AskedScaling("yarn", 2.0).applied(model.config).rope
+scaled = RopeScaling("yarn", 2.0).applied(model.config).rope
 for reader in (model, model.with_rope(scaled), model):
     seen.clear(), again.clear()
-    assert read_repeated(reader, np.arange(N) % VOCAB, np.arange(N), Hooks(), rows=8, depth=8)
+    assert read_with_replay(reader, np.arange(N) % VOCAB, np.arange(N), Hooks(), rows=8, depth=8)
     other = scaled if reader is model else model.config.rope
     table, others = (turns(rope, 0).data.ptr for rope in (reader.config.rope, other))
     assert len(seen) >= 7 and again, (len(seen), again)
@@ -52,5 +52,5 @@ def test_every_layer_is_turned_by_the_rope_of_its_reading(major: int, tmp_path: 
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     path = write_tiny(tmp_path / "tiny.gguf", "qwen3", fmt=Q8_0, **sizes)
     printed = walked(WALK, str(path), str(VOCAB), "300", str(major)).split()
-    scaled = AskedScaling("yarn", 2.0).applied(load_model(path).config).rope.magnitude
+    scaled = RopeScaling("yarn", 2.0).applied(load_model(path).config).rope.magnitude
     assert [float(one) for one in printed] == pytest.approx([1.0, scaled, 1.0])

@@ -16,12 +16,12 @@ import numpy as np
 from dataclasses import replace
 from sp.decode.base import greedy
 from sp.kernels import forced_path
-from sp.models import prefill, prefill_by_layer, prefill_sparse
+from sp.models import prefill, prefill_layer_major, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table
 from sp.models.network.model import Model
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import find_shape
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, ScoreRequest
 
@@ -59,10 +59,11 @@ class Unfilled:
 
 
 store = Unfilled(shape.plan(sys.argv[3]))
-trunk = Trunk.take(store)
+weights = ModelWeights.build(store)
 if shape.tied:
-    trunk = replace(trunk, output=empty_matrix("output.weight", store.formats["token_embd.weight"], trunk.embed.shape))
-model, ids = Model(shape.config, trunk, "cuda", 0), np.arange(N)
+    fmt = store.formats["token_embd.weight"]
+    weights = replace(weights, output=empty_matrix("output.weight", fmt, weights.embed.shape))
+model, ids = Model(shape.config, weights, "cuda", 0), np.arange(N)
 none = np.zeros(N, bool)
 narrow = all(sizes.head_dim <= 256 for sizes in full.head_sizes)  # or sparse attention refuses heads by their size
 for path in ("sm_90a", "portable"):
@@ -76,10 +77,10 @@ for path in ("sm_90a", "portable"):
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, N + NEW + ids[:16]).choices) == 16
             reader.commit_path(ids[:3])
             cache.reset()
-            prefill_by_layer(model, ids, ids, cache)
+            prefill_layer_major(model, ids, ids, cache)
             cache.reset()
             # The means of blocks that are left out know neither sinks nor a bound of scores.
-            plain = trunk.blocks[0].spec.sinks is None and full.attention_softcap is None
+            plain = weights.blocks[0].spec.sinks is None and full.attention_softcap is None
             if narrow:
                 prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=plain))
         for options in ({}, {"sparse": "alpha:0.1"}, {"rotary": "none"}):

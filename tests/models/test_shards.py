@@ -19,7 +19,7 @@ from sp.models import (
     load_model,
     load_shards,
     prefill,
-    prefill_by_layer,
+    prefill_layer_major,
     prefill_sparse,
 )
 from sp.models.synthetic.synthetic import write_synthetic
@@ -88,7 +88,7 @@ def test_several_caches_layer_by_layer_and_sparsely(arch, folder) -> None:
         prefill(model, IDS[:50], WHERE[:50], one)
         prefill(model, IDS[20:40], WHERE[:20], other)
         found = [prefill(model, IDS[50:N], WHERE[50:N], one), decode_step(model, 3, int(WHERE[20]), other)]
-        found.append(prefill_by_layer(model, IDS[:N], WHERE[:N], third, chunk=50))
+        found.append(prefill_layer_major(model, IDS[:N], WHERE[:N], third, chunk=50))
         third.reset()
         found.append(prefill_sparse(model, IDS[:N], WHERE[:N], third, TopDensity(0.9), chunk=100)[0])
         third.reset()
@@ -147,13 +147,13 @@ def test_a_fused_matrix_is_cut_in_three(tmp_path) -> None:
 def test_a_card_holds_its_share(arch, folder) -> None:
     path = file_of(folder, arch, Q8_0)
     whole, shards = load_model(path), load_shards(path, HostGroup(4))
-    table, sizes = whole.trunk.embed.nbytes, [model.nbytes for model in shards.models]
+    table, sizes = whole.weights.embed.nbytes, [model.nbytes for model in shards.models]
     norms = (
-        sum(norm.nbytes for block in whole.trunk.blocks for norm in (block.attn_norm, block.ffn_norm))
+        sum(norm.nbytes for block in whole.weights.blocks for norm in (block.attn_norm, block.ffn_norm))
         + 6 * (2 * 64 + 256) * 4
     )  # of heads and of recurrent layers
-    assert max(sizes) - min(sizes) <= whole.trunk.output.nbytes / 16  # the last card has fewer rows of the head
-    total = whole.nbytes + (table if whole.trunk.output is whole.trunk.embed else 0)
+    assert max(sizes) - min(sizes) <= whole.weights.output.nbytes / 16  # the last card has fewer rows of the head
+    total = whole.nbytes + (table if whole.weights.output is whole.weights.embed else 0)
     assert total <= sum(sizes) <= total + 3 * (table + norms)
     caches = [model.new_cache(500) for model in (whole, *shards.models)]
     assert [cache.nbytes for cache in caches[1:]] == [caches[0].nbytes // 4] * 4

@@ -43,7 +43,7 @@ def read(model):
     for _ in range(3):
         cache.reset()
         prefill(model, ids, np.arange(N), cache, graphs=graphs)
-        assert cache.tokens == N and graphs.told() == {"eager": N}
+        assert cache.tokens == N and graphs.take_counts() == {"eager": N}
     graphs.end()
     return graphs.refused
 
@@ -92,7 +92,7 @@ def path(tmp_path_factory) -> str:
 
 def test_where_one_card_cannot_capture_all_go_on_launch_by_launch(path) -> None:
     why = "RuntimeError: operation not permitted when stream is capturing"
-    other = "DeviceError: another card could not capture what all of them do"
+    other = "DeviceError: another card could not capture the work that all of them do"
     *told, last = walked(UNABLE, path).splitlines()
     assert told == [f"{other}|{why}"] * 3
     assert last == f"NcclError: NCCL_ERROR_UNHANDLED_CUDA_ERROR|{other}"  # in the middle of it
@@ -122,7 +122,7 @@ def read(model):
     for way in ("eager", "captured", "replayed"):
         cache.reset()
         prefill(model, ids, ids, cache, graphs=graphs)
-        assert graphs.told() == {way: 1024}
+        assert graphs.take_counts() == {way: 1024}
     graphs.end()
     return model.arithmetic.weights, model.arithmetic.kept > 0
 
@@ -152,7 +152,7 @@ def read(model):
     for way in ("eager", "captured", "replayed"):
         cache.reset()
         prefill(model, ids, np.arange(N), cache, graphs=graphs)
-        assert graphs.told() == {way: N} and cache.tokens == N, graphs.refused
+        assert graphs.take_counts() == {way: N} and cache.tokens == N, graphs.refused
         assert int(cache.stored(layers - 1).total[0]) in (0, N)
     graphs.end()
 

@@ -19,7 +19,7 @@ import cupy
 import numpy as np
 from sp.decode.base import generate
 from sp.kernels import forced_path
-from sp.models import load_model, prefill, prefill_by_layer
+from sp.models import load_model, prefill, prefill_layer_major
 from sp.models.run.graph import PrefillGraphs
 from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
@@ -41,7 +41,7 @@ def goes_on(model):
     for way in ("eager", "captured", "replayed"):
         cache.reset()
         prefill(model, ids[:100], np.arange(100), cache, graphs=graphs)
-        assert graphs.told() == {way: 100} and cache.tokens == 100
+        assert graphs.take_counts() == {way: 100} and cache.tokens == 100
     graphs.end()
     assert len(list(generate(model, logits, 100, cache, limit=4))) == 4
     reader = TreeReader(model, cache, (1,), most=8)
@@ -49,7 +49,7 @@ def goes_on(model):
     assert tree.logits.shape == (4, VOCAB)
     reader.commit_path(np.array([0, 1]))
     cache.reset()
-    return prefill_by_layer(model, ids, np.arange(N), cache, chunk=100, rows=40).shape
+    return prefill_layer_major(model, ids, np.arange(N), cache, chunk=100, rows=40).shape
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         assert shards.run(goes_on) == [(VOCAB,)] * CARDS

@@ -58,9 +58,9 @@ def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, monkey
         """A feed-forward of somebody's own."""
 
     build = base.ARCHITECTURES["qwen3"]
-    own = replace(build, layer=replace(build.layer, ffn=lambda *where: (GatedMLP.take(*where), Other())[1]))
+    own = replace(build, layer=replace(build.layer, ffn=lambda *where: (GatedMLP.build(*where), Other())[1]))
     monkeypatch.setitem(base._records, "qwen3", own)
-    with pytest.raises(ConfigError, match="several cards cannot share Other, which has no method `cut`"):
+    with pytest.raises(ConfigError, match="several cards cannot share Other, which has no method `shard`"):
         load_shards(file_of(tmp_path, "qwen3"), HostGroup(2))
 
 
@@ -79,7 +79,7 @@ def test_one_that_fails_ends_all_and_the_model_still_works(tmp_path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
     with pytest.raises(PromptError, match=r"card [01] of 2: token id 60 is outside the vocabulary"):
         shards.run(lambda model: prefill(model, np.array([60]), np.arange(1), model.new_cache(5)))
-    with pytest.raises(ConfigError, match="runs with those of the others alone"):
+    with pytest.raises(ConfigError, match="runs only together with the other shards"):
         read_all(shards.models[0])
     assert len(shards.run(read_all)) == 2
 

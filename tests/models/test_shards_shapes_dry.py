@@ -16,7 +16,7 @@ from sp.decode.base import generate
 from sp.kernels import forced_path
 from sp.models import Arithmetic, Shards, prefill, prefill_sparse
 from sp.models.device.to_device import empty_matrix, empty_table
-from sp.models.layer.share import Share
+from sp.models.layer.shard_spec import ShardSpec
 from sp.models.run.tree import TreeReader
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.synthetic.random_store import RandomStore
@@ -48,8 +48,8 @@ class Unfilled(RandomStore):
 
 models, group = [], HostGroup(CARDS)
 for rank in range(CARDS):
-    store = Unfilled(config, replace(shape, config=config).plan(sys.argv[3]), share=Share(rank, CARDS))
-    models.append(ShardModel(store.config, store.trunk(), "cuda", 0, (), Arithmetic(), Share(rank, CARDS), group))
+    store = Unfilled(config, replace(shape, config=config).plan(sys.argv[3]), shard=ShardSpec(rank, CARDS))
+    models.append(ShardModel(store.config, store.weights(), "cuda", 0, (), Arithmetic(), ShardSpec(rank, CARDS), group))
 shards, ids = Shards(group, config, tuple(models)), np.arange(N)
 
 

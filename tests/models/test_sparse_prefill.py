@@ -9,7 +9,7 @@ import pytest
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import PromptError
-from sp.models import Model, SparseAttention, load_model, prefill, prefill_by_layer, prefill_sparse
+from sp.models import Model, SparseAttention, load_model, prefill, prefill_layer_major, prefill_sparse
 from sp.ops.sparse.block_lists import forced
 from sp.ops.sparse.block_selector import Streaming
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -77,7 +77,7 @@ def test_other_selectors_and_progress(model) -> None:
 def test_few_queries_after_a_prefix_read_everything(model) -> None:
     cache, attend = model.new_cache(N), SparseAttention(BARE)
     prefill(model, IDS[:1000], WHERE[:1000], cache)
-    prefill_by_layer(model, IDS[1000:], WHERE[1000:], cache, attend=attend)
+    prefill_layer_major(model, IDS[1000:], WHERE[1000:], cache, attend=attend)
     assert attend.densities() == ()
 
 

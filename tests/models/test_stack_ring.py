@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dry_walk import walked
 
-from sp.models.layer.cold_experts import _Place
+from sp.models.layer.cold_experts import _Slot
 
 WALK = """
 import ctypes, json, sys
@@ -21,7 +21,7 @@ import dry_device, dry_memory
 dry_device.install()
 import cupy
 import numpy as np
-from sp.models.layer.cold_experts import _Place, ring_bytes, StackRing
+from sp.models.layer.cold_experts import _Slot, ring_bytes, StackRing
 from sp.models.layer.cold_experts import allocate_pinned
 from sp.quant import Q8_0
 
@@ -71,7 +71,7 @@ ring = StackRing(layers, json.loads(sys.argv[3]))
 assert dry_memory.pool.used_bytes() == 0, "room is taken at the first use"
 for layer in json.loads(sys.argv[4]):
     log.append(["use", layer])
-    with ring.lent(layer) as lent:
+    with ring.stacks_on_device(layer) as lent:
         for w, source in zip(lent, layers[layer], strict=True):
             assert (w.name, w.shape) == (source.name, source.shape)
             assert (w.data.host == source.data.host).all(), "another layer's bytes"
@@ -126,6 +126,6 @@ def test_one_layer_has_one_place(order) -> None:
 
 def test_places_are_told_apart_without_looking_at_what_lies_there() -> None:
     """Arrays have no truth: comparing them stopped the second chunk of a prompt on a device."""
-    places = [_Place(np.zeros(2), None) for _ in range(2)]
+    places = [_Slot(np.zeros(2), None) for _ in range(2)]
     places.remove(places[1])
     assert len(places) == 1

@@ -115,8 +115,8 @@ def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file
                 few = values.size < 1 << 14  # six rows of one block each, each with a scale of its own
                 assert values.std() == pytest.approx(size[-1] ** -0.5, rel=0.3 if few else 0.05), name
                 assert len({row.tobytes() for row in values[:64]}) == min(64, size[0]), f"{name} repeats rows"
-            elif name in find_shape(shape).given():
-                np.testing.assert_array_equal(values, find_shape(shape).given()[name], name)
+            elif name in find_shape(shape).fixed_tensors():
+                np.testing.assert_array_equal(values, find_shape(shape).fixed_tensors()[name], name)
             elif name.endswith("norm.weight"):
                 assert values.mean() == pytest.approx(1, abs=0.1), name
             elif name.endswith("ssm_a"):

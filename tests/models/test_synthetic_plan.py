@@ -156,7 +156,7 @@ def test_published_models_have_their_parameters(shape: str, parameters: int, tie
 
 def test_gpt_oss_is_the_published_file() -> None:
     """Tensors by format, and bytes of the data, as a published file of 20B in MXFP4 has them."""
-    plan = tensor_plan("gpt-oss-20b", find_shape("gpt-oss-20b").usual)
+    plan = tensor_plan("gpt-oss-20b", find_shape("gpt-oss-20b").usual_type)
     assert Counter(fmt.name for *_, fmt in plan) == {"F32": 289, "Q8_0": 98, "MXFP4": 72}
     sizes = {name: size for name, size, _ in plan}
     assert sizes["blk.23.ffn_down_exps.weight"] == (32, 2880, 2880)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from retriever_files import ARCHS
 
-from sp.models import Hooks, Model, Trail, prefill
+from sp.models import Hooks, Model, SessionCache, prefill
 
 IDS = np.random.default_rng(8).integers(0, 256, 700)
 
 
-def read(trail: Trail, model: Model, stop: int, ids: np.ndarray = IDS) -> np.ndarray:
+def read(trail: SessionCache, model: Model, stop: int, ids: np.ndarray = IDS) -> np.ndarray:
     """From where the trail stands up to `stop`."""
     start = trail.tokens
     with trail.reading(stop - start) as cache:
@@ -37,23 +37,23 @@ def model(request: pytest.FixtureRequest, retrievers: dict[str, Model]) -> Model
 
 @pytest.mark.parametrize("kv", ["f16", "q4_0"])
 def test_it_reads_on_from_wherever_it_goes_back_to(model: Model, kv: str) -> None:
-    trail, other = Trail(model.config, kv), IDS.copy()
+    trail, other = SessionCache(model.config, kv), IDS.copy()
     other[300:] = (other[300:] + 1) % 256
     for stop in (90, 200, 260):
         read(trail, model, stop)
         trail.mark()
     read(trail, model, 400)
     assert trail.reachable(300) == (260 if trail.recurrent else 300)
-    left = trail.back_to(300)
+    left = trail.rewind_to(300)
     assert left == trail.tokens == (260 if trail.recurrent else 300)
     close(read(trail, model, 600, other), whole(model, other[:600], kv), kv)
-    assert trail.back_to(89) == (0 if trail.recurrent else 89)
+    assert trail.rewind_to(89) == (0 if trail.recurrent else 89)
     close(read(trail, model, 120), whole(model, IDS[:120], kv), kv)
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_what_fails_half_way_is_forgotten(model: Model, last: int) -> None:
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     for stop in (50, 130):
         read(trail, model, stop)
         trail.mark()
@@ -69,12 +69,12 @@ def test_what_fails_half_way_is_forgotten(model: Model, last: int) -> None:
     fork = trail.fork(130)
     assert fork.tokens == 130
     close(read(fork, model, 131), whole(model, IDS[:131]))
-    assert trail.back_to(135) == (130 if trail.recurrent else 135)
+    assert trail.rewind_to(135) == (130 if trail.recurrent else 135)
     close(read(trail, model, 300), whole(model, IDS[:300]))
 
 
 def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     read(trail, model, 130)
     trail.mark()
 
@@ -90,7 +90,7 @@ def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
 
 
 def test_a_fork_shares_nothing(model: Model) -> None:
-    trail, other = Trail(model.config), (IDS + 1) % 256
+    trail, other = SessionCache(model.config), (IDS + 1) % 256
     other[:200] = IDS[:200]
     read(trail, model, 180)
     trail.mark()
@@ -99,13 +99,13 @@ def test_a_fork_shares_nothing(model: Model) -> None:
     assert fork.tokens == (180 if fork.recurrent else 200)
     close(read(fork, model, 400, other), whole(model, other[:400]))
     close(read(trail, model, 401), whole(model, IDS[:401]))
-    fork.back_to(180)
+    fork.rewind_to(180)
     close(read(fork, model, 260), whole(model, IDS[:260]))
     assert trail.fork(trail.tokens).tokens == 401
 
 
 def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     assert not trail.park()
     read(trail, model, 150)
     trail.mark()
@@ -118,7 +118,7 @@ def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
     close(read(trail, model, 500), whole(model, IDS[:500]))
     assert trail.host_nbytes == before
     trail.park()
-    assert trail.back_to(200) == (150 if trail.recurrent else 200)
+    assert trail.rewind_to(200) == (150 if trail.recurrent else 200)
     assert trail.cache is None, "going back takes no memory of the device"
     close(read(trail, model, 301), whole(model, IDS[:301]))
     trail.clear()
@@ -127,26 +127,26 @@ def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
 
 def test_what_is_parked_is_a_place_to_go_back_to_once_it_is_marked(model: Model) -> None:
     """The memory that it waits in is used again."""
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     read(trail, model, 150)
     trail.park()
     trail.mark()
     read(trail, model, 290)
     trail.park()
-    assert trail.back_to(200) == (150 if trail.recurrent else 200)
+    assert trail.rewind_to(200) == (150 if trail.recurrent else 200)
     close(read(trail, model, 301), whole(model, IDS[:301]))
 
 
 def test_nothing_may_be_parked_too(model: Model) -> None:
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     read(trail, model, 40)
-    trail.back_to(0)
+    trail.rewind_to(0)
     assert trail.park()
     close(read(trail, model, 90), whole(model, IDS[:90]))
 
 
 def test_snapshots_are_dense_where_a_chat_goes_on(retrievers: dict[str, Model]) -> None:
-    trail = Trail(retrievers["qwen35"].config, snapshots=4)
+    trail = SessionCache(retrievers["qwen35"].config, snapshots=4)
     for stop in (*range(60, 600, 60), 610, 620):
         read(trail, retrievers["qwen35"], stop)
         trail.mark()
@@ -157,7 +157,7 @@ def test_snapshots_are_dense_where_a_chat_goes_on(retrievers: dict[str, Model]) 
 
 def test_few_snapshots_lie_far_from_each_other(retrievers: dict[str, Model]) -> None:
     model = retrievers["qwen35"]
-    trail = Trail(model.config, snapshots=3)
+    trail = SessionCache(model.config, snapshots=3)
     for stop in (10, 20, 30, 40, 200, 210):
         read(trail, model, stop)
         trail.mark()
@@ -170,18 +170,18 @@ def test_few_snapshots_lie_far_from_each_other(retrievers: dict[str, Model]) -> 
 @pytest.mark.parametrize("parked", [False, True])
 def test_what_is_taken_piece_by_piece_makes_the_same_trail_elsewhere(model: Model, parked: bool) -> None:
     """Pages of later pieces stand in for those of earlier ones from their first block on."""
-    trail, made, other = Trail(model.config), Trail(model.config), (IDS + 1) % 256
+    trail, made, other = SessionCache(model.config), SessionCache(model.config), (IDS + 1) % 256
     other[:300] = IDS[:300]
     pages: dict[int, list[np.ndarray]] = {}
     snapshots, firsts = {}, []
     for stop, back, ids in ((150, None, IDS), (400, None, IDS), (400, 300, other), (450, None, other)):
         if back is not None:
-            trail.back_to(back)
+            trail.rewind_to(back)
         read(trail, model, stop, ids)
         trail.mark()  # at 400 twice, behind other tokens
         if parked:
             trail.park()
-        piece = trail.take()
+        piece = trail.changes()
         firsts.append(piece.first)
         assert set(piece.older) <= set(snapshots)
         snapshots = {at: snapshots[at] for at in piece.older} | dict(piece.fresh)
@@ -192,20 +192,20 @@ def test_what_is_taken_piece_by_piece_makes_the_same_trail_elsewhere(model: Mode
     both = {layer: (keys, values) for layer, (keys, values) in pages.items()}
     made.put(replace(piece.held, pages=both), snapshots)
     assert made.places == trail.places
-    again = made.take()
+    again = made.changes()
     assert (again.first, len(again.fresh)) == (450 // 128, 0)
     np.testing.assert_array_equal(read(made, model, 500, other), read(trail, model, 500, other))
     for each in (made, trail):
-        each.back_to(401)
+        each.rewind_to(401)
     np.testing.assert_array_equal(read(made, model, 420), read(trail, model, 420))
 
 
 def test_what_is_half_read_is_not_whole(model: Model) -> None:
-    trail = Trail(model.config)
+    trail = SessionCache(model.config)
     read(trail, model, 60)
     assert trail.whole
     with pytest.raises(KeyboardInterrupt), trail.reading(60):
         raise KeyboardInterrupt
     assert not trail.whole
-    trail.back_to(60)
+    trail.rewind_to(60)
     assert trail.whole

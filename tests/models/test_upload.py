@@ -16,8 +16,8 @@ import sp.models.device.upload as upload
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile
 from sp.models.device.to_device import row_slices, to_bf16
-from sp.models.device.upload import Part, stream_parts
-from sp.models.network.trunk import mapped
+from sp.models.device.upload import FileRange, stream_parts
+from sp.models.network.weights import map_leaves
 from sp.quant import BF16, F32
 from sp.session.loaded import embedded
 
@@ -96,7 +96,7 @@ def test_all_parts_arrive_in_order(tmp_path, memory) -> None:
     parts, told = [], []
     for size in [1, 999, 1000, 1001, 4000, 7, *rng.integers(1, 4000, 60).tolist()]:
         path = list(files)[int(rng.integers(2))]
-        parts.append(Part(path, int(rng.integers(0, 40_000 - size)), size))
+        parts.append(FileRange(path, int(rng.integers(0, 40_000 - size)), size))
     for index, data in stream_parts(parts, told.append):
         part = parts[index]
         np.testing.assert_array_equal(np.asarray(data), files[part.path][part.offset : part.offset + part.nbytes])
@@ -114,20 +114,20 @@ def test_no_parts_no_work() -> None:
 @pytest.mark.usefixtures("small", "memory")
 def test_a_short_or_missing_file_is_an_error_and_ends_all_threads(tmp_path) -> None:
     random_file(tmp_path / "a", 5000)
-    good = Part(tmp_path / "a", 0, 3000)
+    good = FileRange(tmp_path / "a", 0, 3000)
     with pytest.raises(GGUFError, match="ends at byte 5000"):
-        list(stream_parts([good, Part(tmp_path / "a", 4000, 2000), good]))
+        list(stream_parts([good, FileRange(tmp_path / "a", 4000, 2000), good]))
     with pytest.raises(GGUFError, match="cannot be opened"):
-        list(stream_parts([good, Part(tmp_path / "b", 0, 1)]))
+        list(stream_parts([good, FileRange(tmp_path / "b", 0, 1)]))
     with pytest.raises(GGUFError, match="cannot be read"):
-        list(stream_parts([Part(tmp_path, 0, 1)]))
+        list(stream_parts([FileRange(tmp_path, 0, 1)]))
     assert not [t for t in threading.enumerate() if t.name.startswith("sp-load")]
 
 
 @pytest.mark.usefixtures("small", "memory")
 def test_leaving_early_ends_all_threads(tmp_path) -> None:
     random_file(tmp_path / "a", 5000)
-    for index, _ in stream_parts([Part(tmp_path / "a", 0, 3000)] * 20):
+    for index, _ in stream_parts([FileRange(tmp_path / "a", 0, 3000)] * 20):
         if index == 2:
             break
     assert not [t for t in threading.enumerate() if t.name.startswith("sp-load")]
@@ -166,9 +166,9 @@ def test_mapped_reaches_every_weight_and_array_and_nothing_else() -> None:
     from sp.models import load_model
 
     path = Path(__file__).parents[1] / "fixtures" / "parity-qwen35.gguf"
-    trunk, seen = load_model(path).trunk, []
-    copy = mapped(trunk, lambda leaf: seen.append(leaf) or leaf)
+    weights, seen = load_model(path).weights, []
+    copy = map_leaves(weights, lambda leaf: seen.append(leaf) or leaf)
     with GGUFFile.open(path) as file:
         assert len(seen) == len(file.tensors)
-    assert copy.blocks[0].mixer.params.key_heads == trunk.blocks[0].mixer.params.key_heads
-    assert mapped(trunk, lambda leaf: None).output_norm is None
+    assert copy.blocks[0].mixer.params.key_heads == weights.blocks[0].mixer.params.key_heads
+    assert map_leaves(weights, lambda leaf: None).output_norm is None

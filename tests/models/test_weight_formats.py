@@ -27,7 +27,7 @@ def write_wordless(path: Path, shape: str, file_type: str) -> Path:
     """The file of `write_synthetic` without its tokenizer, which takes the `gguf` package longer than the tensors."""
     found = find_shape(shape)
     metadata = found.metadata() | {"general.file_type": file_type_id(file_type)}
-    return write_random(path, metadata, found.plan(file_type), 0, told=found.given())
+    return write_random(path, metadata, found.plan(file_type), 0, fixed=found.fixed_tensors())
 
 
 def decoded_by_gguf(path: Path, scales: dict[str, float] | None = None) -> Path:

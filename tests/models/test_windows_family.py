@@ -19,11 +19,11 @@ from sp.models import (
     load_model,
     load_shards,
     prefill,
-    prefill_by_layer,
     prefill_cost,
-    read_by_layer,
+    prefill_layer_major,
+    read_layer_major,
 )
-from sp.models.run.replay import _parts_of, pays, refusal
+from sp.models.run.replay import _segments_of, pays, replay_refusal
 from sp.models.run.tree import TreeReader
 from sp.parallel.host import HostGroup
 from sp.planning.inspect import inspect_file
@@ -77,7 +77,7 @@ def test_what_makes_the_family_matters(change, model, prompt) -> None:
 
 
 @pytest.mark.parametrize("chunk", [40, 64, 1000])
-@pytest.mark.parametrize("walk", [prefill, prefill_by_layer])
+@pytest.mark.parametrize("walk", [prefill, prefill_layer_major])
 def test_prefill_then_decode(walk, chunk, model, prompt, expected) -> None:
     ids, positions = prompt
     cache = model.new_cache(N, "f32")
@@ -97,14 +97,14 @@ def test_a_chain_of_guesses_in_one_pass(model, prompt, expected) -> None:
 def test_a_drafter_of_it_shows_its_queries(model, prompt) -> None:
     seen, ids = [], prompt[0]
     hooks = Hooks(on_attention=lambda layer, q, cache: seen.append((layer, len(q), cache.length(layer))))
-    read_by_layer(model, *prompt, model.new_cache(N, layers=1), hooks, rows=20, depth=3)
+    read_layer_major(model, *prompt, model.new_cache(N, layers=1), hooks, rows=20, depth=3)
     assert seen == [(0, N, N), (1, N, N), (2, 20, N)]
     assert len(ids) == N
 
 
 def test_what_cannot_be_done_is_named(model, path) -> None:
     assert not pays(model.config, 100)
-    assert refusal(model) == "layer 0: its weights are not packed, as on the CPU"
+    assert replay_refusal(model) == "layer 0: its weights are not packed, as on the CPU"
     with pytest.raises(ConfigError, match="cannot share layers with norms behind"):
         load_shards(path, HostGroup(2))
 
@@ -125,12 +125,12 @@ dry_device.install()
 import numpy as np
 import windows_family
 from sp.kernels import forced_path
-from sp.models import load_model, prefill, prefill_by_layer
+from sp.models import load_model, prefill, prefill_layer_major
 from sp.models.run.graph import PrefillGraphs
-from sp.models.run.replay import refusal
+from sp.models.run.replay import replay_refusal
 from sp.models.run.tree import TreeReader
 model, ids = load_model(sys.argv[3], device="cuda"), np.arange(200)
-assert refusal(model) == "layer 0 attends in a window, others may not", refusal(model)
+assert replay_refusal(model) == "layer 0 attends in a window, and other layers may not", replay_refusal(model)
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         for kv, rotate in (("f16", False), ("q4_0", True), ("q8_0", None), ("5bit", None), ("k=q8_0,v=q4_0", False)):
@@ -142,7 +142,7 @@ for path in ("sm_90a", "portable"):
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[:16] + 200).choices) == 16
             reader.commit_path(ids[:3])
             cache.reset()
-            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40)
+            prefill_layer_major(model, ids, ids, cache, chunk=100, rows=40)
 """
 
 
@@ -164,5 +164,5 @@ def test_a_run_names_what_is_not_repeated(model, prompt) -> None:
 
 def test_layers_with_a_window_are_not_recorded(model) -> None:
     """Attention is recorded in one layer for all; who builds the layers need not tell the configuration of windows."""
-    assert _parts_of(model.trunk) == []
-    assert len(_parts_of(replace(model.trunk, blocks=model.trunk.blocks[2:3]))) == 1, "a layer without one"
+    assert _segments_of(model.weights) == []
+    assert len(_segments_of(replace(model.weights, blocks=model.weights.blocks[2:3]))) == 1, "a layer without one"

@@ -45,7 +45,7 @@ def test_what_ships_belongs_to_the_file(loaded_smollm2: Loaded) -> None:
 
 def test_eleven_layers_and_the_head_are_not_loaded_and_scores_are_the_same(loaded_smollm2: Loaded, cut: Loaded) -> None:
     assert (cut.model.depth, loaded_smollm2.model.depth) == (19, 30)
-    assert cut.model.trunk.output is None
+    assert cut.model.weights.output is None
     assert cut.model.nbytes < 0.8 * loaded_smollm2.model.nbytes
     prompt = asked(loaded_smollm2, "prose", 0, 300)
     one, other = (CalibratedScorer().score(score_request(loaded, prompt)).scores for loaded in (loaded_smollm2, cut))

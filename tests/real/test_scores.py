@@ -95,7 +95,7 @@ def test_auto_is_the_trained_head_and_stops_behind_it(cut: Loaded) -> None:
 
 
 def test_less_is_loaded_and_scores_are_the_same(loaded_smollm2: Loaded, cut: Loaded) -> None:
-    assert cut.model.trunk.output is None
+    assert cut.model.weights.output is None
     assert cut.model.nbytes < 0.8 * loaded_smollm2.model.nbytes
     prompt = asked(cut, 0, ())
     part = AutoScorer().score(score_request(cut, prompt)).scores

@@ -74,13 +74,13 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 import numpy as np
-from sp.models import Trail, load_model
+from sp.models import SessionCache, load_model
 from sp.scoring import SCORERS, PrefixKeys, ScoreRequest
 N, found = 700, []
 ids, question = np.arange(N), np.arange(N) >= N - 20
 model = load_model(sys.argv[2], device="cuda")
 scorer = SCORERS.build("late_interaction", {"weights": sys.argv[3]})
-for keys in (None, None, PrefixKeys(Trail(scorer.prefix_layers(model.config), device="cuda"))):
+for keys in (None, None, PrefixKeys(SessionCache(scorer.prefix_layers(model.config), device="cuda"))):
     dry_device.launches.clear()
     got = scorer.score(ScoreRequest(model, ids, ids, question, ~question, keys=keys))
     assert got.scores.shape == (N,) and got.by_layer.shape == (1, 22)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scorer_cases import CASES, DOCUMENTED, MATRIX, ask, with_map
 
-from sp.models import Model, Trail, load_model
+from sp.models import Model, SessionCache, load_model
 from sp.scoring import SCORERS, PrefixKeys, Scorer, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 
@@ -34,9 +34,9 @@ def first_tokens(request: ScoreRequest, tokens: int) -> ScoreRequest:
     return replace(request, **part)
 
 
-def trail_of(scorer: Scorer, model: Model) -> Trail | None:
+def trail_of(scorer: Scorer, model: Model) -> SessionCache | None:
     layers = scorer.prefix_layers(model.config)
-    return None if layers is None else Trail(layers)
+    return None if layers is None else SessionCache(layers)
 
 
 def test_every_scorer_says_whether_it_can(drafter: Model, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_three_prompts_one_after_the_other(name, options, drafter, tmp_path) -> 
         assert keys.trail.tokens == tokens
     changed = asked.request.ids.copy()
     changed[100:] = (changed[100:] + 1) % 256
-    keys.trail.back_to(100)
+    keys.trail.rewind_to(100)
     request = replace(asked.request, ids=changed)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, rtol=2e-3, atol=2e-5 * np.abs(want.scores).max())
@@ -90,7 +90,7 @@ def test_a_recurrent_reader_goes_back_to_a_stop(hybrid: Model, name: str) -> Non
     assert keys.trail.places == tuple(stop for stop in keys.stops if stop <= first)
     changed = asked.request.ids.copy()
     changed[200:] = (changed[200:] + 1) % 256
-    assert keys.trail.back_to(200) == 141
+    assert keys.trail.rewind_to(200) == 141
     request = replace(asked.request, ids=changed)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, rtol=2e-3, atol=2e-5 * np.abs(want.scores).max())

@@ -12,7 +12,7 @@ from scorer_cases import ask
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models import Cache, Hooks, Model, Trail, load_model, prefill
+from sp.models import Cache, Hooks, Model, SessionCache, load_model, prefill
 from sp.scoring import SCORERS, PrefixKeys, ScoreRequest
 from sp.scoring.attention.attention import Rotary
 from sp.scoring.attention.key_values import AttentionInputs, KeyValueScorer
@@ -131,7 +131,7 @@ def test_a_conversation_reads_new_tokens_alone(drafter: Model, request_of_questi
     scorer, told = WeightScorer(), list[int]()
     layers = scorer.prefix_layers(drafter.config)
     assert layers is not None
-    request = replace(request_of_question, keys=PrefixKeys(Trail(layers)), progress=told.append)
+    request = replace(request_of_question, keys=PrefixKeys(SessionCache(layers)), progress=told.append)
     first = scorer.score(request)
     assert sum(told) == TOKENS * drafter.config.layers
     told.clear()

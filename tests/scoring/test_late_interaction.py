@@ -12,7 +12,7 @@ import pytest
 from scorer_cases import random_head
 
 from sp.errors import ConfigError
-from sp.models import AskedScaling, Cards, Hooks, LayerAttention, Model, SparseAttention, Trail, dense_attention
+from sp.models import Cards, Hooks, LayerAttention, Model, RopeScaling, SessionCache, SparseAttention, dense_attention
 from sp.ops.attention import space
 from sp.ops.rope import Rope, YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -34,7 +34,7 @@ def drafter() -> Model:
 @pytest.fixture(scope="module")
 def far() -> Model:
     """The same, with YaRN for twice its window."""
-    return load(embedded("drafter"), device="cpu", rope=AskedScaling("yarn", 2.0)).model
+    return load(embedded("drafter"), device="cpu", rope=RopeScaling("yarn", 2.0)).model
 
 
 def prompt(model: Model, tokens: int, question: tuple[int, int] | None, seed: int = 0, first: int = 0) -> ScoreRequest:
@@ -246,7 +246,7 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
     layers = scorer.prefix_layers(model.config)
     assert layers is not None
     assert layers.layers == 4
-    keys, whole = PrefixKeys(Trail(layers)), prompt(model, 390, None, first=first)
+    keys, whole = PrefixKeys(SessionCache(layers)), prompt(model, 390, None, first=first)
     for tokens in (150, 151, 390):
         question = np.arange(tokens) >= tokens - 17
         parts = {name: getattr(whole, name)[:tokens] for name in ("ids", "positions", "needle")}
@@ -256,7 +256,7 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
         assert keys.trail.tokens == tokens
     changed = whole.ids.copy()
     changed[100:] = (changed[100:] + 1) % 900
-    keys.trail.back_to(100)
+    keys.trail.rewind_to(100)
     request = replace(whole, ids=changed, question=np.arange(390) >= 300)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)

@@ -79,7 +79,7 @@ def test_the_same_whatever_is_read_together(name, options, model, tmp_path, know
     want = known.get(str((name, options)))
     if want is None:
         want = scorer.score(asked.request).scores
-    for module, limits in ((sp.models.run.layer_major, "CHUNK_BY_LAYER"), (sp.models.run.chunked, "CHUNK")):
+    for module, limits in ((sp.models.run.layer_major, "LAYER_MAJOR_CHUNK"), (sp.models.run.chunked, "CHUNK")):
         monkeypatch.setitem(getattr(module, limits), "cpu", 111)
     got = scorer.score(asked.request).scores
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5 * np.abs(want).max())

@@ -12,7 +12,7 @@ from retriever_files import token_task
 from scorer_cases import ask, silently
 
 from sp.errors import ConfigError
-from sp.models import Hooks, Model, load_model, prefill, prefill_by_layer, stream_by_layer
+from sp.models import Hooks, Model, load_model, prefill, prefill_layer_major, stream_layer_major
 from sp.ops.attention.importance import attention_rows
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.heads import HeadMap, model_key
@@ -34,7 +34,7 @@ def tail_weights(request: ScoreRequest, queries: int, *, logits: bool = False) -
     """float64 (layers, heads, queries, tokens) from a whole prefill with all keys kept."""
     kept: dict[int, np.ndarray] = {}
     cache = request.model.new_cache(N)
-    prefill_by_layer(
+    prefill_layer_major(
         request.model, request.ids, request.positions, cache, rows=queries,
         hooks=Hooks(lambda layer, q, _: kept.update({layer: q[-queries:].copy()})),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_token_that_had_to_come_is_no_information(drafter) -> None:
 
 
 def test_embedding_is_a_cosine_of_means(request_, drafter) -> None:
-    x = stream_by_layer(drafter, request_.ids, request_.positions, drafter.new_cache(N, layers=1)).astype(np.float64)
+    x = stream_layer_major(drafter, request_.ids, request_.positions, drafter.new_cache(N, layers=1)).astype(np.float64)
     chunks = np.array([x[i : i + 32].mean(0) for i in range(0, N, 32)])
     asked = x[request_.question].mean(0)
     for centred in (False, True):
@@ -140,7 +140,7 @@ def test_embedding_is_a_cosine_of_means(request_, drafter) -> None:
 
 
 def test_the_stream_is_what_the_head_takes(request_, drafter) -> None:
-    x = stream_by_layer(drafter, request_.ids, request_.positions, drafter.new_cache(N, layers=1))
+    x = stream_layer_major(drafter, request_.ids, request_.positions, drafter.new_cache(N, layers=1))
     want = prefill(drafter, request_.ids, request_.positions, drafter.new_cache(N))
     np.testing.assert_allclose(drafter.head(x[-1:])[0], want, rtol=1e-4, atol=1e-4)
 

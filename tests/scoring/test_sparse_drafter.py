@@ -19,8 +19,8 @@ from sp.models import (
     dense_attention,
     load_model,
     prefill,
-    prefill_by_layer,
-    read_by_layer,
+    prefill_layer_major,
+    read_layer_major,
 )
 from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.block_lists import forced
@@ -119,7 +119,7 @@ def stored_of(model: Model, ids: np.ndarray) -> tuple[dict[int, np.ndarray], Cac
         return KNOWN[key]
     queries: dict[int, np.ndarray] = {}
     cache = model.new_cache(len(ids))
-    prefill_by_layer(
+    prefill_layer_major(
         model, ids, np.arange(len(ids)), cache, rows=8, hooks=Hooks(lambda i, q, _: queries.update({i: q[-8:].copy()}))
     )
     KNOWN[key] = queries, cache
@@ -156,7 +156,7 @@ def test_streaming_equals_scoring_what_was_stored(drafter, ids, sparse, chunk) -
         return SparseAttention(FlashPrefill(0.05)) if sparse else dense_attention
 
     cache = drafter.new_cache(len(ids))
-    prefill_by_layer(
+    prefill_layer_major(
         drafter,
         ids,
         where,
@@ -169,7 +169,7 @@ def test_streaming_equals_scoring_what_was_stored(drafter, ids, sparse, chunk) -
     for layer, q in queries.items():
         late.add_layer(q, cache.stored(layer), causal=True)
     one = drafter.new_cache(len(ids), layers=1)
-    read_by_layer(
+    read_layer_major(
         drafter, ids, where, one, Hooks(lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True)),
         attend=attend(), rows=8, chunk=chunk,
     )  # fmt: skip
@@ -183,7 +183,7 @@ def test_another_attention_changes_the_logits_only_as_much_as_it_leaves_out(draf
     want = prefill(drafter, ids, where, drafter.new_cache(len(ids)))
     for alpha, bound in ((0.0, 1e-3), (0.05, 0.5)):
         attend = SparseAttention(FlashPrefill(alpha))
-        got = prefill_by_layer(drafter, ids, where, drafter.new_cache(len(ids)), attend=attend)
+        got = prefill_layer_major(drafter, ids, where, drafter.new_cache(len(ids)), attend=attend)
         assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 

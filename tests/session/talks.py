@@ -14,7 +14,7 @@ import numpy as np
 import sp.session.answer
 from sp.arrays import Floats
 from sp.models import DeltaConfig, prefill
-from sp.models.synthetic.shapes import Shape, find_shape
+from sp.models.synthetic.shapes import ModelShape, find_shape
 from sp.models.synthetic.synthetic import synthetic_metadata, write_random
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
@@ -27,7 +27,7 @@ ARCHS = ("qwen3", "qwen35")
 WORDS = [a + b for a in ("ra", "mo", "ti", "sel", "do", "ke") for b in ("n", "lo", "sta", "vi", "p", "ru", "x")]
 
 
-def small(arch: str, text_tokens: int) -> Shape:
+def small(arch: str, text_tokens: int) -> ModelShape:
     """A model of two layers, of which the first of a hybrid is recurrent."""
     config = find_shape(f"tiny-{arch}").config
     kinds = ("attention", "attention") if config.delta is None else ("delta", "attention")
@@ -35,7 +35,7 @@ def small(arch: str, text_tokens: int) -> Shape:
     sizes |= (
         {"rope": Rope(1e6, 64)} if config.delta is None else {"rope": Rope(1e6, 32), "delta": DeltaConfig(1, 2, 128, 4)}
     )
-    return Shape("small", replace(config, **sizes), tied=config.delta is None, text_tokens=text_tokens)
+    return ModelShape("small", replace(config, **sizes), tied=config.delta is None, text_tokens=text_tokens)
 
 
 @cache
@@ -47,7 +47,7 @@ def folder() -> TemporaryDirectory[str]:
 def loaded(arch: str, text_tokens: int) -> Loaded:
     """Random weights."""
     shape, path = small(arch, text_tokens), Path(folder().name) / f"{arch}-{text_tokens}.gguf"
-    write_random(path, synthetic_metadata(shape, "q8_0"), shape.plan("q8_0"), text_tokens, told=shape.given())
+    write_random(path, synthetic_metadata(shape, "q8_0"), shape.plan("q8_0"), text_tokens, fixed=shape.fixed_tensors())
     return load(path, device="cpu")
 
 

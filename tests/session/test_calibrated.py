@@ -45,7 +45,7 @@ def test_only_the_layers_that_are_read_are_loaded_and_the_answer_is_the_same(who
     cut = Pipeline.open(device="cpu", scorers=[OPTIONS.scorer])
     depth = find_calibration(embedded("drafter")).depth
     assert cut.drafter.model.depth == depth
-    assert cut.drafter.model.trunk.output is None
+    assert cut.drafter.model.weights.output is None
     assert cut.drafter.model.nbytes <= whole.drafter.model.nbytes
     assert cut.drafter.describe()["layers_loaded"] == depth
     one, other = (pair.run(TEXT, OPTIONS, full=False) for pair in (cut, whole))
@@ -66,9 +66,9 @@ def test_as_many_layers_are_loaded_as_the_deepest_scorer_needs(whole) -> None:
     every = whole.drafter.model.config.layers
     pair = Pipeline.open(device="cpu", scorers=[OPTIONS.scorer, SCORERS.build("tail")])
     assert pair.drafter.model.depth == every
-    assert pair.drafter.model.trunk.output is None
+    assert pair.drafter.model.weights.output is None
     pair = Pipeline.open(device="cpu", scorers=[OPTIONS.scorer, SCORERS.build("lookahead")])
-    assert pair.drafter.model.trunk.output is not None
+    assert pair.drafter.model.weights.output is not None
 
 
 def test_a_file_without_a_calibration_gets_one_at_first_use(unknown) -> None:

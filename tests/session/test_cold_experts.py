@@ -130,7 +130,7 @@ def test_the_ring_leaves_for_who_needs_the_room(found) -> None:
 
 
 def test_a_budget_too_small_for_all_else_is_one_line(found) -> None:
-    assert "do not fit the budget of 0.00 GiB; take a smaller model or a larger --vram" in found["refused"]
+    assert "do not fit the budget of 0.00 GiB; use a smaller model or a larger --vram" in found["refused"]
     assert "\n" not in found["refused"]
 
 
@@ -141,7 +141,7 @@ def test_host_memory_that_cannot_be_pinned_ends_the_command_in_one_line(sizes, t
     command = [sys.executable, "-c", COMMAND, str(MODELS), str(path), budget, str(words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "cannot be pinned there; free memory of the host or give a larger --vram" in done.stderr
+    assert "for experts that wait in host memory; free host memory or pass a larger --vram" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -80,16 +80,16 @@ def same(found):
 
 def taken():
     for trail in trails:
-        held = trail.take(anew=True).held
+        held = trail.changes(full=True).held
         yield [part for both in [*held.pages.values(), *held.states.values()] for part in both]
 
 
 out["taken"] = same(taken())
 other = Conversation(pair, options)
 for trail, mine in zip(trails, other._memory.trails):
-    again = trail.take(anew=True)
+    again = trail.changes(full=True)
     mine.put(again.held, again.fresh)
-    mine._here(mine.tokens)
+    mine._with_room(mine.tokens)
 out["put"] = same(map(pages, other._memory.trails))
 other.clear()
 del other, mine, again
@@ -98,17 +98,17 @@ talk.leave()
 out["taken"] = out["taken"] and same(taken())
 out["left"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights, talk.host_nbytes]
 for trail in trails:
-    trail._here(trail.tokens)
+    trail._with_room(trail.tokens)
 after = [pages(trail) for trail in trails]
 out["back"] = all(np.array_equal(a, b) for x, y in zip(before, after) for a, b in zip(x, y))
 for trail in trails:
-    trail._here(2 * trail.tokens + 1000)
+    trail._with_room(2 * trail.tokens + 1000)
 out["grown"] = all(np.array_equal(a, b) for x, y in zip(before, map(pages, trails)) for a, b in zip(x, y))
 pinned = len(dry_memory.pinned)
 for _ in range(3):
     talk.leave()
     for trail in trails:
-        trail._here(trail.tokens)
+        trail._with_room(trail.tokens)
 out["pinned anew"] = len(dry_memory.pinned) - pinned
 talk.clear()
 del talk, trail, trails, before, after

@@ -12,7 +12,7 @@ from retriever_files import TextTask, text_task
 
 from sp.errors import ConfigError, SpWarning
 from sp.evals import Example, evaluate
-from sp.models import AskedScaling, Cards, Trail
+from sp.models import Cards, RopeScaling, SessionCache
 from sp.models.synthetic.retriever import write_retriever
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
@@ -50,7 +50,7 @@ def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
     return Prompt.from_document(task.document, task.question, pair.target.template)
 
 
-def asked(pair: Pipeline, path: Path, scaling: AskedScaling) -> Pipeline:
+def asked(pair: Pipeline, path: Path, scaling: RopeScaling) -> Pipeline:
     return replace(pair, drafter=load(path, extrapolate=True, device="cpu", rope=scaling))
 
 
@@ -71,13 +71,13 @@ def test_it_is_what_would_have_been_asked_for(
     tokenised = pair.tokenise(prompt_of(task, pair))
     with warnings.catch_warnings(action="error"):
         found = pair.score(tokenised, run)
-        want = asked(pair, short, AskedScaling("yarn", 4.0)).score(tokenised, run)
+        want = asked(pair, short, RopeScaling("yarn", 4.0)).score(tokenised, run)
     assert 2 * WINDOW < len(found.drafted) <= 4 * WINDOW
     np.testing.assert_array_equal(found.importance.scores, want.importance.scores)
     assert found.trace.facts["rope_needed"] == "yarn:4"
     assert "rope_needed" not in want.trace.facts
     with pytest.warns(SpWarning, match="extrapolated"):
-        plain = asked(pair, short, AskedScaling("none")).score(tokenised, run)
+        plain = asked(pair, short, RopeScaling("none")).score(tokenised, run)
     assert np.abs(plain.importance.scores - found.importance.scores).max() > 0
 
 
@@ -85,7 +85,7 @@ def test_nothing_changes_within_the_window(pair: Pipeline, short: Path) -> None:
     tokenised = pair.tokenise(Prompt.from_text(text_task(300, needles=2, seed=5).document))
     with warnings.catch_warnings(action="error"):
         found = pair.score(tokenised, OPTIONS)
-        want = asked(pair, short, AskedScaling("none")).score(tokenised, OPTIONS)
+        want = asked(pair, short, RopeScaling("none")).score(tokenised, OPTIONS)
     assert len(found.drafted) <= WINDOW
     np.testing.assert_array_equal(found.importance.scores, want.importance.scores)
     assert "rope_needed" not in found.trace.facts
@@ -120,10 +120,10 @@ def test_keys_of_another_factor_are_refused(pair: Pipeline, task: TextTask) -> N
     assert pair.drafter is not None
     drafted = prompt_of(task, pair).tokenise(pair.drafter.tokenizer)
     request = score_request(pair.drafter, drafted)
-    keys = PrefixKeys(Trail(pair.drafter.model.config))
+    keys = PrefixKeys(SessionCache(pair.drafter.model.config))
     with pytest.raises(ConfigError, match="have another RoPE"):
         replace(request, keys=keys)
-    assert replace(request, keys=PrefixKeys(Trail(request.model.config))).keys is not None
+    assert replace(request, keys=PrefixKeys(SessionCache(request.model.config))).keys is not None
 
 
 def test_a_recurrent_drafter_is_left_as_it_is_and_warns(target: Loaded, task: TextTask) -> None:

@@ -10,7 +10,7 @@ from talks import check, options, pair, said, text
 
 from sp.errors import ConfigError, SpWarning
 from sp.models import Cache, load_model
-from sp.models.cache import trail
+from sp.models.cache import session_cache
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
@@ -174,7 +174,7 @@ def asked(monkeypatch) -> list[Cache]:
         init(self, *given, **how)
         found.extend([self] if self.kv == "5bit" else [])
 
-    monkeypatch.setattr(trail.Cache, "__init__", spy)
+    monkeypatch.setattr(session_cache.Cache, "__init__", spy)
     return found
 
 

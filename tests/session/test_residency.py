@@ -29,7 +29,7 @@ from sp.studies.sample import sample
 def digest(pair):
     found = hashlib.sha256()
     for loaded in (pair.target, pair.drafter):
-        for array in arrays_of(loaded.model.trunk):
+        for array in arrays_of(loaded.model.weights):
             found.update(array.host.tobytes())
     return found.hexdigest()
 

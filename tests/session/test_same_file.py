@@ -25,7 +25,7 @@ def test_weights_and_tokenizer_are_shared(named: str, tmp_path: Path) -> None:
     assert pair.drafter is not None
     target, drafter = pair.target.model, pair.drafter.model
     assert drafter is not target
-    assert drafter.trunk is target.trunk
+    assert drafter.weights is target.weights
     assert pair.drafter.tokenizer is pair.target.tokenizer
     alone = load(path, extrapolate=True, device="cpu").model
     assert drafter.config == alone.config != target.config
@@ -38,8 +38,8 @@ def test_other_files_and_other_products_are_not() -> None:
     for options in ({"precision": "int8"}, {"drafter_precision": "int8"}):
         pair = Pipeline.open(path, path, device="cpu", **options)
         assert pair.drafter is not None
-        assert pair.drafter.model.trunk is not pair.target.model.trunk
+        assert pair.drafter.model.weights is not pair.target.model.weights
         assert pair.drafter.tokenizer is not pair.target.tokenizer
     pair = Pipeline.open(None, path, device="cpu")
     assert pair.drafter is not None
-    assert pair.drafter.model.trunk is not pair.target.model.trunk
+    assert pair.drafter.model.weights is not pair.target.model.weights

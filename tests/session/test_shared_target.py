@@ -160,7 +160,7 @@ def test_cards_go_no_further_than_asked(shared: Pipeline) -> None:
 
     def work(part):
         for number in range(5):
-            made[part.share.rank].append(number)
+            made[part.shard.rank].append(number)
             yield number
 
     pieces = stream(model.shards, work)

@@ -10,7 +10,7 @@ import pytest
 from retriever_files import TextTask, text_task
 
 from sp.errors import SpWarning
-from sp.models import AskedScaling
+from sp.models import RopeScaling
 from sp.models.synthetic.retriever import write_retriever
 from sp.ops.rope import LinearScaling, YarnScaling
 from sp.prompt import Prompt
@@ -19,7 +19,7 @@ from sp.session import Loaded, Pipeline, RunOptions, load, synthetic
 from sp.session.report import extrapolated, scaled
 from sp.studies.pages.run_report import summary
 
-YARN = AskedScaling("yarn", 4.0)
+YARN = RopeScaling("yarn", 4.0)
 OPTIONS = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=2)
 
 
@@ -55,9 +55,9 @@ def test_a_drafter_beyond_its_window_is_scaled_and_says_so(short: Path, target: 
     assert drafter.model.config.rope.scaling is None
 
 
-@pytest.mark.parametrize(("asked", "window"), [(AskedScaling("none"), 512), (AskedScaling("yarn", 2.0), 1024)])
+@pytest.mark.parametrize(("asked", "window"), [(RopeScaling("none"), 512), (RopeScaling("yarn", 2.0), 1024)])
 def test_one_that_is_asked_to_extrapolate_says_so_and_what_helps(
-    short: Path, target: Loaded, task: TextTask, asked: AskedScaling, window: int
+    short: Path, target: Loaded, task: TextTask, asked: RopeScaling, window: int
 ) -> None:
     drafter = load(short, extrapolate=True, device="cpu", rope=asked)
     with pytest.warns(SpWarning, match=rf"short.gguf reads beyond its window of {window:,} tokens.*; leave --dr"):
@@ -100,14 +100,14 @@ class Learned:
     ("scaling", "asked", "want"),
     [
         (None, None, None),
-        (None, AskedScaling("none"), "RoPE not scaled, as was asked"),
-        (LinearScaling(2.0), AskedScaling("linear", 2.0), "RoPE scaled linearly by 2, as was asked"),
+        (None, RopeScaling("none"), "RoPE not scaled, as was asked"),
+        (LinearScaling(2.0), RopeScaling("linear", 2.0), "RoPE scaled linearly by 2, as was asked"),
         (LinearScaling(2.5), None, "RoPE scaled linearly by 2.5, as its file says"),
         (YarnScaling(4.0, 32768), None, "RoPE scaled by YaRN, 4 x 32,768 positions, as its file says"),
         (Learned(), None, "RoPE scaled by a tensor, as its file says"),
     ],
 )
-def test_who_wants_which_scaling(scaling: object, asked: AskedScaling | None, want: str | None, short: Path) -> None:
+def test_who_wants_which_scaling(scaling: object, asked: RopeScaling | None, want: str | None, short: Path) -> None:
     loaded = load(short, device="cpu")
     rope = replace(loaded.model.config.rope, scaling=scaling)  # type: ignore[arg-type]
     loaded.model.config = replace(loaded.model.config, rope=rope)

@@ -35,7 +35,7 @@ from sp.evals.summary import mean, middle, paired_difference, wilson
 from sp.evals.transcripts.plan import KINDS
 from sp.evals.transcripts.turns import Transcript
 from sp.models import prefill
-from sp.models.cache.trail import Checkpoint
+from sp.models.cache.session_cache import Checkpoint
 from sp.prompt import TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions

@@ -1,1 +1,1 @@
-"""What a model remembers of the tokens it has read: pages, block tables, recurrent states."""
+"""Caches of the tokens that a model has read: pages of keys and values, block tables, recurrent states."""

@@ -1,4 +1,4 @@
-"""Cache: what a model remembers of the tokens it has read: pages of keys and values, and recurrent states."""
+"""Cache: pages of keys and values, and recurrent states, of the tokens that a model has read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sp.quant.cached import K5
 
 @dataclass
 class DeltaState:
-    """Memory of one Gated DeltaNet layer: float32 whatever the format of the pages.
+    """State of one Gated DeltaNet layer: float32 whatever the format of the pages.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class DeltaState:
     tokens : int
         Tokens read so far.
     real : int32 (1,), optional
-        How many of the tokens that pass it takes, see `padded`; all of them by default.
+        Number of tokens of a padded run that count, see `padded`; all of them by default.
     """
 
     conv: Floats
@@ -66,8 +66,8 @@ class DeltaState:
 
 @contextmanager
 def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
-    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds. `real`,
-    int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs."""
+    """Within the context, let states take only the first ``real[0]`` tokens of a run: at least as many as `conv` holds.
+    `real`, int32 (1,), is where the states are, so that a CUDA graph reads it at every replay."""
     for state in states:
         state.real = real
     try:
@@ -81,7 +81,7 @@ AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
 
 
 def ring_pages(window: int | None) -> int:
-    """Pages that a layer cannot do without whose tokens see `window` back and come at most AT_ONCE at a time.
+    """Return the least number of pages for a layer with this window, if tokens come at most AT_ONCE at a time.
 
     >>> ring_pages(2048) * PAGE_TOKENS, ring_pages(None) > 1 << 30
     (10368, True)
@@ -91,9 +91,9 @@ def ring_pages(window: int | None) -> int:
 
 @dataclass
 class _Pool:
-    """Pages of keys and of values that attention layers of one size share, uint8 (pages, 128, kv_heads, bytes of a
-    row). `rows`: of its layers in `DeviceTables`, one after the other; `free`: pages that nobody holds, of which the
-    last one is taken first; `peak`: most pages ever held at once."""
+    """Pages of keys and of values that attention layers of one size share, uint8 (pages, 128, kv_heads, row bytes).
+    `rows`: rows of its layers in `DeviceTables`, consecutive; `free`: unused pages, of which the last is taken first;
+    `peak`: most pages ever in use."""
 
     k: Any
     v: Any
@@ -103,7 +103,7 @@ class _Pool:
 
     @property
     def used(self) -> int:
-        """Pages that are held."""
+        """Number of pages in use."""
         return len(self.k) - len(self.free)
 
     @property
@@ -114,7 +114,7 @@ class _Pool:
 
 @dataclass
 class _Layer:
-    """Pages and fill of one attention layer. `row`: of it in `DeviceTables`."""
+    """Pages and fill of one attention layer. `row`: its row in `DeviceTables`."""
 
     pool: _Pool
     row: int
@@ -126,36 +126,38 @@ class _Layer:
 class Cache:
     """Keys, values and recurrent states of one sequence, for all layers of a model.
 
-    Keys and values lie in pages of 128 tokens, (128, kv_heads, head_dim) each, taken from a pool that all attention
-    layers of one size share; every one has a block table that names its pages in order. Pages of a released layer serve
-    the next one.
+    Keys and values are stored in pages of 128 tokens, (128, kv_heads, head_dim) each, taken from a pool that all
+    attention layers of one size share. Every layer has a block table that names its pages in order. Pages of a released
+    layer serve the next layer.
 
     Parameters
     ----------
     tokens : int
-        Capacity: most tokens the sequence may reach.
+        Capacity: the maximum number of tokens of the sequence.
     kv : str
-        Storage of keys and values, see `KVType`; ``"f32"`` is the reference and for the CPU alone.
+        Storage of keys and values, see `KVType`; ``"f32"`` is the reference, on the CPU only.
     rotate : bool, optional
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
-        over 64 at most, so that packed pages lose no outlier channels, as in llama.cpp; by default if `kv` is packed.
+        over 64 at most, so that outlier channels do not spoil packed pages, as in llama.cpp; by default if `kv` is
+        packed.
     layers : int, optional
-        Attention layers whose pages fit their pool at once; all by default. To keep nothing, layer by layer, needs 1.
+        Number of attention layers whose pages fit the pool at the same time; all by default. A layer-major prefill that
+        keeps nothing needs 1.
     device : {"cpu", "cuda"}
-        Where the model is that reads into it.
+        Device of the model that reads into the cache.
     windows : sequence of int or None, optional
-        How many of its last tokens each attention layer is ever asked for, None for all. Pages further back are
-        written again, and `gather` is not for such layers.
+        Number of most recent tokens that each attention layer can be asked for, None for all. Older pages are
+        overwritten, and `gather` does not work for such layers.
     precision : Math
-        What attention of long runs is made in; see `takes_bytes`.
+        Precision of attention of long runs; see `takes_bytes`.
     bases : mapping of int to KeyBasis, optional
-        How each attention layer's keys are turned before they are packed in a format that asks for it (`K5`), where the
-        cache is; those that are left out are rotated alone.
+        Basis change of each attention layer's keys before they are packed in a format that uses it (`K5`), on the
+        device of the cache. Keys of other layers are only rotated.
 
     Raises
     ------
     ConfigError
-        For an unknown `kv`, a head size it cannot store or rotate, or a senseless capacity.
+        For an unknown `kv`, a head size that it cannot store or rotate, or an invalid capacity.
 
     Examples
     --------
@@ -182,43 +184,44 @@ class Cache:
         bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
         if tokens < 1:
-            raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
+            raise ConfigError(f"a cache of {tokens} tokens holds nothing; pass at least 1")
         self._rotated = rotates(kv, rotate)
         self.config, self.capacity, self.precision, self.device = config, int(tokens), precision, device
         attention = config.attention_layers
         if not attention or (layers is not None and layers < 1):
-            raise ConfigError(f"layers is {layers}; ask for at least 1")
+            raise ConfigError(f"layers is {layers}; pass at least 1, for a model with attention layers")
         self.kv, *_ = [checked_kv(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
         self._bases = key_bases(config, bases or {}, device) if self.kv.k is K5 else {}
-        self._how = {"fmt": self.kv.k, "value_fmt": self.kv.v, "rotated": self._rotated}  # all layers' keys and values
+        self._page_format = {"fmt": self.kv.k, "value_fmt": self.kv.v, "rotated": self._rotated}
         blocks = -(-self.capacity // PAGE_TOKENS)
-        wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
-        self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}  # most pages, then written again
-        self.most_at_once = AT_ONCE if wanted else self.capacity  # tokens that a layer takes in one append
+        ring_sizes = [min(blocks, ring_pages(window)) for window in windows or ()]
+        # A layer with a window gets a ring of pages; once all are in use, the oldest are overwritten.
+        self._rings = dict(zip(attention, ring_sizes, strict=True)) if ring_sizes else {}
+        self.most_at_once = AT_ONCE if ring_sizes else self.capacity  # tokens that a layer takes in one append
         xp = np if device == "cpu" else import_cupy()
         self._pools, placed = list[_Pool](), list[int]()  # layers in the order of their pools
         with device_errors():
-            for sizes, alike in config.head_groups:
-                pages = sum(self._rings.get(layer, 0) for layer in alike)
-                pages = pages or min(layers or len(alike), len(alike)) * blocks
+            for sizes, layers_of_size in config.head_groups:
+                pages = sum(self._rings.get(layer, 0) for layer in layers_of_size)
+                pages = pages or min(layers or len(layers_of_size), len(layers_of_size)) * blocks
                 shape = pages, PAGE_TOKENS, sizes.kv_heads
                 # On the CPU the system commits a page's memory only when it is first written.
                 k, v = (xp.empty((*shape, fmt.row_bytes(sizes.head_dim)), np.uint8) for fmt in (self.kv.k, self.kv.v))
-                rows = slice(len(placed), len(placed) + len(alike))
+                rows = slice(len(placed), len(placed) + len(layers_of_size))
                 self._pools.append(_Pool(k, v, rows, list(range(pages))[::-1]))
-                placed += alike
+                placed += layers_of_size
             self._mirror = DeviceTables(len(attention), blocks) if device == "cuda" else None
             # Positions of all tokens, where layers have windows: int64 (capacity,).
             self.places: Ints = xp.zeros(self.capacity if any(config.windows) else 0, np.int64)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
         where = [(pool, row) for pool in self._pools for row in range(pool.rows.start, pool.rows.stop)]
-        found = {layer: _Layer(*place) for layer, place in zip(placed, where, strict=True)}
-        self._layers = {layer: found[layer] for layer in attention}
-        self._held: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
+        by_pool = {layer: _Layer(*place) for layer, place in zip(placed, where, strict=True)}
+        self._layers = {layer: by_pool[layer] for layer in attention}
+        self._counted: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
         self._together = False
 
     def reset(self) -> None:
-        """Free all pages, zero all states."""
+        """Free all pages and zero all states."""
         for pool in self._pools:
             pool.free = list(range(len(pool.k)))[::-1]
         for layer in self._layers.values():
@@ -230,40 +233,41 @@ class Cache:
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
         """Store the keys and values of the next tokens of an attention layer. `k`, `v`, float32 (tokens, kv_heads,
-        head_dim): rotated by position already (RoPE). PromptError past the capacity, after `release`, or when the pool
-        has no free page."""
+        head_dim): after RoPE. PromptError past the capacity, after `release`, or if the pool has no free page."""
         self.add(layer, len(k)).append(k, v)
 
     def add(self, layer: int, tokens: int) -> PagedKV:
-        """Where the next tokens of a layer go, behind those that it holds; they are counted; errors as `append`."""
+        """Reserve room for the next tokens of a layer after those that it stores, count them, and return where they go.
+        Errors as for `append`."""
         state = self._layers[layer]
         assert layer not in self._rings or tokens <= AT_ONCE, f"{tokens} tokens at once, {AT_ONCE} at most"
         if state.released:
-            raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
+            raise PromptError(f"layer {layer} of this cache was released; call reset() before reading more tokens")
         self._grow(layer, state.tokens + tokens)
         if self._mirror is not None and not self._together:
             self._mirror.advance(tokens, state.row)
-        at = self.stored(layer)
+        pages = self.stored(layer)
         state.tokens += tokens
-        return at
+        return pages
 
     def stored(self, layer: int) -> PagedKV:
-        """Where keys and values of a layer lie, for ops that read pages."""
+        """Return where the keys and values of a layer are stored, for ops that read pages."""
         state, mirror = self._layers[layer], self._mirror
-        how: dict[str, Any] = {**self._how, "basis": self._bases.get(layer)}
+        options: dict[str, Any] = {**self._page_format, "basis": self._bases.get(layer)}
         if mirror is None:
-            return PagedKV(state.pool.k, state.pool.v, np.array(state.table, np.int64), state.tokens, **how)
-        how |= {"start": mirror.counts[state.row, :1], "total": mirror.counts[state.row, 1:]}
-        return PagedKV(state.pool.k, state.pool.v, mirror.tables[state.row], state.tokens, **how)
+            return PagedKV(state.pool.k, state.pool.v, np.array(state.table, np.int64), state.tokens, **options)
+        options |= {"start": mirror.counts[state.row, :1], "total": mirror.counts[state.row, 1:]}
+        return PagedKV(state.pool.k, state.pool.v, mirror.tables[state.row], state.tokens, **options)
 
     def reach(self, layer: int, positions: Ints, window: int, *, tree: bool = False) -> Ints:
-        """The first token of a layer that each of its last ones sees within a window; `positions` are theirs, where the
-        model is. See `window_reach`."""
+        """Return the first token of a layer that each of its last tokens sees within a window; `positions` are theirs,
+        where the model is. See `window_reach`."""
         return window_reach(positions, self.places, self.stored(layer).count, window, tree=tree)
 
     @contextmanager
     def together(self, tokens: int) -> Iterator[None]:
-        """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
+        """Within the context every layer reads the same next `tokens`: counts on the device advance once, not layer by
+        layer."""
         if self._mirror is not None:
             self._mirror.advance(tokens)
         self._together = True
@@ -273,58 +277,60 @@ class Cache:
             self._together = False
 
     def reserve(self, tokens: int) -> None:
-        """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
+        """Allocate the pages for `tokens` more tokens now, so that reading them allocates none."""
         total = self.tokens + tokens
         for layer in self._layers:
             self._grow(layer, total)
 
     def count(self, tokens: int, layers: Container[int] | None = None) -> None:
-        """Count `tokens` more (if negative, fewer) in every layer or in `layers`, on the host alone. A CUDA graph has
-        read them, and counted for itself; or they were read for a try and are not kept."""
-        for layer, held in self._held.items():
-            held.tokens += tokens if layers is None or layer in layers else 0
+        """Count `tokens` more tokens (fewer if negative) in every layer or in `layers`, on the host only. Used when a
+        CUDA graph has read them and updated the device counts itself, or when tokens that were read tentatively are
+        dropped."""
+        for layer, state in self._counted.items():
+            state.tokens += tokens if layers is None or layer in layers else 0
 
     def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
-        """Count `tokens` more (if negative, fewer) in every layer or in one, on the device alone; nothing on the CPU.
-        `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there."""
+        """Count `tokens` more tokens (fewer if negative) in every layer or in one, on the device only; no effect on the
+        CPU. `more`, int32 (1,) on the device, is added to them. A `layer` without pages has no device count."""
         if self._mirror is not None and (layer is None or layer in self._layers):
             self._mirror.advance(tokens, None if layer is None else self._layers[layer].row, more)
 
     def crop(self, tokens: int) -> None:
-        """Hold the first `tokens` tokens alone, host and device, even of layers half read; pages behind them are
-        written over, and states stay as they are."""
-        for held in self._held.values():
-            held.tokens = tokens
+        """Truncate to the first `tokens` tokens on host and device, even if layers are half read; pages after them are
+        overwritten later, and recurrent states stay as they are."""
+        for state in self._counted.values():
+            state.tokens = tokens
         if self._mirror is not None:
             self._mirror.counts.fill(tokens)
 
-    def move(self, nodes: int, path: Ints, kept: Ints) -> None:
-        """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay. `path`,
-        int64 (kept or more,), on the device int32: increasing, below `nodes`. `kept`: int64 (1,), on the device
-        int32."""
+    def move(self, nodes: int, path: Ints, count: Ints) -> None:
+        """Move those of the last `nodes` tokens that a path names to the front, in all attention layers; counts stay.
+        `path`, int64 (count or more,), on the device int32: increasing, below `nodes`. `count`: nodes of the path,
+        int64 (1,), on the device int32."""
         for pool in self._pools:
             if self._mirror is not None:
                 tables = self._mirror.tables[pool.rows]
-                kv_commit(pool.k, pool.v, tables, self._mirror.counts[0, 1:], nodes, path, kept)
+                kv_commit(pool.k, pool.v, tables, self._mirror.counts[0, 1:], nodes, path, count)
             else:
                 layers = [layer for layer in self._layers.values() if layer.pool is pool]
                 tables = np.array([layer.table for layer in layers], np.int64)
-                kv_commit(pool.k, pool.v, tables, layers[0].tokens, nodes, path, int(kept[0]))
+                kv_commit(pool.k, pool.v, tables, layers[0].tokens, nodes, path, int(count[0]))
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
-        """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
+        """Return the keys and values of a layer as stored (rotated, if the cache rotates): two arrays (tokens,
+        kv_heads, head_dim)."""
         return self.stored(layer).gather()
 
     def keys(self, layer: int) -> Floats:
-        """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
+        """Return the keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
         return self.stored(layer).model_keys()
 
     def state(self, layer: int) -> DeltaState:
-        """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
+        """Return the recurrent state of a Gated DeltaNet layer; assign its fields to advance it."""
         return self._states[layer]
 
     def release(self, layer: int) -> None:
-        """Give the pages of a layer back to the pool; it takes no more tokens until `reset`. No effect elsewhere."""
+        """Return the pages of a layer to the pool; it accepts no tokens until `reset`. No effect for other layers."""
         if layer not in self._layers:
             return
         state = self._layers[layer]
@@ -335,29 +341,29 @@ class Cache:
             self._mirror.counts[state.row].fill(0)
 
     def length(self, layer: int) -> int:
-        """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
-        return self._held[layer].tokens
+        """Return the number of tokens a layer has read: stored in its pages, or folded into its recurrent state."""
+        return self._counted[layer].tokens
 
     def block_table(self, layer: int) -> tuple[int, ...]:
-        """Pages of an attention layer, in token order."""
+        """Return the pages of an attention layer, in token order."""
         return tuple(self._layers[layer].table)
 
     @property
     def tokens(self) -> int:
-        """Tokens all layers have read; PromptError when they differ, as they do after a release."""
-        lengths = {held.tokens for held in self._held.values()}
+        """Number of tokens that all layers have read; PromptError if the layers differ, as after a release."""
+        lengths = {state.tokens for state in self._counted.values()}
         if len(lengths) > 1 or any(layer.released for layer in self._layers.values()):
             raise PromptError("layers of this cache hold different tokens (released or half read); reset() it first")
         return lengths.pop()
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that layers hold now."""
+        """Number of pages that layers use now."""
         return sum(pool.used for pool in self._pools)
 
     @property
     def peak_pages(self) -> int:
-        """Most pages of every size ever held at once."""
+        """Most pages of every size ever used at the same time."""
         return sum(pool.peak for pool in self._pools)
 
     @property
@@ -367,46 +373,47 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved: all pools of pages and all states."""
+        """Bytes allocated: all pools of pages and all states."""
         return sum(pool.nbytes for pool in self._pools) + self.state_nbytes
 
     @property
     def peak_nbytes(self) -> int:
-        """Bytes ever written to: pages held at the peak and all states."""
-        held = (pool.peak * (pool.nbytes // len(pool.k)) for pool in self._pools)
-        return sum(held) + self.state_nbytes
+        """Bytes ever written to: pages in use at the peak and all states."""
+        peaks = (pool.peak * (pool.nbytes // len(pool.k)) for pool in self._pools)
+        return sum(peaks) + self.state_nbytes
 
     def _grow(self, layer: int, total: int) -> None:
-        """Take the pages a layer needs for `total` tokens, those returned last first."""
+        """Allocate the pages that a layer needs for `total` tokens; the page that was freed last is taken first."""
         if total > self.capacity:
             raise PromptError(
                 f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
             )
-        state, wanted = self._layers[layer], -(-total // PAGE_TOKENS)
+        state, needed = self._layers[layer], -(-total // PAGE_TOKENS)
         table = state.table
-        held = len(table)
-        if wanted <= held:
+        used = len(table)
+        if needed <= used:
             return
-        count = max(0, min(wanted, self._rings.get(layer, wanted)) - held)
+        count = max(0, min(needed, self._rings.get(layer, needed)) - used)
         pool = state.pool
         if count > len(pool.free):
             raise PromptError(
-                f"the KV cache needs {count} more pages and has {len(pool.free)} of {len(pool.k)} free; "
+                f"the KV cache needs {count} more pages, and {len(pool.free)} of {len(pool.k)} are free; "
                 "make it larger, or release layers as they finish"
             )
         table += [pool.free.pop() for _ in range(count)]
         pool.peak = max(pool.peak, len(pool.k) - len(pool.free))
-        while len(table) < wanted:
+        while len(table) < needed:
+            # the ring is full: the new block reuses the page of the oldest one
             table.append(table[-self._rings[layer]])
         if self._mirror is not None:
-            self._mirror.grow(state.row, held, table[held:])
+            self._mirror.grow(state.row, used, table[used:])
 
 
 def key_bases(config: ModelConfig, known: Mapping[int, KeyBasis], device: str) -> dict[int, KeyBasis]:
-    """Bases of all attention layers, where they are wanted: known ones, or plain ones."""
-    found = {}
+    """Return the bases of all attention layers: the known ones, and plain bases for the others."""
+    bases = {}
     for layer in config.attention_layers:
         sizes = config.heads_of(layer)
         basis = known.get(layer) or KeyBasis.plain(sizes.kv_heads, sizes.head_dim)
-        found[layer] = basis.on_device() if device == "cuda" else basis
-    return found
+        bases[layer] = basis.on_device() if device == "cuda" else basis
+    return bases

@@ -1,4 +1,4 @@
-"""KVType: how a cache stores keys, and how values, as options and records name it."""
+"""KVType: the storage formats of keys and of values, named as in options and records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS: dict[str, BlockFormat] = {
     "v4": V4,
 }
 PAIRS: Mapping[str, tuple[str, str]] = {"5bit": ("k5", "v4")}
-"""Names of two formats that belong together: of keys and of values."""
+"""Names for a pair of formats, of keys and of values, that are used together."""
 NAMES = ("f32", "f16", "q8_0", "q5_1", "q5_0", "5bit", "q4_0")
 ONE_SIDED = {"k5": "keys", "v4": "values"}
 KVDevice = Literal["cpu", "cuda"]
@@ -31,31 +31,34 @@ class KVType(str):
     """
 
     sides: tuple[str, str]  # names of the formats of keys and of values
-    k: BlockFormat  # how a row of keys is packed
-    v: BlockFormat  # how a row of values is
-    packed: bool  # whether keys or values are stored in blocks
+    k: BlockFormat  # block format of a row of keys
+    v: BlockFormat  # block format of a row of values
+    packed: bool  # True if keys or values are stored in blocks of several values
 
     def __new__(cls, text: str) -> KVType:
-        """Of a text as `parse` leaves it."""
-        made = super().__new__(cls, text)
+        """Build from a text that `parse` has normalised."""
+        kv_type = super().__new__(cls, text)
         k, _, v = text.partition(",")
-        made.sides = (k[2:], v[2:]) if v else PAIRS.get(text, (text, text))
-        made.k, made.v = (FORMATS[name] for name in made.sides)
-        made.packed = max(made.k.block_size, made.v.block_size) > 1
-        return made
+        kv_type.sides = (k[2:], v[2:]) if v else PAIRS.get(text, (text, text))
+        kv_type.k, kv_type.v = (FORMATS[name] for name in kv_type.sides)
+        kv_type.packed = max(kv_type.k.block_size, kv_type.v.block_size) > 1
+        return kv_type
 
     def __reduce__(self) -> tuple[type[KVType], tuple[str]]:
-        """Pickled as its text: formats are the process's own."""
+        """Pickle as text, because formats are objects of the process."""
         return KVType, (str(self),)
 
     @classmethod
     def parse(cls, text: str, where: str) -> KVType:
-        """Read a name, or names by side; ConfigError, with what was asked for by that name, for anything else."""
+        """Parse a name, or one name per side; ConfigError for anything else. `where`: the option or key to name in the
+        message."""
         if "=" not in text:
             if text not in NAMES:
                 side = ONE_SIDED.get(text)
                 if side is not None:
-                    raise ConfigError(f"{where}: {text} is for {side} alone; write 5bit, or a format for each side")
+                    raise ConfigError(
+                        f"{where}: {text} stores {side} only; pass 5bit, or a format for each side, as in k=k5,v=v4"
+                    )
                 raise ConfigError(f"{where} is {short(repr(text))}{known_names(text, NAMES)}")
             return cls(text)
         sides: dict[str, str] = {}
@@ -63,23 +66,23 @@ class KVType(str):
             side, _, name = part.partition("=")
             if side not in ("k", "v") or side in sides:
                 raise ConfigError(
-                    f"{where} takes a format, or one for each as in k=q8_0,v=q4_0, not {short(repr(text))}"
+                    f"{where} takes one format, or one for each side as in k=q8_0,v=q4_0; got {short(repr(text))}"
                 )
             wrong = ONE_SIDED.get(name, "")
             if name not in FORMATS or (wrong and wrong[0] != side):
                 known = [name for name in FORMATS if ONE_SIDED.get(name, side)[0] == side]
-                told = f"{where}: format of {'keys' if side == 'k' else 'values'} is {short(repr(name))}"
-                raise ConfigError(told + known_names(name, known))
+                message = f"{where}: the format of {'keys' if side == 'k' else 'values'} is {short(repr(name))}"
+                raise ConfigError(message + known_names(name, known))
             sides[side] = name
         if len(sides) < 2:
-            raise ConfigError(f"{where}: {text} names one side; give both, as in k=q8_0,v=q4_0")
-        found = sides["k"], sides["v"]
-        pair = next((name for name, both in PAIRS.items() if both == found), None)
-        return cls(pair or (found[0] if found[0] == found[1] else f"k={found[0]},v={found[1]}"))
+            raise ConfigError(f"{where}: {text} names one side; pass both, as in k=q8_0,v=q4_0")
+        names = sides["k"], sides["v"]
+        pair = next((name for name, both in PAIRS.items() if both == names), None)
+        return cls(pair or (names[0] if names[0] == names[1] else f"k={names[0]},v={names[1]}"))
 
     @property
     def bits_per_value(self) -> float:
-        """Bits a value, mean of keys and values, scales included.
+        """Bits per value, as the mean of keys and values, scales included.
 
         >>> KVType("5bit").bits_per_value, KVType("f16").bits_per_value
         (5.0, 16.0)
@@ -88,22 +91,22 @@ class KVType(str):
 
     @property
     def on_device(self) -> bool:
-        """Whether the GPU has kernels for it."""
+        """True if the GPU has kernels for both formats."""
         return self.k in DEVICE_PAGES and self.v in DEVICE_PAGES
 
     def takes(self, widths: Iterable[int]) -> bool:
-        """Whether heads of such sizes are whole blocks."""
+        """Return True if heads of these sizes are whole blocks of both formats."""
         return not any(width % fmt.block_size for width in widths for fmt in (self.k, self.v))
 
 
 USUAL = KVType("f16")
-"""What caches are if nothing is said."""
+"""Default type of a cache."""
 DEVICE_KV = tuple(kv for kv in map(KVType, NAMES) if kv.on_device)
-"""Those of one name that the GPU has, from the exact one to the one that rounds most."""
+"""Types with a single name that the GPU supports, from the most exact to the coarsest."""
 
 
 def known_kv(kv: str) -> KVType:
-    """A type that was read already, or one by its name; ConfigError if there is none.
+    """Return a type that is already parsed, or the one of that name; ConfigError if there is none.
 
     >>> known_kv("k=k5,v=v4")
     '5bit'
@@ -112,38 +115,38 @@ def known_kv(kv: str) -> KVType:
 
 
 def checked_kv(kv: str, head_dim: int, rotate: bool, device: KVDevice) -> KVType:
-    """A type for heads of a size; ConfigError if it cannot pack them, rotate them, or is not for the device.
+    """Return the type for heads of this size; ConfigError if it cannot pack or rotate them, or is not for the device.
 
     >>> checked_kv("q4_0", 128, True, "cuda").v.name
     'Q4_0'
     """
-    found = kv if isinstance(kv, KVType) else known_kv(kv)
-    if device == "cuda" and not found.on_device:
-        raise ConfigError(f"the GPU caches keys and values as {', '.join(DEVICE_KV[:-1])} or {DEVICE_KV[-1]}, not {kv}")
-    if head_dim % found.k.block_size or head_dim % found.v.block_size:
-        block = max(found.k.block_size, found.v.block_size)
+    kv_type = kv if isinstance(kv, KVType) else known_kv(kv)
+    if device == "cuda" and not kv_type.on_device:
+        raise ConfigError(f"KV format {kv} is for the CPU; the GPU has {', '.join(DEVICE_KV[:-1])} and {DEVICE_KV[-1]}")
+    if head_dim % kv_type.k.block_size or head_dim % kv_type.v.block_size:
+        block = max(kv_type.k.block_size, kv_type.v.block_size)
         raise ConfigError(
-            f"KV format {found} packs {block} values a block, which does not divide the head size {head_dim}; use f16 "
-            "or f32"
+            f"KV format {kv_type} packs {block} values per block, which does not divide the head size {head_dim}; use "
+            "f16 or f32"
         )
     if rotate and rotated_block(head_dim) == 1:
-        raise ConfigError(f"heads of {head_dim} values cannot be rotated, for their size is odd; leave --rotate out")
-    return found
+        raise ConfigError(f"heads of {head_dim} values cannot be rotated, because their size is odd; omit --rotate")
+    return kv_type
 
 
 def rotates(kv: str, rotate: bool | None) -> bool:
-    """Whether a cache of that name rotates keys and values: as it was said, and by default where they are quantised.
-    What a format quantises it packs in blocks whose size is a power of two, so that all its heads can be rotated.
-    ConfigError: there is none of that name, or it is of a format that is made for rotated rows, and shall not rotate.
-    """
+    """Return True if a cache of that type rotates keys and values: as requested, and by default if they are
+    quantised. Quantised formats pack blocks whose size is a power of two, so that all heads they accept can be
+    rotated. ConfigError if there is no such type, or if rotation is switched off for a format that is designed for
+    rotated rows."""
     known = kv if isinstance(kv, KVType) else known_kv(kv)
     if rotate is False and {"k5", "v4"} & set(known.sides):
-        raise ConfigError(f"KV format {kv} is made for rotated keys and values; leave the rotation on")
+        raise ConfigError(f"KV format {kv} is designed for rotated keys and values; do not switch rotation off")
     return known.packed if rotate is None else rotate
 
 
 def cache_name(kv: str, rotate: bool | None) -> str:
-    """A cache as records name it.
+    """Return the name of a cache in records.
 
     >>> cache_name("q4_0", None), cache_name("f16", None)
     ('q4_0 rotated', 'f16')

@@ -1,1 +1,1 @@
-"""Models on the device: loading, packing, upload, parts that leave and come back."""
+"""Models on the device: loading, packing, upload, and parts that are offloaded and onloaded."""

@@ -11,14 +11,14 @@ from sp.gguf import GGUFFile
 from sp.kernels import device_errors
 from sp.keywords import names_keywords
 from sp.models.config import ModelConfig
-from sp.models.device.kept import keep_rounded
-from sp.models.device.to_device import trunk_to_device
+from sp.models.device.prequantized import prequantize
+from sp.models.device.to_device import weights_to_device
 from sp.models.families.base import find_architecture, read_config
-from sp.models.file.rope_keys import AskedScaling
+from sp.models.file.rope_keys import RopeScaling
 from sp.models.file.weights import WeightStore
 from sp.models.network.arithmetic import arithmetic, attention_precision, read_precision, with_precision
 from sp.models.network.model import Device, Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.quant import Math
 
 
@@ -28,7 +28,7 @@ def load_model(
     *,
     device: Device = "cpu",
     context: int | None = None,
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
     progress: Callable[[int], None] | None = None,
     cold: Sequence[int] = (),
     precision: str = Math.BF16,
@@ -41,55 +41,55 @@ def load_model(
     file : GGUFFile or path
         On the CPU weights are views of the open file, so a `GGUFFile` passed in must stay open.
     device : {"cpu", "cuda"}
-        Where it runs. On the device weights lie in the order its kernels read (see `sp.ops.matmul.packed`), and the
-        file may be closed afterwards.
+        Where it runs. On the device weights are stored in the order that its kernels read (see `sp.ops.matmul.packed`),
+        and the file may be closed afterwards.
     context : int, optional
-        Longest prompt to allow, in place of what the file and `rope` say; RoPE is extrapolated past that.
-    rope : AskedScaling, optional
-        In place of the file's own scaling.
+        Longest prompt to allow, instead of what the file and `rope` say; RoPE is extrapolated beyond that.
+    rope : RopeScaling, optional
+        Replaces the file's own scaling.
     progress : callable, optional
-        Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
+        Called with the bytes of each piece that has reached the device; approximately ``file.nbytes`` in total.
     cold : sequence of int
-        On the device: layers whose experts wait in pinned memory of the host; see
-        `sp.planning.memory.cold_layers`.
+        On the device: layers whose experts wait in pinned host memory; see `sp.planning.memory.cold_layers`.
     precision : {"bf16", "int8", "fp8", "auto"}
-        Of matrix products in prefill; see `sp.models.network.arithmetic.with_precision`, and for what is kept on the
-        device for it `sp.models.device.to_device`.
+        Precision of the products of a prompt; see `sp.models.network.arithmetic.with_precision`, and
+        `sp.models.device.prequantized` for the weights that stay quantised on the device.
     depth : int, optional
-        Load only so many layers, and no head, for whoever reads no further; the configuration stays that of the file.
+        Load only so many layers, and no head, for callers that read no further; the configuration stays that of the
+        file.
 
     Raises
     ------
     GGUFError
-        When the file cannot be read or uses an unsupported tensor type.
+        If the file cannot be read or uses an unsupported tensor type.
     ModelError
-        When its metadata and tensors do not describe a supported model.
+        If its metadata and tensors do not describe a supported model.
     DeviceError
-        When there is no usable device, or too little memory on it.
+        If there is no usable device, or too little memory on it.
     ConfigError
-        Kernels of the device make no products in `precision`, or the file has fewer layers than `depth`.
+        If no kernel of the device makes products in `precision`, or if the file has fewer layers than `depth`.
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
-    config = asked_config(file, context, rope)
+    config = config_with_overrides(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
     asked = read_precision(precision, "precision")
     if depth is not None and not 1 <= depth <= config.layers:
         raise ConfigError(f"depth is {depth}; the model has layers 1 to {config.layers}")
     store = WeightStore(file, config, depth)
-    trunk, reason = with_precision(taken_trunk(store), asked, device)
+    weights, reason = with_precision(read_weights(store), asked, device)
     attention = attention_precision(asked, device, config.head_dim)
     if device == "cpu":
-        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
-    trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
+        return Model(config, weights, device, store.nbytes, arithmetic=arithmetic(weights, asked, reason, attention))
+    weights, nbytes, repacked, shared = weights_to_device(weights, file, progress, cold)
     with device_errors():
-        trunk, kept = keep_rounded(trunk)
-    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention, kept))
+        weights, kept = prequantize(weights)
+    return Model(config, weights, device, nbytes, repacked, shared, arithmetic(weights, asked, reason, attention, kept))
 
 
-def asked_config(file: GGUFFile, context: int | None, rope: AskedScaling | None) -> ModelConfig:
-    """The configuration of a file with what `load_model` is asked for instead."""
+def config_with_overrides(file: GGUFFile, context: int | None, rope: RopeScaling | None) -> ModelConfig:
+    """Return the configuration of a file with the overrides of `load_model`."""
     config = read_config(file)
     if rope is not None:
         config = rope.applied(config)
@@ -100,8 +100,8 @@ def asked_config(file: GGUFFile, context: int | None, rope: AskedScaling | None)
     return config
 
 
-def taken_trunk(store: WeightStore) -> Trunk:
-    """All weights of a store's file, to its depth; ModelError for one that holds others besides."""
-    trunk = Trunk.take(store, store.depth)
+def read_weights(store: WeightStore) -> ModelWeights:
+    """Take all weights of a store's file, to its depth; ModelError if the file holds tensors that no layer uses."""
+    weights = ModelWeights.build(store, store.depth)
     store.finish(find_architecture(store.config.architecture).config_tensors)
-    return trunk
+    return weights

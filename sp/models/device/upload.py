@@ -1,9 +1,9 @@
-"""stream_parts: bytes of files to the device, by way of the page cache and a few pinned buffers.
+"""stream_parts: copies bytes of files to the device, through the page cache and a few pinned buffers.
 
-One thread copies 2 to 5 GB/s and the bus takes 50, so several threads read (`preadv`, which needs no page table of its
-own as a memory map does), each piece into a pinned buffer and from there by an asynchronous copy into a staging ring on
-the device. What is staged is handed out in order; by the time its place in the ring is written again, its consumer has
-run. Beside the results no more memory is needed than the two rings.
+One thread copies 2 to 5 GB/s and the bus 50 GB/s, so several threads read (`preadv`, which unlike a memory map needs no
+page table), each a piece into a pinned buffer, and from there start an asynchronous copy into a staging ring on the
+device. Staged data are yielded in order; by the time their place in the ring is overwritten, the consumer has used
+them. Besides the results only the two rings need memory.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from sp.kernels import import_cupy
 
 PIECE = 8 << 20  # bytes read and sent at a time
 THREADS = 8
-SLOTS = 12  # pinned buffers: more than threads, so that reading does not wait for sending
+SLOTS = 12  # pinned buffers: more than threads, so that reads do not wait for copies
 STAGING = 256 << 20  # bytes of the ring on the device, or twice the largest part where that is more
-ALIGN = 256
+ALIGN = 256  # bytes, of every region of the ring
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive bytes of a file."""
+class FileRange:
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
     nbytes: int
 
 
-def stream_parts(parts: Sequence[Part], progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, Any]]:
-    """Bring parts of files to the device, one after the other. `progress`: called with the bytes of each part that has
-    been handed out. Yields `index`: 0, 1, 2, ... in the order of `parts`. `data`, cupy uint8 (nbytes,): valid for work
-    put on the current stream before the next one is asked for; a consumer that keeps it copies it. GGUFError when a
-    file cannot be read or ends too soon."""
+def stream_parts(
+    parts: Sequence[FileRange], progress: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Copy parts of files to the device, one after the other. `progress`: called with the bytes of each part that has
+    been consumed. Yields `index`: 0, 1, 2, ... in the order of `parts`, and `data`, cupy uint8 (nbytes,): valid for
+    work launched on the current stream before the next part is requested; a consumer that keeps it must copy it.
+    GGUFError if a file cannot be read or is too short."""
     if not parts:
         return
     cupy = import_cupy()
@@ -85,7 +87,7 @@ def stream_parts(parts: Sequence[Part], progress: Callable[[int], None] | None =
 
 @dataclass
 class _Slot:
-    """A pinned buffer, the stream it is sent on, and the end of its last copy."""
+    """A pinned buffer, the stream of its copies, and the event after its last copy."""
 
     buffer: Bytes
     stream: Any
@@ -103,16 +105,16 @@ def _slots() -> SimpleQueue[_Slot]:
 
 
 def _drain(slots: SimpleQueue[_Slot], ring: _Ring) -> None:
-    """Wait for every copy that was started; `ring` is held until then."""
+    """Wait for every copy that was started; `ring` stays allocated until then."""
     for _ in range(SLOTS):
         slots.get().sent.synchronize()
     ring.clear()
 
 
 def _send(
-    file: tuple[int, Path], part: Part, start: int, target: Any, after: Any, slots: SimpleQueue[_Slot], device: int
+    file: tuple[int, Path], part: FileRange, start: int, target: Any, after: Any, slots: SimpleQueue[_Slot], device: int
 ) -> Any:
-    """Read one piece into a free slot and start its copy; the event that marks the copy's end."""
+    """Read one piece into a free slot and start its copy; return the event after the copy."""
     cupy = import_cupy()
     slot = slots.get()
     try:
@@ -134,11 +136,11 @@ def _send(
 
 
 def _opened(path: Path, stack: ExitStack) -> tuple[int, Path]:
-    """File descriptor and name; closed with the stack."""
+    """Open a file; return its descriptor and name. The stack closes it."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise GGUFError(f"{path}: cannot be opened ({error.strerror}); was it moved?") from None
+        raise GGUFError(f"{path}: cannot be opened ({error.strerror}); check that it was not moved") from None
     stack.callback(os.close, fd)
     return fd, path
 
@@ -153,41 +155,42 @@ def _read(file: tuple[int, Path], offset: int, buffer: Bytes) -> None:
         except OSError as error:
             raise GGUFError(f"{path}: cannot be read ({error.strerror}); check the disk and the file") from None
         if got == 0:
-            raise GGUFError(f"{path}: ends at byte {offset + filled}, before its tensors do; was it changed?")
+            raise GGUFError(f"{path}: ends at byte {offset + filled}, before its last tensor; get the file again")
         filled += got
 
 
 class _Ring:
-    """A device buffer whose regions are lent in a circle and come back in the order they were lent."""
+    """A device buffer whose regions are handed out in a circle and returned in the same order."""
 
     def __init__(self, nbytes: int) -> None:
         cupy = import_cupy()
         self._buffer: Any = cupy.empty(nbytes, np.uint8)
-        # The last use of any place that is not lent: of the memory before this ring had it, then of regions given up.
+        # The last use of any free region: of the memory before it belonged to this ring, then of returned regions.
         self._free_after = cupy.cuda.get_current_stream().record()
         self._head = 0
-        self._lent: deque[list[Any]] = deque()  # [start, stop, event that ends its use, or None while in use]
+        self._regions: deque[list[Any]] = deque()  # [start, stop, event that ends its use, or None while in use]
 
     def take(self, nbytes: int) -> tuple[Any, Any] | None:
-        """A region, and the event to wait for before it is written; None while a region in its place is in use."""
+        """Return a region, and the event to wait for before writing to it; None while an overlapping region is in
+        use."""
         step = -(-nbytes // ALIGN) * ALIGN
         start = self._head if self._head + step <= len(self._buffer) else 0
         stop = start + step
-        taken = [i for i, (begin, end, _) in enumerate(self._lent) if begin < stop and start < end]
-        if taken:
-            if self._lent[taken[-1]][2] is None:
+        overlapping = [i for i, (begin, end, _) in enumerate(self._regions) if begin < stop and start < end]
+        if overlapping:
+            if self._regions[overlapping[-1]][2] is None:
                 return None
-            self._free_after = self._lent[taken[-1]][2]
-            for _ in range(taken[-1] + 1):
-                self._lent.popleft()
-        self._lent.append([start, stop, None])
+            self._free_after = self._regions[overlapping[-1]][2]
+            for _ in range(overlapping[-1] + 1):
+                self._regions.popleft()
+        self._regions.append([start, stop, None])
         self._head = stop
         return self._buffer[start : start + nbytes], self._free_after
 
     def consumed(self, event: Any) -> None:
-        """The oldest region still in use is free after `event`."""
-        next(region for region in self._lent if region[2] is None)[2] = event
+        """Free the oldest region in use after `event`."""
+        next(region for region in self._regions if region[2] is None)[2] = event
 
     def clear(self) -> None:
-        """Let go of the buffer."""
+        """Free the buffer."""
         self._buffer = None

@@ -22,7 +22,7 @@ from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys,
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.refusals import refuse_changed
 from sp.models.file.safetensors_file import SafetensorsFile
-from sp.models.file.weights import Store, WeightStore
+from sp.models.file.weights import WeightSource, WeightStore
 from sp.models.layer.block import Block
 from sp.models.layer.spec import LayerSpec
 from sp.models.network.model import Device, Model
@@ -41,7 +41,7 @@ LATER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 Source: llama.cpp, ``src/models/dflash.cpp`` and ``src/models/dspark.cpp``, August to October 2026.
 """
-READ = ("logit_scale", "embedding_scale", "attention.sliding_window", "attention.causal")
+HONOURED = ("logit_scale", "embedding_scale", "attention.sliding_window", "attention.causal")
 """Keys of `sp.models.file.refusals.NEUTRAL` that drafts honour."""
 
 
@@ -50,14 +50,14 @@ def refuse_later(keys: Keys, names: Iterable[str]) -> None:
     tensors. The ModelError says what the file is, by which key or tensor that was told, and what to do."""
     listed = list(names)
     for kind, (wanted, parts) in LATER.items():
-        found = [f"key {key}" for key in wanted if keys.told(key)]
+        found = [f"key {key}" for key in wanted if keys.is_set(key)]
         found += [f"tensor {name}" for name in listed if any(part.startswith(parts) for part in name.split("."))]
         if found:
             raise ModelError(
                 f"{keys.path}: is a {kind} draft ({found[0]}), and sp runs drafts of the first DFlash; "
                 "use such a draft of this target, or leave --draft and --decode out"
             )
-    refuse_changed(keys, READ)
+    refuse_changed(keys, HONOURED)
 
 
 ALIASES = {
@@ -171,17 +171,17 @@ class Draft:
         }
 
 
-Parts = tuple[Weight, Floats, tuple[Block, ...], Floats]
+DraftWeights = tuple[Weight, Floats, tuple[Block, ...], Floats]
 """The weights of a draft: fuse, hidden_norm, blocks, output_norm."""
 
 
-def take_draft(store: Store, config: DraftConfig) -> Parts:
+def build_draft(store: WeightSource, config: DraftConfig) -> DraftWeights:
     """Build the weights of a draft from a store of them."""
     c = config.model
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
         store.vector("hidden_norm.weight", c.hidden),
-        tuple(Block.take(store, i, LayerSpec(window=window)) for i, window in enumerate(config.windows)),
+        tuple(Block.build(store, i, LayerSpec(window=window)) for i, window in enumerate(config.windows)),
         store.vector("output_norm.weight", c.hidden),
     )
 
@@ -215,7 +215,7 @@ def load_draft(path: str | Path, target: Model) -> Draft:
     if on_device:
         checked_head_dim(config.model.head_dim)
     store = DraftStore(file, config.model)
-    parts, nbytes = take_draft(store, config), store.nbytes
+    parts, nbytes = build_draft(store, config), store.nbytes
     store.finish()
     parts = (*parts[:-1], parts[-1] * np.float32(config.logit_scale))
     if not on_device:

@@ -105,7 +105,7 @@ class DraftKeys(Keys):
 
     def scale(self, key: str) -> float:
         """A factor; 1 where there is none, and where it is 0, which stands for none."""
-        if not self.told(key):
+        if not self.is_set(key):
             return 1.0
         found = self.real(key, above=0.0)
         if found > MOST_SCALE:

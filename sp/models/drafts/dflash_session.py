@@ -74,7 +74,7 @@ class DraftSession:
         if self._graphs is None:
             return self.read_block(ids, positions)[:depth]
         logits: Floats = self._graphs.guess(self, ids, positions)[:depth]
-        self._target.settled()
+        self._target.wait_until_done()
         return logits
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class DraftSession:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
-            x = self._target.whole(self._target.embed(ids, normed=False))
+            x = self._target.full_stream(self._target.embed(ids, normed=False))
             if draft.config.embedding_scale != 1:
                 x *= np.float32(draft.config.embedding_scale)
             for block, seen in zip(draft.blocks, self._seen, strict=True):
@@ -121,7 +121,7 @@ class _Graphs:
     def __init__(self, session: DraftSession, target: Model, eager: bool) -> None:
         size = session.block_size
         self._cache, self._size = session._cache, size
-        how: dict[str, Any] = {"eager": eager, "agreed": target.agreed, "cache": self._cache}
+        how: dict[str, Any] = {"eager": eager, "all_agree": target.all_agree, "cache": self._cache}
         self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
         self._read = PinnedStaging(positions=(np.int64, size), kept=(np.int32, 1))
         self._block = PinnedStaging(ids=(np.int32, size), positions=(np.int64, size))

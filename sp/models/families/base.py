@@ -18,9 +18,9 @@ from sp.models.config import ModelConfig
 from sp.models.families.shared import shared_config, shared_metadata
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
-from sp.models.file.weights import Store, TensorFile
+from sp.models.file.weights import TensorFile, WeightSource
 from sp.models.layer.block import Block
-from sp.models.layer.share import BEHIND, Share
+from sp.models.layer.shard_spec import POST_NORMS_REFUSAL, ShardSpec
 from sp.models.layer.spec import LayerSpec
 
 
@@ -67,9 +67,9 @@ class Architecture:
         """What a layer computes."""
         return self.layer if isinstance(self.layer, LayerSpec) else self.layer(config, index)
 
-    def block(self, store: Store, index: int) -> Block:
+    def block(self, store: WeightSource, index: int) -> Block:
         """A layer, built out of a store, which is asked for all of its tensors."""
-        return Block.take(store, index, self.spec(store.config, index))
+        return Block.build(store, index, self.spec(store.config, index))
 
     def keys(self, config: ModelConfig) -> dict[str, Value]:
         """Metadata of a file of this configuration, without tokenizer and file type."""
@@ -126,9 +126,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
 def card_config(config: ModelConfig, cards: int) -> ModelConfig:
     """A target as one of so many cards has it; ConfigError where they cannot share it, which says how many can."""
     family = find_architecture(config.architecture)
-    if cards > 1 and any(family.spec(config, layer).behind for layer in range(config.layers)):
-        raise ConfigError(BEHIND)
+    if cards > 1 and any(family.spec(config, layer).post_norms for layer in range(config.layers)):
+        raise ConfigError(POST_NORMS_REFUSAL)
     try:
-        return Share(0, cards).config(config)
+        return ShardSpec(0, cards).config(config)
     except ConfigError as error:
         raise ConfigError(f"{error}: --target-cards says how many share the target") from error

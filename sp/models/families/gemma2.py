@@ -60,7 +60,7 @@ def gemma2_layer(config: ModelConfig, index: int) -> LayerSpec:
     """What a layer computes."""
     return LayerSpec(
         qk_norm=False,
-        behind=("post_attention_norm", "post_ffw_norm"),
+        post_norms=("post_attention_norm", "post_ffw_norm"),
         activation="gelu",
         window=config.windows[index],
         softcap=config.attention_softcap,

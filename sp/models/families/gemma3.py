@@ -54,7 +54,7 @@ def gemma3_layer(config: ModelConfig, index: int) -> LayerSpec:
     """What a layer computes."""
     window = config.windows[index]
     return LayerSpec(
-        behind=("post_attention_norm", "post_ffw_norm"),
+        post_norms=("post_attention_norm", "post_ffw_norm"),
         activation="gelu",
         window=window,
         rope=None if window is None else config.local_rope,

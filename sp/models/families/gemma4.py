@@ -49,7 +49,7 @@ REFUSED = {
 def gemma4_config(keys: Keys, file: TensorFile) -> ModelConfig:
     """See `Architecture`."""
     for key, what in REFUSED.items():
-        if keys.told(key):
+        if keys.is_set(key):
             keys.refuse(key, f"tells of {what}, which sp does not compute; take a dense model, 12B or 31B")
     layers = keys.layers(len(file.tensors))
     windows = read_windows(keys, layers, keys.count(WINDOW), EVERY)
@@ -113,7 +113,7 @@ def gemma4_layer(config: ModelConfig, index: int) -> LayerSpec:
     return LayerSpec(
         value_norm=True,
         scale=1.0,
-        behind=("post_attention_norm", "post_ffw_norm"),
+        post_norms=("post_attention_norm", "post_ffw_norm"),
         output_scale=SCALE if config.output_scales else None,
         rope=None if window is None else config.local_rope,
         window=window,

@@ -34,7 +34,7 @@ def mistral3_config(keys: Keys, file: TensorFile) -> ModelConfig:
             OLLAMA, f"stands for {SCALE}: the file is of Ollama's own making; take one that llama.cpp converted"
         )
     config = shared_config(keys, file, pairing="interleaved", base=BASE, quieted=True)
-    return replace(config, query_growth=_growth(keys, config)) if keys.told(SCALE) else config
+    return replace(config, query_growth=_growth(keys, config)) if keys.is_set(SCALE) else config
 
 
 def _growth(keys: Keys, config: ModelConfig) -> PositionScale:
@@ -43,7 +43,7 @@ def _growth(keys: Keys, config: ModelConfig) -> PositionScale:
     if scale > MOST_SCALE:
         keys.refuse(SCALE, f"is {scale:g}; it must be at most {MOST_SCALE:g}")
     original = scaling.original_context if isinstance(scaling, YarnScaling) else config.context
-    return PositionScale(scale, keys.count(LENGTH, most=1 << 40) if keys.told(LENGTH) else original)
+    return PositionScale(scale, keys.count(LENGTH, most=1 << 40) if keys.is_set(LENGTH) else original)
 
 
 def mistral3_metadata(config: ModelConfig) -> dict[str, Value]:

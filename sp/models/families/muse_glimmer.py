@@ -26,7 +26,7 @@ from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
 
 EVERY, BASE = 4, 5e5
-BEHIND_EPS = 1e-8  # of norms behind both halves, which files do not tell
+POST_NORM_EPS = 1e-8  # of norms behind both halves, which files do not tell
 LOCAL, SCALE, SOFTCAP = "rope.freq_base_swa", "logit_scale", "final_logit_softcapping"
 
 
@@ -64,8 +64,8 @@ def muse_glimmer_layer(config: ModelConfig, index: int) -> LayerSpec:
     window = config.windows[index]
     return LayerSpec(
         gate="attn_gate",
-        behind=("post_attention_norm", "post_ffw_norm"),
-        behind_eps=BEHIND_EPS,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        post_norm_eps=POST_NORM_EPS,
         window=window,
         rope=None if window is None else config.local_rope,
     )

@@ -19,7 +19,7 @@ from sp.models.config import DeltaConfig, ModelConfig
 from sp.models.families.base import Architecture, register_architecture
 from sp.models.families.qwen35 import LAYER, qwen35_metadata, qwen35moe_config
 from sp.models.file.metadata_keys import Keys
-from sp.models.file.weights import Store, TensorFile
+from sp.models.file.weights import TensorFile, WeightSource
 from sp.models.layer.delta import GatedDelta
 from sp.models.layer.spec import LayerSpec
 
@@ -53,7 +53,7 @@ def qwen3next_layer(config: ModelConfig, index: int) -> LayerSpec:
     return LAYER if config.kinds[index] == "attention" else replace(LAYER, mixer=grouped_delta)
 
 
-def grouped_delta(store: Store, index: int) -> GatedDelta:
+def grouped_delta(store: WeightSource, index: int) -> GatedDelta:
     """The recurrent mixer of a layer, of rows as these files have them."""
     c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
     assert c is not None, "a delta layer without delta sizes"

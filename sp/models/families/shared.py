@@ -155,7 +155,7 @@ LEAST_CAP = 1e-3  # below it scores would all be one, and their quotient no numb
 
 def read_softcap(keys: Keys, key: str) -> float | None:
     """A bound that numbers are softly kept within; None where there is none."""
-    return keys.real(key, above=LEAST_CAP) if keys.told(key) else None
+    return keys.real(key, above=LEAST_CAP) if keys.is_set(key) else None
 
 
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:

@@ -83,7 +83,7 @@ class Keys:
             raise self.error(key, f"is {values.shown(value)}; {what}")
         return found
 
-    def told(self, key: str) -> bool:
+    def is_set(self, key: str) -> bool:
         """Whether a key says anything: it is there, and neither 0 nor false nor empty."""
         value = self.get(key)
         items = values.listed(value)

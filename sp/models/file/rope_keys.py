@@ -17,7 +17,7 @@ Kind = Literal["none", "linear", "yarn"]
 
 
 @dataclass(frozen=True)
-class AskedScaling:
+class RopeScaling:
     """Which scaling, and by how much.
 
     Attributes
@@ -27,7 +27,7 @@ class AskedScaling:
 
     Examples
     --------
-    >>> str(AskedScaling.parse("yarn:4", "--drafter-rope"))
+    >>> str(RopeScaling.parse("yarn:4", "--drafter-rope"))
     'yarn:4'
     """
 
@@ -35,7 +35,7 @@ class AskedScaling:
     factor: float = 1.0
 
     @classmethod
-    def parse(cls, text: str, option: str) -> AskedScaling:
+    def parse(cls, text: str, option: str) -> RopeScaling:
         """Read ``none``, ``linear:FACTOR`` or ``yarn:FACTOR``; ConfigError, naming the option, for anything else."""
         kind, colon, number = text.partition(":")
         if kind not in get_args(Kind) or (kind == "none") == bool(colon):
@@ -196,7 +196,7 @@ FACTORS = tuple(1 << power for power in range(1, MOST_FACTOR.bit_length()))
 """Few, so that prompts of like lengths are read alike, and keys kept from turn to turn seldom change."""
 
 
-def needed_scaling(config: ModelConfig, tokens: int) -> AskedScaling | None:
+def needed_scaling(config: ModelConfig, tokens: int) -> RopeScaling | None:
     """YaRN of the smallest of `FACTORS` that covers a prompt of so many tokens.
 
     Parameters
@@ -206,7 +206,7 @@ def needed_scaling(config: ModelConfig, tokens: int) -> AskedScaling | None:
 
     Returns
     -------
-    AskedScaling or None
+    RopeScaling or None
         In place of the file's YaRN, if it has one; None within the window, beyond what all factors cover, and for
         models that are left as they are, see `unscalable`.
 
@@ -219,7 +219,7 @@ def needed_scaling(config: ModelConfig, tokens: int) -> AskedScaling | None:
     """
     if tokens <= config.context or unscalable(config) is not None:
         return None
-    found = (AskedScaling("yarn", float(factor)) for factor in FACTORS)
+    found = (RopeScaling("yarn", float(factor)) for factor in FACTORS)
     return next((scaling for scaling in found if scaling.applied(config).context >= tokens), None)
 
 
@@ -270,6 +270,6 @@ def describe_window(config: ModelConfig, tokens: int | None = None) -> str:
     first = needed_scaling(config, config.context + 1)
     if first is None:
         return f"{window}; {what} are extrapolated"
-    steps = [AskedScaling("yarn", factor * first.factor) for factor in (1, 2)]
+    steps = [RopeScaling("yarn", factor * first.factor) for factor in (1, 2)]
     shown = (f"x{step.factor:g} to {step.applied(config).context:,}" for step in steps)
     return f"{window}; {what} are read with YaRN: {', '.join(shown)}, ..."

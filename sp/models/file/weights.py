@@ -19,12 +19,12 @@ Kind = Literal["matrix", "stack", "vector", "table"]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """A tensor that was asked for; it stands in for the weight."""
 
     name: str
     shape: tuple[int, ...]  # fastest axis last
-    kind: Kind  # what it was asked for as, see `Store`
+    kind: Kind  # what it was asked for as, see `WeightSource`
     optional: bool = False  # whether it was asked for only because it is there
     picked: tuple[int, ...] = ()  # rows of each matrix that is made of some of its own; none where it is taken whole
     data: tuple[()] = ()
@@ -54,7 +54,7 @@ class RecordingStore:
 
     def __init__(self, config: ModelConfig, present: Container[str] = ()) -> None:
         self.config = config
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, TensorSpec] = {}
         self._present = present
         self._chosen: set[str] = set()
 
@@ -65,27 +65,27 @@ class RecordingStore:
         return True
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return self._note(name, shape, "matrix")
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return self._note(name, shape, "stack")
 
     def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return [self._note(name, shape, "matrix", rows)] * len(rows)
 
     def vector(self, name: str, size: int) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return self._note(name, (size,), "vector")
 
     def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return self._note(name, shape, "table", () if rows is None else (rows,))
 
-    def _note(self, name: str, shape: tuple[int, ...], kind: Kind, rows: Sequence[Ints] = ()) -> Tensor:
-        made = Tensor(name, shape, kind, name in self._chosen, tuple(map(len, rows)))
+    def _note(self, name: str, shape: tuple[int, ...], kind: Kind, rows: Sequence[Ints] = ()) -> TensorSpec:
+        made = TensorSpec(name, shape, kind, name in self._chosen, tuple(map(len, rows)))
         return self.tensors.setdefault(name, made)
 
 
@@ -113,7 +113,7 @@ class TensorFile(Protocol):
         ...
 
 
-class Store(Protocol):
+class WeightSource(Protocol):
     """Where the parts of a model under construction get their weights, by GGUF name."""
 
     config: ModelConfig
@@ -249,32 +249,32 @@ class HeaderStore(WeightStore):
         super().__init__(file, config)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Any:
-        """See `Store`; a record of the tensor instead of it."""
+        """See `WeightSource`; a record of the tensor instead of it."""
         return self._noted(name, shape, "matrix")
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return self._noted(name, shape, "stack")
 
     def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         return [self._noted(name, shape, "matrix")] * len(rows)
 
-    def _noted(self, name: str, shape: tuple[int, ...], kind: Literal["matrix", "stack"]) -> Tensor:
+    def _noted(self, name: str, shape: tuple[int, ...], kind: Literal["matrix", "stack"]) -> TensorSpec:
         self._claim(name, shape)
         part = name.removesuffix("weight")
         self._taken |= {f"{part}input_scale", f"{part}scale"} if self._is_scaled(name) else set()
-        return Tensor(name, shape, kind)
+        return TensorSpec(name, shape, kind)
 
     def vector(self, name: str, size: int) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         self._claim(name, (size,))
-        return Tensor(name, (size,), "vector")
+        return TensorSpec(name, (size,), "vector")
 
     def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Any:
-        """See `Store`."""
+        """See `WeightSource`."""
         self._claim(name, shape)
-        return Tensor(name, shape, "table")
+        return TensorSpec(name, shape, "table")
 
     def _is_scaled(self, name: str) -> bool:
         info: Any = self.file.tensors[name]

@@ -1,1 +1,1 @@
-"""What a layer computes: its spec, its weights, and its steps."""
+"""A layer: its spec, its weights, and the steps that compute it."""

@@ -1,4 +1,4 @@
-"""Attention: weights of the mixer of every layer that keeps keys and values; `Qkv` and `Attend` compute with them."""
+"""Attention: mixer weights of a layer that stores keys and values; the steps `Qkv` and `Attend` compute with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 
 from sp.arrays import Floats
 from sp.models.config import HeadSizes, ModelConfig
-from sp.models.file.weights import Store, split_rows
-from sp.models.layer.share import Share
+from sp.models.file.weights import WeightSource, split_rows
+from sp.models.layer.shard_spec import ShardSpec
 from sp.models.layer.spec import PLAIN, LayerSpec
 from sp.ops.attention.attention_heads import HeadNorms
 from sp.ops.attention.score_rule import ScoreRule
@@ -17,26 +17,26 @@ from sp.quant import Weight
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention with RoPE; what a family may have besides is told by what is there.
+    """Grouped-query attention with RoPE. Optional fields hold what some families add.
 
     Attributes
     ----------
     config : ModelConfig
-        If it is `gated`, a sigmoid gate lies on the output.
+        If it is `gated`, attention outputs pass through a sigmoid gate.
     v : Weight, optional
-        Without it values are what `k` makes, before norms and RoPE.
+        Without it, values are the output of `k`, before norms and RoPE.
     gate : Weight, optional
-        Of that gate; without it its rows lie beside those of q, head by head.
+        Projection of that gate; without it, its rows are interleaved with those of q, head by head.
     biases : tuple of float32, optional
-        Of q, k and v, added before anything else.
+        Biases of q, k and v, added before anything else.
     out_bias : float32, optional
-        Added to what `out` makes.
+        Bias of the output projection.
     norms : HeadNorms
-        Of q and k before RoPE, and of v, if there are any.
+        Norms of q and k before RoPE, and of v, if any.
     spec : LayerSpec
-        Of the layer, for its RoPE and its window.
+        Spec of the layer, for its RoPE and its window.
     sinks : float32 (heads,), optional
-        See `ScoreRule`.
+        Sink logits, see `ScoreRule`.
     """
 
     index: int
@@ -53,10 +53,11 @@ class Attention:
     gate: Weight | None = None
 
     @classmethod
-    def take(cls, store: Store, index: int, spec: LayerSpec = PLAIN) -> Attention:
-        """Build from split q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
+    def build(cls, store: WeightSource, index: int, spec: LayerSpec = PLAIN) -> Attention:
+        """Build from separate q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
         config, sizes = store.config, store.config.heads_of(index)
         blk, hidden, d = f"blk.{index}.", config.hidden, sizes.head_dim
+        # a gated model without a gate matrix of its own has head_dim gate rows after the query rows of every head
         q_rows = sizes.heads * d * (2 if config.gated and spec.gate is None else 1)
         kv_rows = sizes.kv_heads * d
         v: Weight | None
@@ -69,39 +70,39 @@ class Attention:
             v = store.matrix(f"{blk}attn_v.weight", (kv_rows, hidden)) if sizes.own_values else None
         gate = None if spec.gate is None else store.matrix(f"{blk}{spec.gate}.weight", (q_rows, hidden))
         out = store.matrix(f"{blk}attn_output.weight", (hidden, sizes.heads * d))
-        added, normed = None, HeadNorms(None, None, config.eps, spec.value_norm)
+        biases, norms = None, HeadNorms(None, None, config.eps, spec.value_norm)
         if f"{blk}attn_q.bias" in store if spec.bias is None else spec.bias:
             lengths = {"q": q_rows, "k": kv_rows, "v": kv_rows}
-            added = tuple(store.vector(f"{blk}attn_{part}.bias", length) for part, length in lengths.items())
+            biases = tuple(store.vector(f"{blk}attn_{part}.bias", length) for part, length in lengths.items())
         if spec.qk_norm:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
-            normed = replace(normed, q=q_norm, k=k_norm)
-        assert added is None or gate is None, f"layer {index} has biases and a gate apart, which no step adds to"
+            norms = replace(norms, q=q_norm, k=k_norm)
+        assert biases is None or gate is None, f"layer {index} has biases and a separate gate, which no step supports"
         sinks = None if spec.sinks is None else store.vector(f"{blk}{spec.sinks}.weight", sizes.heads)
         out_bias = store.vector(f"{blk}attn_output.bias", hidden) if spec.out_bias else None
-        return cls(index, config, q, k, v, added, normed, out, spec, sinks, out_bias, gate)
+        return cls(index, config, q, k, v, biases, norms, out, spec, sinks, out_bias, gate)
 
     @cached_property
     def sizes(self) -> HeadSizes:
-        """Heads of the layer."""
+        """Head sizes of the layer."""
         return self.config.heads_of(self.index)
 
     @cached_property
     def rule(self) -> ScoreRule:
-        """What the layer does with its scores."""
+        """Treatment of the attention scores: scale, soft cap, sinks and window."""
         return ScoreRule(self.spec.scale, self.spec.softcap, self.sinks, self.spec.window)
 
-    def cut(self, share: Share) -> Attention:
-        """See `Shareable`: kv heads with the heads that read them."""
+    def shard(self, shard: ShardSpec) -> Attention:
+        """Return one GPU's shard: some kv heads, with the query heads that read them; see `Shardable`."""
         return replace(
             self,
-            config=share.config(self.config),
-            q=share.rows(self.q),
-            k=share.rows(self.k),
-            v=None if self.v is None else share.rows(self.v),
-            biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
-            out=share.columns(self.out),
-            sinks=None if self.sinks is None else share.values(self.sinks),
-            out_bias=share.once(self.out_bias),
-            gate=None if self.gate is None else share.rows(self.gate),
+            config=shard.config(self.config),
+            q=shard.rows(self.q),
+            k=shard.rows(self.k),
+            v=None if self.v is None else shard.rows(self.v),
+            biases=None if self.biases is None else tuple(shard.values(bias) for bias in self.biases),
+            out=shard.columns(self.out),
+            sinks=None if self.sinks is None else shard.values(self.sinks),
+            out_bias=shard.first_only(self.out_bias),
+            gate=None if self.gate is None else shard.rows(self.gate),
         )

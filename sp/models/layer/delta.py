@@ -7,8 +7,8 @@ from functools import cached_property
 
 from sp.arrays import Floats
 from sp.models.config import DeltaConfig
-from sp.models.file.weights import Store
-from sp.models.layer.share import Share
+from sp.models.file.weights import WeightSource
+from sp.models.layer.shard_spec import ShardSpec
 from sp.models.layer.steps import Flow, Nodes
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.delta_tree import delta_tree
@@ -21,7 +21,7 @@ from sp.quant import Weight
 @dataclass(frozen=True)
 class GatedDelta:
     """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages. GGUF
-    files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``."""
+    files store value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``."""
 
     index: int
     sizes: DeltaConfig
@@ -37,8 +37,8 @@ class GatedDelta:
     eps: float
 
     @classmethod
-    def take(cls, store: Store, index: int) -> GatedDelta:
-        """Build layer `index`."""
+    def build(cls, store: WeightSource, index: int) -> GatedDelta:
+        """Build the mixer of layer `index`."""
         c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
         assert c is not None, "a delta layer without delta sizes"
         return cls(
@@ -56,34 +56,34 @@ class GatedDelta:
             eps=store.config.eps,
         )
 
-    def cut(self, share: Share) -> GatedDelta:
-        """See `Shareable`: key heads with the value heads that read them. Value head p reads key head ``p %
-        key_heads``, so value heads lie in rounds of one for each key head. A card has its part of every round, and in
-        what it has they are again in that order."""
+    def shard(self, shard: ShardSpec) -> GatedDelta:
+        """Return one GPU's shard: some key heads, with the value heads that read them; see `Shardable`. Value head p
+        reads key head ``p % key_heads``, so the file stores value heads in rounds of one per key head. A GPU takes its
+        part of every round, which keeps that order within its shard."""
         c = self.sizes
         rounds = c.value_heads // c.key_heads
         return replace(
             self,
-            sizes=share.delta(c),
-            qkv=share.rows(self.qkv, rounds + 2),
-            gate=share.rows(self.gate, rounds),
-            alpha=share.rows(self.alpha, rounds),
-            beta=share.rows(self.beta, rounds),
-            conv=share.values(self.conv, rounds + 2),
-            a=share.values(self.a, rounds),
-            dt_bias=share.values(self.dt_bias, rounds),
-            out=share.columns(self.out, rounds),
+            sizes=shard.delta(c),
+            qkv=shard.rows(self.qkv, rounds + 2),
+            gate=shard.rows(self.gate, rounds),
+            alpha=shard.rows(self.alpha, rounds),
+            beta=shard.rows(self.beta, rounds),
+            conv=shard.values(self.conv, rounds + 2),
+            a=shard.values(self.a, rounds),
+            dt_bias=shard.values(self.dt_bias, rounds),
+            out=shard.columns(self.out, rounds),
         )
 
     @cached_property
     def params(self) -> DeltaParams:
-        """The small parameters, as ops take them."""
+        """The small parameters, in the form that ops take."""
         c = self.sizes
         small = self.conv, self.a, self.dt_bias, self.norm, self.eps
         return DeltaParams(*small, c.key_heads, c.value_heads, c.head_dim)
 
     def __call__(self, norm: Norm | Ready, flow: Flow) -> Floats:
-        """See `Mixer`; positions belong to attention layers."""
+        """Mix tokens, see `Mixer`. Positions are ignored: they belong to attention layers."""
         if flow.nodes is not None:
             return self._tree(norm, flow, flow.nodes)
         x, rows, n = flow.x, flow.rows, len(flow.x)
@@ -103,7 +103,8 @@ class GatedDelta:
         return out
 
     def _tree(self, norm: Norm | Ready, flow: Flow, nodes: Nodes) -> Floats:
-        """Of a tree: the state stays, and the flow's trace takes what moves it on."""
+        """Process a tree of tokens: the state stays as it is, and the flow's trace records what advances it along a
+        path."""
         x, cache = flow.x, flow.cache
         assert flow.trace is not None, f"layer {self.index} has nowhere to note a tree"
         weights = self.qkv, self.alpha, self.beta, self.gate

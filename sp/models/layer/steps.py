@@ -1,10 +1,10 @@
-"""Steps: what a layer computes, each written once; executors (`sp.models.run`) say when and for which tokens.
+"""Steps: each computation of a layer, written once; executors (`sp.models.run`) decide when and for which tokens.
 
-    qkv -> attend -> join        a mixer that is no attention:  mix -> join
-    mlp -> join                  the second half of every layer
+    qkv -> attend -> join        a mixer other than attention:  mix -> join mlp -> join                  the second
+    sublayer of every layer
 
-`Join` adds to the residual stream, and nothing else does. A step that begins with a norm takes it unfused from its own
-field, or as the product before has begun it (`Flow.norm`).
+`Join` adds to the residual stream, and no other step does. A step that starts with a norm takes it from its own field,
+or in the deferred form that the preceding product has started (`Flow.norm`).
 """
 
 from __future__ import annotations
@@ -40,141 +40,144 @@ OnAttention = Callable[[int, Floats, Cache], None]  # see `sp.models.run.hooks.H
 
 @dataclass(frozen=True)
 class Nodes:
-    """A tree of tokens that goes on from what a cache holds, in arrays where the model is. `seen`, uint64 (nodes,): bit
-    j of word i: node i sees node j, which is itself or an ancestor; ancestors come first."""
+    """A tree of tokens that continues what a cache holds, as arrays where the model is. `seen`, uint64 (nodes,): bit j
+    of word i is set if node i sees node j, which is itself or an ancestor; ancestors come first."""
 
     ids: Ints  # int64 (nodes,), on the device int32
-    positions: Ints  # int64 (nodes,): where RoPE puts them
+    positions: Ints  # int64 (nodes,): RoPE positions
     seen: Any
 
 
 @dataclass
 class Flow:
-    """Tokens on their way through the steps of layers. `x`, float32 (n, hidden): the residual stream; behind a mixer of
-    the last `rows` tokens alone. On the device it is written over. `q`, `gate`: queries and gates of the attention that
-    comes."""
+    """State of a pass of tokens through the steps of layers. `x`, float32 (n, hidden): the residual stream; after a
+    mixer only that of the last `rows` tokens. On the device it is overwritten. `q`, `gate`: queries and gates for the
+    next attention step."""
 
     x: Floats
     positions: Ints  # int64 (n,): where the model is
     cache: Cache
     rows: int
     on_attention: OnAttention | None = None
-    nodes: Nodes | None = None  # the tokens are a tree, not a run
-    trace: DeltaTrace | None = None  # takes what moves the memory of recurrent layers on by a path of that tree
-    norm: Norm | Ready | None = None  # the norm that x is to pass, or passed last
-    h: Any = None  # what the last step made
+    nodes: Nodes | None = None  # set if the tokens are a tree, not a sequence
+    trace: DeltaTrace | None = None  # records what advances recurrent states along a path of that tree
+    norm: Norm | Ready | None = None  # the deferred norm of x, or the norm that was applied last
+    h: Any = None  # output of the last step
     q: Any = None
     gate: Any = None
     reached: dict[int, Ints] = field(default_factory=dict)  # `Cache.reach` by window, of all n tokens
 
     def rule(self, mixer: Attention) -> ScoreRule:
-        """What a layer that holds the tokens with a window does with scores of the queries."""
-        if not len(self.cache.places):  # a draft's, whose windows are of tokens
+        """Return the treatment of scores for the queries of a layer that stores its tokens with a window."""
+        if not len(self.cache.places):  # the cache of a draft, whose windows count tokens, not positions
             return mixer.rule
         last = slice(len(self.positions) - len(self.q), None)
         return with_reach(mixer, self.cache, self.positions, self.reached, self.nodes is not None).of_run(last)
 
 
 class Mixer(Protocol):
-    """A half of a layer where tokens meet that is no `Attention`."""
+    """A sublayer other than `Attention` in which tokens interact."""
 
     @property
     def out(self) -> Weight | None:
-        """The matrix that ends it, which `Join` multiplies by; None where the call has done all but the addition."""
+        """Output projection, which `Join` multiplies by; None if the call does everything but the addition."""
         ...
 
     def __call__(self, norm: Norm | Ready, flow: Flow) -> Any:
-        """What is made of the stream (n, hidden) for the last `rows` tokens: (rows, width); the memory takes all n."""
+        """Map the stream (n, hidden) to the output of the last `rows` tokens, (rows, width); the memory takes all n
+        tokens."""
         ...
 
 
 class FeedForward(Protocol):
-    """The half of a layer where each token is alone."""
+    """The sublayer in which each token is processed by itself."""
 
     @property
     def down(self) -> Weight | None:
-        """As `Mixer.out`."""
+        """Down projection, which `Join` multiplies by; None if the call does everything but the addition."""
         ...
 
-    def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
-        """Stream (n, hidden) -> (n, width), for the product with `reader` if that is given. Without `down` what comes
-        out is added to the stream: float32 (n, hidden), or what has a method ``onto(x)``."""
+    def __call__(self, x: Floats, norm: Norm | Ready, consumer: Weight | None) -> Any:
+        """Map the stream (n, hidden) to (n, width), in the layout that the weight `consumer` reads if that is given.
+        Without `down` the output is added to the stream as it is: float32 (n, hidden), or an object with a method
+        ``add_to(x)``."""
         ...
 
 
-class Step(Protocol):
+class LayerStep(Protocol):
     """One step of a layer."""
 
     def __call__(self, flow: Flow) -> None: ...
 
     def reads(self) -> list[Any] | None:
-        """All weights and vectors that it reads; None where that is not known, so that its launches cannot be repeated
-        with those of another layer."""
+        """List all weights and vectors that the step reads; None if that is unknown, so that its launches cannot be
+        replayed with those of another layer."""
         ...
 
 
 @dataclass(frozen=True)
 class Qkv:
-    """Norm, projections, norms of heads and RoPE: keys and values of all n tokens are stored.
+    """Norm, projections, norms of heads and RoPE; stores the keys and values of all n tokens.
 
-    What it leaves, on the device q in float16 and the gate in bf16: `Flow.q`, float32 (rows, heads, head_dim), queries
-    of the last `rows`; `Flow.gate`, float32 (rows, heads, 2 head_dim), query and gate rows as the wide query matrix
-    gives them.
+    Output: `Flow.q`, float32 (rows, heads, head_dim), queries of the last `rows`; `Flow.gate`, float32 (rows, heads, 2
+    head_dim), query and gate rows in the layout of the wide query matrix. On the device q is float16 and the gate bf16.
     """
 
     mixer: Attention
     norm: Norm
 
     def __call__(self, flow: Flow, out: Floats | None = None) -> None:
-        """With `out`, queries are written there if all are asked for."""
+        """Compute the step; with `out`, queries are written there if all rows are requested."""
         m, c, x, n, rows = self.mixer, self.mixer.config, flow.x, len(flow.x), flow.rows
         heads, kv_heads, head_dim = m.sizes.heads, m.sizes.kv_heads, m.sizes.head_dim
         flow.norm = norm = flow.norm or self.norm
         f32 = None if m.biases is None else (True, True, True)  # a bias is added before products are rounded to bf16
-        asking = (m.q,) if m.gate is None else (m.q, m.gate)
-        asked_of = (m.k,) if m.v is None else (m.k, m.v)
+        query_weights = (m.q,) if m.gate is None else (m.q, m.gate)
+        kv_weights = (m.k,) if m.v is None else (m.k, m.v)
         if rows == n:
-            found = project(x, (*asking, *asked_of), norm, f32)
+            products = project(x, (*query_weights, *kv_weights), norm, f32)
         else:
-            last = project(x[n - rows :], asking, norm, f32 and f32[:1])
-            found = (*last, *project(x, asked_of, norm, f32 and f32[1:]))
+            last = project(x[n - rows :], query_weights, norm, f32 and f32[:1])
+            products = (*last, *project(x, kv_weights, norm, f32 and f32[1:]))
         if m.biases is not None:
-            found = add_bias(found, m.biases)
-        asked, (k, *values) = found[: len(asking)], found[len(asking) :]
+            products = add_bias(products, m.biases)
+        wide_queries, (k, *values) = products[: len(query_weights)], products[len(query_weights) :]
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
-        wide = asked[0].reshape(rows, heads, m.q.shape[0] // heads)
+        wide = wide_queries[0].reshape(rows, heads, m.q.shape[0] // heads)
         if m.gate is not None:
-            wide = beside_gate(wide, asked[1].reshape(wide.shape))
-        k, v = (each.reshape(n, kv_heads, head_dim) for each in (k, values[0] if values else k))
-        rotary = m.spec.rope or flow.cache.config.rope  # not that of the weights: a reading may scale it
-        flow.gate, at = wide if c.gated else None, flow.cache.add(m.index, n)
-        places = flow.positions if rows == n else flow.positions[n - rows :]
+            wide = beside_gate(wide, wide_queries[1].reshape(wide.shape))
+        k, v = (rows_.reshape(n, kv_heads, head_dim) for rows_ in (k, values[0] if values else k))
+        rotary = m.spec.rope or flow.cache.config.rope  # the cache's, not the weights': one reading may scale RoPE
+        flow.gate, pages = wide if c.gated else None, flow.cache.add(m.index, n)
+        query_positions = flow.positions if rows == n else flow.positions[n - rows :]
         if rows == n:
-            flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, at, out)
+            flow.q = attention_heads(wide, k, v, m.norms, flow.positions, rotary, pages, out)
         else:
             v = normed_values(v, m.norms, flow.positions) if m.norms.values else v
-            at.append(head_norm_rope(k, head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
-            flow.q = head_norm_rope(wide, head_dim, m.norms.q, m.norms.eps, places, rotary)
+            pages.append(head_norm_rope(k, head_dim, m.norms.k, m.norms.eps, flow.positions, rotary), v)
+            flow.q = head_norm_rope(wide, head_dim, m.norms.q, m.norms.eps, query_positions, rotary)
         if c.query_growth is not None:
-            scale_queries(flow.q, places, c.query_growth)
+            scale_queries(flow.q, query_positions, c.query_growth)
 
     def reads(self) -> list[Any]:
-        """See `Step`."""
+        """List the projections, biases and norms; see `LayerStep`."""
         m = self.mixer
-        return _there([m.q, m.gate, m.k, m.v, self.norm[0], *(m.biases or ()), m.norms.q, m.norms.k])
+        return _present([m.q, m.gate, m.k, m.v, self.norm[0], *(m.biases or ()), m.norms.q, m.norms.k])
 
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention of the last tokens over all that the layer holds, under their tree or causal, gated."""
+    """Attention of the last tokens over all tokens that the layer stores, causal or restricted to their tree, and
+    gated."""
 
     mixer: Attention
-    reader: Weight | None = None
+    consumer: Weight | None = None
 
     def __call__(self, flow: Flow) -> None:
         index, rule = self.mixer.index, self.mixer.rule
         if rule.window is not None:
             rule = flow.rule(self.mixer)
+        # before attention: a hook may read the queries, which are dropped below
         if flow.on_attention is not None:
             flow.on_attention(index, flow.q, flow.cache)
         if flow.nodes is None:
@@ -184,18 +187,18 @@ class Attend:
                 raise ConfigError(
                     f"layer {index} has a window of {rule.window}, less than the {len(flow.q)} nodes of a tree"
                 )
-            how: dict[str, Any] = {"rule": rule, "wide": flow.gate, "reader": self.reader}
-            flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **how)
+            options: dict[str, Any] = {"rule": rule, "wide": flow.gate, "reader": self.consumer}
+            flow.h = tree_attention(flow.q, flow.cache.stored(index), seen=flow.nodes.seen, **options)
         flow.q = flow.gate = None  # as large as the prompt: gone before the feed-forward needs room
 
     def reads(self) -> list[Any]:
-        """See `Step`."""
+        """Attention reads no weights; see `LayerStep`."""
         return []
 
 
 @dataclass(frozen=True)
 class Mix:
-    """A mixer that is no attention."""
+    """A mixer other than attention."""
 
     mixer: Mixer
     norm: Norm
@@ -205,65 +208,67 @@ class Mix:
         flow.h = self.mixer(flow.norm, flow)
 
     def reads(self) -> None:
-        """See `Step`."""
+        """Unknown for a mixer of any kind; see `LayerStep`."""
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """The feed-forward, but for its last product."""
+    """The feed-forward without its down projection."""
 
     ffn: FeedForward
     norm: Norm
-    reader: Weight | None = None
+    consumer: Weight | None = None
 
     def __call__(self, flow: Flow) -> None:
         flow.norm = flow.norm or self.norm
-        flow.h = self.ffn(flow.x, flow.norm, self.reader)
+        flow.h = self.ffn(flow.x, flow.norm, self.consumer)
 
     def reads(self) -> list[Any] | None:
-        """See `Step`; of a feed-forward that says so itself."""
+        """List the weights of the feed-forward, if it lists them itself; see `LayerStep`."""
         reads = getattr(self.ffn, "reads", None)
         return None if reads is None else [*reads(), self.norm[0]]
 
 
 @dataclass(frozen=True)
 class Join:
-    """``x += W h + b``, or ``x += norm(W h)``, times a number: the one place where the stream is changed."""
+    """``x += W h + b``, or ``x += norm(W h)``, times a scalar: the only step that changes the stream."""
 
     weight: Weight | None  # W; None where h is the whole contribution
-    behind: Norm | None = None  # the norm behind this half
-    then: Norm | None = None  # the norm that comes next, which the product begins if it can: see `project_add_before`
+    post_norm: Norm | None = None  # the norm after this sublayer
+    next_norm: Norm | None = (
+        None  # the norm that comes next, which the product begins if it can: see `project_add_before`
+    )
     bias: Floats | None = None  # b
-    scale: Floats | None = None  # float32 (1,): what the stream is multiplied by then
+    scale: Floats | None = None  # float32 (1,): factor on the stream after the addition
 
     def __call__(self, flow: Flow) -> None:
-        x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.then, None
-        if self.bias is not None:  # first, as the product may begin a norm of the sum
+        x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.next_norm, None
+        if self.bias is not None:  # first, because the product may start the deferred norm of the sum
             x = added(x, self.bias)
-        if self.behind is None and self.scale is None and self.then is not None and self.weight is not None:
-            flow.x, flow.norm = project_add_before(x, h, self.weight, self.then, before)
+        if self.post_norm is None and self.scale is None and self.next_norm is not None and self.weight is not None:
+            flow.x, flow.norm = project_add_before(x, h, self.weight, self.next_norm, before)
             return
-        to = x if self.behind is None else array_module(x).zeros(x.shape, np.float32)
+        to = x if self.post_norm is None else array_module(x).zeros(x.shape, np.float32)
         if self.weight is not None:
             to = project_add(to, h, self.weight)
         else:
-            to = h.onto(to) if hasattr(h, "onto") else added(to, h)
-        flow.x = to if self.behind is None else added(x, rms_norm(to, *self.behind, f32=True))
+            to = h.add_to(to) if hasattr(h, "add_to") else added(to, h)
+        flow.x = to if self.post_norm is None else added(x, rms_norm(to, *self.post_norm, f32=True))
         if self.scale is not None:
             flow.x *= self.scale
 
     def reads(self) -> list[Any]:
-        """See `Step`."""
-        return _there([self.weight, self.bias, None if self.behind is None else self.behind[0], self.scale])
+        """List the matrix, bias, norm and scale; see `LayerStep`."""
+        return _present([self.weight, self.bias, None if self.post_norm is None else self.post_norm[0], self.scale])
 
 
-def _there(found: list[Any]) -> list[Any]:
-    """Without what a layer has not."""
-    return [one for one in found if one is not None]
+def _present(arrays: list[Any]) -> list[Any]:
+    """Drop the None entries, for weights that a layer does not have."""
+    return [array for array in arrays if array is not None]
 
 
 def added(x: Floats, y: Floats) -> Floats:
-    """``x + y``: a new array, on the device x itself."""
+    """Return ``x + y``: a new array, or on the device x itself."""
     if is_device(x):
         x += y
         return x
@@ -273,8 +278,8 @@ def added(x: Floats, y: Floats) -> Floats:
 def with_reach(
     mixer: Attention, cache: Cache, positions: Ints, reached: dict[int, Ints], tree: bool = False
 ) -> ScoreRule:
-    """What a layer with a window does with scores of tokens at these positions, which it holds; windows that layers
-    before had are in `reached`."""
+    """Return the score rule of a windowed layer for the tokens at these positions, which it stores. `reached` caches
+    the first visible token by window, as layers with one window share it."""
     window = mixer.rule.window
     assert window is not None, f"layer {mixer.index} has no window"
     if window not in reached:
@@ -283,14 +288,14 @@ def with_reach(
 
 
 def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, rule: ScoreRule = PLAIN_SCORES) -> Floats:
-    """Causal attention of the last tokens of what a layer holds, gated: (n, heads * head_dim).
+    """Causal attention of the last tokens that a layer stores, gated: (n, heads * head_dim).
 
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
-    query and gate rows as the wide query matrix gives them."""
-    at = cache.stored(layer)
+    query and gate rows in the layout of the wide query matrix."""
+    pages = cache.stored(layer)
     if rule.fits_bytes and takes_bytes(cache.precision, len(q)):
-        return byte_output(q, at, gate, rule)
-    return attention_output(q, at, gate, rule)
+        return byte_output(q, pages, gate, rule)
+    return attention_output(q, pages, gate, rule)
 
 
-Half = tuple[Step, ...]  # steps of half a layer; the last one joins it to the stream
+Sublayer = tuple[LayerStep, ...]  # the steps of a sublayer; the last one adds its output to the stream

@@ -1,1 +1,1 @@
-"""A model as a whole: its weights, what its products are made in, what it costs, and embed, layer and head."""
+"""A model as a whole: its weights, the precision and the cost of its products, and embedding, layers and head."""

@@ -16,7 +16,7 @@ from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.keywords import RECORDED
 from sp.models.file.weights import layer_of
-from sp.models.network.trunk import Trunk, mapped
+from sp.models.network.weights import ModelWeights, map_leaves
 from sp.ops.byte_rows.rows import ByteKind, round_rows
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
@@ -153,9 +153,9 @@ class Arithmetic:
         'int8 kept'
         """
         if self.kept:
-            return kept_rounded(str(self.precision))
+            return prequantized_label(str(self.precision))
         alone = self.precision is Math.BF16 and self.attention is not Math.BF16
-        return in_attention(str(self.attention)) if alone else str(self.precision)
+        return attention_only_label(str(self.attention)) if alone else str(self.precision)
 
     def __str__(self) -> str:
         """One phrase for reports."""
@@ -203,8 +203,8 @@ def check_precision(asked: AskedPrecision, device: str) -> None:
 
 
 def with_precision(
-    trunk: Trunk, asked: AskedPrecision, device: str, sampled: Callable[[Any], Floats] = sampled_rows
-) -> tuple[Trunk, str]:
+    weights: ModelWeights, asked: AskedPrecision, device: str, sampled: Callable[[Any], Floats] = sampled_rows
+) -> tuple[ModelWeights, str]:
     """The same weights, those of blocks to be multiplied in what is asked where a prompt is read, and why so.
 
     Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
@@ -215,12 +215,12 @@ def with_precision(
     """
     check_precision(asked, device)
     if asked == Math.BF16:
-        return trunk, ""
+        return weights, ""
     if asked != AUTO:
-        return _marked(trunk, Math(asked), lambda leaf: True), ""
+        return _marked(weights, Math(asked), lambda leaf: True), ""
     faster, reason = is_faster(device)
     if not faster:
-        return trunk, reason
+        return weights, reason
     errors: dict[str, float] = {}
     narrow = NARROW_INPUTS.get(current_path(), ())
 
@@ -230,7 +230,7 @@ def with_precision(
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR
 
-    found = _marked(trunk, Math.INT8, small)
+    found = _marked(weights, Math.INT8, small)
     if not errors:
         return found, f"no matrix has a number of inputs with which int8 is faster ({LEAST_INPUTS:,} is)"
     over = [error for error in errors.values() if error > MOST_ERROR]
@@ -240,13 +240,13 @@ def with_precision(
     return found, f"{reason}; {most}"
 
 
-def _marked(trunk: Trunk, precision: Math, chosen: Callable[[Any], bool]) -> Trunk:
+def _marked(weights: ModelWeights, precision: Math, chosen: Callable[[Any], bool]) -> ModelWeights:
     def marked(leaf: Any) -> Any:
         if isinstance(leaf, Weight | PackedWeight) and is_eligible(leaf.name, leaf.shape) and chosen(leaf):
             return replace(leaf, math=precision)
         return leaf
 
-    return replace(trunk, blocks=mapped(trunk.blocks, marked))
+    return replace(weights, blocks=map_leaves(weights.blocks, marked))
 
 
 def attention_precision(asked: AskedPrecision, device: str, head_dim: int) -> Math:
@@ -263,28 +263,28 @@ def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
     return replace(made_in, attention=attention_precision(Math.INT8, device, head_dim))
 
 
-def in_attention(precision: str) -> str:
+def attention_only_label(precision: str) -> str:
     """What products in BF16 beside attention in `precision` are called.
 
-    >>> in_attention("int8")
+    >>> attention_only_label("int8")
     'int8 in attention'
     """
     return f"{precision} in attention"
 
 
-def kept_rounded(precision: str) -> str:
+def prequantized_label(precision: str) -> str:
     """What products in `precision` are called whose weights are kept rounded.
 
-    >>> kept_rounded("int8")
+    >>> prequantized_label("int8")
     'int8 kept'
     """
     return f"{precision} kept"
 
 
 def arithmetic(
-    trunk: Trunk, asked: AskedPrecision, reason: str, attention: Math = Math.BF16, kept: int = 0
+    weights: ModelWeights, asked: AskedPrecision, reason: str, attention: Math = Math.BF16, kept: int = 0
 ) -> Arithmetic:
-    """What a trunk's products are made in, by the marks on its weights where they lie."""
+    """What a weights's products are made in, by the marks on its weights where they lie."""
     precisions: list[Math] = []
 
     def look(leaf: Any) -> Any:
@@ -292,7 +292,7 @@ def arithmetic(
             precisions.append(getattr(leaf, "math", Math.BF16))
         return leaf
 
-    mapped(trunk.blocks, look)
+    map_leaves(weights.blocks, look)
     marked = [precision for precision in precisions if precision is not Math.BF16]
     return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(precisions), reason, attention, kept)
 

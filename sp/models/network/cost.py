@@ -1,4 +1,4 @@
-"""flops: what a prefill costs, counted from the configuration alone."""
+"""flops: the operations of a prefill, counted from the configuration alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sp.models.config import ModelConfig
 from sp.models.families.base import find_architecture
 from sp.models.file.metadata_keys import SketchKeys, TensorShape
 from sp.models.file.weights import RecordingStore
-from sp.models.network.trunk import trunk_tensors
+from sp.models.network.weights import model_tensors
 from sp.ops.delta.gated_delta_net import CHUNK
 from sp.quant import Weight
 
 SCORING = 1 / 256
-"""Scores against one mean key of 128, as a share of dense attention, which multiplies by keys and by values."""
+"""Cost of scoring one mean key per 128 keys, as a share of dense attention, which multiplies by keys and by values."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Cost:
     Attributes
     ----------
     weights : float
-        Products with weight matrices of the layers; the head is not counted, a prefill needs one row of it.
+        Products with the weight matrices of the layers. The head is excluded, because a prefill computes one row of it.
     attention : float
-        q·k and weights·v over the causal pairs of tokens that are read, and the choice of them.
+        q·k and weights·v over the causal pairs of tokens that attention reads, and the selection of these pairs.
     delta : float
         The chunked Gated DeltaNet core and its convolution.
     """
@@ -48,25 +48,25 @@ class Cost:
 
 
 def matmul_params(config: ModelConfig, layer: int) -> int:
-    """Weights of a layer that a token is multiplied by; of experts those it goes to."""
+    """Count the weights of a layer that a token is multiplied by; of the experts, only those it is routed to."""
     store = RecordingStore(config)
     find_architecture(config.architecture).block(store, layer)
-    every = sum(prod(part) for tensor in store.tensors.values() if tensor.kind == "matrix" for part in tensor.parts)
+    dense = sum(prod(part) for tensor in store.tensors.values() if tensor.kind == "matrix" for part in tensor.parts)
     experts = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "stack")
-    return every + (experts * config.experts.used // config.experts.count if config.experts else 0)
+    return dense + (experts * config.experts.used // config.experts.count if config.experts else 0)
 
 
 def active_params(config: ModelConfig) -> int:
-    """`matmul_params` of all layers."""
+    """Sum `matmul_params` over all layers."""
     return sum(matmul_params(config, i) for i in range(config.layers))
 
 
 def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:
-    """Cost of reading `tokens` tokens, every layer in full.
+    """Count the operations of reading `tokens` tokens through every layer in full.
 
-    Attention counts ``4 * heads * head_dim`` a causal pair; Gated DeltaNet counts the chunked form at its chunk
-    of 64, with the products between q and k shared by the value heads of a key head. Sparse attention, of a `density`
-    below 1, counts that share of its pairs, and half a product for every 128 keys to choose among them.
+    Attention counts ``4 * heads * head_dim`` per causal pair. Gated DeltaNet counts its chunked form with chunks of 64
+    tokens; the value heads of a key head share the products between q and k. Sparse attention, with a `density` below
+    1, counts that share of the pairs, plus half a product per 128 keys for the selection.
 
     Examples
     --------
@@ -77,32 +77,35 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
     0.123
     """
     if tokens < 0:
-        raise ConfigError(f"tokens is {tokens}; a prompt has at least 0")
+        raise ConfigError(f"tokens is {tokens}; it must be 0 or more")
     pairs = tokens * (tokens + 1) / 2
     if not 0 <= density <= 1:
-        raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
+        raise ConfigError(f"density is {density}; it must lie in 0..1")
     share = density + (SCORING if density < 1 else 0)
     weights, attention, delta = _rates(config)
-    seen = sum(width * (pairs * share if window is None else _pairs(tokens, window)) for window, width in attention)
-    return Cost(weights * tokens, 4.0 * seen, delta * tokens)
+    # a window is already sparse: `density` applies to layers with full attention alone
+    pair_values = sum(
+        width * (pairs * share if window is None else _pairs(tokens, window)) for window, width in attention
+    )
+    return Cost(weights * tokens, 4.0 * pair_values, delta * tokens)
 
 
 def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
-    """Floating-point operations to prefill a prompt of `tokens`, or only `kept` of them.
+    """Count the floating-point operations to prefill a prompt of `tokens`, or only `kept` of them.
 
     Parameters
     ----------
     tokens : int
         Length of the prompt.
     kept : int, optional
-        Tokens that are really read; all by default. The rest costs nothing.
+        Tokens that are actually read; all by default. The others cost nothing.
     density : float
         Share of the causal blocks that attention reads, see `prefill_cost`.
 
     Returns
     -------
     float
-        Weights, attention and Gated DeltaNet together; the head is left out.
+        Sum of weights, attention and Gated DeltaNet; the head is excluded.
 
     Raises
     ------
@@ -118,12 +121,12 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
     True
     """
     if kept is not None and not 0 <= kept <= tokens:
-        raise ConfigError(f"kept is {kept} of {tokens} tokens")
+        raise ConfigError(f"kept is {kept}; it must lie in 0..{tokens}, the tokens of the prompt")
     return prefill_cost(config, tokens if kept is None else kept, density).total
 
 
 def _pairs(tokens: int, window: int) -> float:
-    """Pairs of a token and one that it sees, itself among them, within a window.
+    """Count the pairs of a query and a visible token, itself included, within a window.
 
     >>> _pairs(5, 2), _pairs(5, 100)
     (9.0, 15.0)
@@ -134,8 +137,9 @@ def _pairs(tokens: int, window: int) -> float:
 
 @lru_cache(maxsize=64)
 def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ...], float]:
-    """Of all layers: operations of weights for a token, values of queries by window, Gated DeltaNet for a token. Kept,
-    for a break-even is looked for among a thousand lengths while a request waits."""
+    """Return three sums over all layers: operations of the weights per token, query values by window, and operations of
+    Gated DeltaNet per token. Cached, because the search for a break-even length tries a thousand lengths while a
+    request waits."""
     params = active_params(config)
     windows = Counter[int | None]()
     for layer in config.attention_layers:
@@ -145,7 +149,7 @@ def _rates(config: ModelConfig) -> tuple[float, tuple[tuple[int | None, int], ..
 
 
 def _delta_per_token(config: ModelConfig) -> float:
-    """Operations of one Gated DeltaNet core for one token, all heads."""
+    """Count the operations of one Gated DeltaNet core for one token, over all heads."""
     delta = config.delta
     if delta is None:
         return 0.0
@@ -159,21 +163,21 @@ def _delta_per_token(config: ModelConfig) -> float:
 
 
 class _NoTensors:
-    """Stands for the file while its configuration is sketched: names are wanted, and no data is read for them."""
+    """Stand-in for the file while its configuration is sketched: only tensor names are needed, and no data is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tensors: Mapping[str, TensorShape] = {}
 
     def weight(self, name: str) -> Weight:
-        raise ModelError(f"{self.path}: tensor {name} is not read to sketch a model")
+        raise ModelError(f"{self.path}: tensor {name} has no data here; a sketch of a model reads names alone")
 
 
 def missing_tensors(architecture: str, file: GGUFFile) -> list[str]:
-    """Names of tensors that a forward pass needs and `file` lacks; blocks come last. ``output.weight`` may be absent (a
-    tied head) and so may the blocks of multi-token prediction. The metadata need not be complete or sound. ModelError
-    when the architecture can make nothing of the metadata."""
+    """List the tensors that a forward pass needs and `file` lacks, those of blocks last. ``output.weight`` may be
+    absent (a tied head) and so may the blocks of multi-token prediction. The metadata need not be complete or valid.
+    ModelError if the architecture cannot interpret the metadata at all."""
     record = find_architecture(architecture)
     config = record.config(SketchKeys(record.name, file.metadata, str(file.path)), _NoTensors(file.path))
-    wanted = sorted((one.name for one in trunk_tensors(config, file.tensors)), key=lambda name: name.startswith("blk."))
-    return [name for name in wanted if name not in file.tensors]
+    names = [tensor.name for tensor in model_tensors(config, file.tensors)]
+    return sorted((name for name in names if name not in file.tensors), key=lambda name: name.startswith("blk."))

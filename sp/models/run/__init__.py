@@ -1,1 +1,1 @@
-"""Executors: the order in which tokens pass the steps of layers, on which cards, recorded or not."""
+"""Executors: the order in which tokens pass the steps of layers, on which GPUs, recorded or not."""

@@ -1,8 +1,8 @@
 """prefill and decode_step: all layers for the tokens at hand, chunk by chunk.
 
-What recurrent layers do where a prompt has gaps, tokens that were left out, is chosen here: attention sees a gap
-through the positions of its keys; a recurrent layer sees only the order of its tokens, so it takes those on both sides
-of a gap for neighbours. That is what published systems do; there are two other ways, to measure what it matters.
+This module also defines how recurrent layers treat gaps, tokens of a prompt that were left out. Attention sees a gap
+through the positions of its keys. A recurrent layer sees only the order of its tokens, so it treats the tokens on both
+sides of a gap as neighbours. Published systems do that; the other two ways exist to measure its effect.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from sp.models.cache.cache import Cache
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.graph import PrefillGraphs
-from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, through
+from sp.models.run.hooks import NO_HOOKS, Hooks, ProgressReporter, run_layers
 from sp.ops.array_module import array_module
 from sp.quant import Math
 
 Gaps = Literal["compact", "reset", "decay"]
-"""Neighbours; forget everything at a gap; or forget what the tokens left out would have made it forget."""
+"""Treatment of a gap by recurrent layers: join its two sides, reset the state, or decay it as the omitted tokens would
+have."""
 
 
 def gap_lengths(positions: Ints) -> dict[int, int]:
-    """Tokens left out before a token, by its index, where there are any."""
+    """Return the number of tokens left out before a token, by its index, where there are any."""
     steps = np.diff(positions) - 1
-    return {int(at) + 1: int(steps[at]) for at in np.flatnonzero(steps > 0)}
+    return {int(index) + 1: int(steps[index]) for index in np.flatnonzero(steps > 0)}
 
 
 def cross_gap(model: Model, cache: Cache, tokens: int, gaps: Gaps) -> None:
-    """Change the recurrent states of a cache as they are to meet the first token behind a gap of so many tokens. The
-    inputs of the convolution are forgotten in any case. With `decay` the state of head h is multiplied by ``exp(tokens
-    a[h] softplus(dt_bias[h]))``: what tokens with ``alpha = 0`` would leave of it."""
+    """Prepare the recurrent states of a cache for the first token after a gap of so many tokens. The inputs of the
+    convolution are reset in any case. With `decay` the state of head h is multiplied by ``exp(tokens a[h]
+    softplus(dt_bias[h]))``: the decay by tokens with ``alpha = 0``."""
     for layer in model.config.delta_layers:
-        mixer, state = model.trunk.blocks[layer].mixer, cache.state(layer)
+        mixer, state = model.weights.blocks[layer].mixer, cache.state(layer)
         assert isinstance(mixer, GatedDelta), f"layer {layer} has no recurrent state"
         state.conv.fill(0)
         if gaps == "reset":
@@ -51,11 +52,11 @@ def cross_gap(model: Model, cache: Cache, tokens: int, gaps: Gaps) -> None:
 
 
 CHUNK = {"cpu": 1024, "cuda": 8192}
-"""Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
+"""Tokens that pass a layer together: on the CPU what fits its caches, on the device what fills it."""
 
 
 def chunk_tokens(device: str, precision: Math) -> int:
-    """`CHUNK`, twice that on the device where weights are rounded for every chunk.
+    """Return `CHUNK`, doubled on the device if weights are quantised for every chunk.
 
     >>> chunk_tokens("cuda", Math.BF16), chunk_tokens("cuda", Math.INT8), chunk_tokens("cpu", Math.INT8)
     (8192, 16384, 1024)
@@ -82,22 +83,21 @@ def prefill(
     Parameters
     ----------
     ids, positions : int64 (n,)
-        Tokens and where RoPE puts them. Positions may have gaps: each token sees those before it in the array.
+        Tokens and their RoPE positions. Positions may have gaps: each token sees those before it in the array.
     cache : Cache
         May hold earlier tokens of the same sequence.
     chunk : int, optional
-        Tokens that go through a layer together; a good number by default. The result does not depend on it, beyond
-        rounding.
+        Tokens that pass a layer together. The result does not depend on it, beyond rounding.
     rows : int
-        How many of the last tokens pass the whole last layer; a hook sees queries of so many there.
+        Number of last tokens that pass the whole last layer; a hook sees so many queries there.
     gaps : {"compact", "reset", "decay"}
-        What recurrent layers do where positions have gaps, see `Gaps`; attention has no part in it. In all but the
-        first way every run between gaps goes through the layers alone.
+        Treatment of gaps by recurrent layers, see `Gaps`; attention is not affected. With ``reset`` and ``decay`` every
+        run between gaps passes the layers by itself.
     hooks : Hooks
-        Called once a chunk and layer; progress counts tokens.
+        Called once per chunk and layer; progress counts tokens.
     graphs : PrefillGraphs, optional
-        Of the same model and cache: takes the runs that it can as CUDA graphs. Not with hooks of layers, which look on
-        launch by launch.
+        Graphs of the same model and cache, used for the runs that they support. Ignored if `hooks` observe layers,
+        which needs single launches.
 
     Returns
     -------
@@ -107,8 +107,8 @@ def prefill(
     Raises
     ------
     PromptError
-        For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
-        or released cache.
+        For an empty prompt, ids outside the vocabulary, positions that do not match or exceed the context, a full or
+        released cache.
     """
     model.check_loaded()
     graphs = graphs if hooks.on_attention is None and hooks.after_layer is None else None
@@ -117,18 +117,19 @@ def prefill(
         chunk = chunk if graphs is None else graphs.chunk(chunk)
     chunk = min(chunk, cache.most_at_once)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
-    crossed = {} if gaps == "compact" else gap_lengths(positions)
-    pace, x = Pace(model, hooks.progress), np.empty((0, model.config.hidden), np.float32)
-    for part, wanted in slices(len(ids), chunk, rows, crossed):
-        if part.start in crossed:
-            cross_gap(model, cache, crossed[part.start], gaps)
-        with model.queueing() if part.stop - part.start > 1 else nullcontext():
-            begun = None if graphs is None else graphs.begin(ids[part], positions[part])
-            if begun is None:
-                places = model.place(positions[part])
-                x = through(model, model.embed(ids[part]), places, cache, rows=wanted, hooks=hooks)
+    gap_before = {} if gaps == "compact" else gap_lengths(positions)
+    pace, x = ProgressReporter(model, hooks.progress), np.empty((0, model.config.hidden), np.float32)
+    for part, needed in slices(len(ids), chunk, rows, gap_before):
+        if part.start in gap_before:
+            cross_gap(model, cache, gap_before[part.start], gaps)
+        with model.on_shared_cpu() if part.stop - part.start > 1 else nullcontext():
+            last_input = None if graphs is None else graphs.begin(ids[part], positions[part])
+            if last_input is None:
+                x = model.embed(ids[part])
+                x = run_layers(model, x, model.place(positions[part]), cache, rows=needed, hooks=hooks)
             else:
-                x = through(model, begun.x, begun.positions, cache, first=model.config.layers - 1, rows=wanted)
+                last_layer = model.config.layers - 1
+                x = run_layers(model, last_input.x, last_input.positions, cache, first=last_layer, rows=needed)
         pace.done(part.stop - part.start)
     pace.done(0, ahead=0)
     logits: Floats = model.head(x[-1:])[0]
@@ -141,7 +142,8 @@ def decode_step(model: Model, token: int, position: int, cache: Cache, *, hooks:
 
 
 def slices(n: int, chunk: int, rows: int, cuts: Iterable[int] = ()) -> list[tuple[slice, int]]:
-    """Slices of at most `chunk` tokens, none across a cut, each with how many of its are among the last `rows`."""
+    """Split n tokens into slices of at most `chunk` tokens, none across a cut, each with its number of tokens among the
+    last `rows`."""
     starts = sorted({*range(0, n, chunk), *cuts})
     parts = [slice(start, stop) for start, stop in pairwise([*starts, n])]
     return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in parts]
@@ -150,21 +152,21 @@ def slices(n: int, chunk: int, rows: int, cuts: Iterable[int] = ()) -> list[tupl
 def checked_prompt(
     model: Model, ids: Ints, positions: Ints, chunk: int, rows: int, cache: Cache | None = None
 ) -> tuple[Ints, Ints]:
-    """Ids and positions as int64 arrays, once they make sense together and have room in the cache."""
+    """Return ids and positions as int64 arrays, after checking that they fit together, the model and the cache."""
     ids, positions = np.asarray(ids), np.asarray(positions)
     if chunk < 1 or rows < 1:
         raise ConfigError(f"chunk is {chunk} and rows is {rows}; both must be at least 1")
     if ids.ndim != 1 or ids.size == 0:
-        raise PromptError(f"the prompt is empty or no list of token ids (shape {ids.shape})")
+        raise PromptError(f"the prompt is empty or not a list of token ids (shape {ids.shape})")
     if not (np.issubdtype(ids.dtype, np.integer) and np.issubdtype(positions.dtype, np.integer)):
         raise PromptError(f"token ids and positions must be integers, not {ids.dtype} and {positions.dtype}")
     if positions.shape != ids.shape:
-        raise PromptError(f"{positions.size} positions for {ids.size} tokens; give one position a token")
+        raise PromptError(f"{positions.size} positions for {ids.size} tokens; pass one position per token")
     check_context(model, positions)
     outside = ids[(ids < 0) | (ids >= model.config.vocab)]
     if outside.size:
         raise PromptError(
-            f"token id {outside[0]} is outside the vocabulary of {model.config.vocab}; was another tokenizer used?"
+            f"token id {outside[0]} is outside the vocabulary of {model.config.vocab}; use the model's own tokenizer"
         )
     if cache is not None and cache.tokens + ids.size > cache.capacity:
         raise PromptError(
@@ -175,7 +177,7 @@ def checked_prompt(
 
 
 def check_context(model: Model, positions: Ints) -> None:
-    """PromptError for positions (n,) outside of what the model was made for."""
+    """Raise PromptError for positions (n,) outside the model's context."""
     first, last, context = int(positions.min()), int(positions.max()), model.config.context
     if first < 0 or last >= context:
         raise PromptError(

@@ -1,4 +1,5 @@
-"""How unevenly the routers of a model spread tokens over experts: what every time of a mixture is stated with."""
+"""Expert imbalance: how unevenly the routers of a model spread tokens over experts, reported next to every time of a
+mixture."""
 
 from __future__ import annotations
 
@@ -18,46 +19,48 @@ from sp.quant import Weight
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Experts of which it is counted which ones tokens go to; see `FeedForward`."""
+class CountingExperts:
+    """Experts that count the tokens routed to each of them; see `FeedForward`."""
 
     experts: Experts
     counts: Any = field(compare=False)
-    one: Any = field(compare=False)
+    increment: Any = field(compare=False)
 
     down: ClassVar[None] = None
 
-    def __call__(self, x: Floats, norm: Norm | Ready, reader: Weight | None) -> Any:
-        """As the experts, noting where tokens go."""
-        found = self.experts(x, norm, reader)
-        count_choices(self.counts, found.routing.experts, self.one)
-        return found
+    def __call__(self, x: Floats, norm: Norm | Ready, consumer: Weight | None) -> Any:
+        """Compute the experts, and count the tokens routed to each."""
+        output = self.experts(x, norm, consumer)
+        count_choices(self.counts, output.routing.experts, self.increment)
+        return output
 
 
-def watched(model: Model) -> tuple[Model, Any]:
-    """A model that counts its choices, and the counts: uint32 (layers, count) where the model is, changed in place."""
+def with_counted_experts(model: Model) -> tuple[Model, Any]:
+    """Return a model that counts its routing, and the counts: uint32 (layers, count) where the model is, updated in
+    place."""
     assert model.config.experts is not None
     xp = np if model.device == "cpu" else import_cupy()
-    counts, one = xp.zeros((model.config.layers, model.config.experts.count), "uint32"), xp.ones(1, "uint32")
+    counts, increment = xp.zeros((model.config.layers, model.config.experts.count), "uint32"), xp.ones(1, "uint32")
     blocks = tuple(
-        replace(block, ffn=Watched(block.ffn, row, one)) if isinstance(block.ffn, Experts) else block
-        for block, row in zip(model.trunk.blocks, counts, strict=True)
+        replace(block, ffn=CountingExperts(block.ffn, row, increment)) if isinstance(block.ffn, Experts) else block
+        for block, row in zip(model.weights.blocks, counts, strict=True)
     )
-    return Model(model.config, replace(model.trunk, blocks=blocks), model.device, model.nbytes), counts
+    return Model(model.config, replace(model.weights, blocks=blocks), model.device, model.nbytes), counts
 
 
 def imbalance(model: Model, tokens: int) -> float | None:
-    """The most loaded expert's share over the mean, the mean over layers, of random tokens read at once.
+    """Return the load of the most loaded expert over the mean load, averaged over layers, for random tokens read at
+    once.
 
     Parameters
     ----------
     tokens : int
-        To read.
+        Number of tokens to read.
 
     Returns
     -------
     float or None
-        From 1, all alike, to experts / used; None of a model without experts.
+        From 1, a balanced load, to experts / used; None for a model without experts.
 
     Examples
     --------
@@ -70,9 +73,10 @@ def imbalance(model: Model, tokens: int) -> float | None:
     """
     if model.config.experts is None:
         return None
-    reader, counts = watched(model)
+    counting, counts = with_counted_experts(model)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, tokens)
-    prefill(reader, ids, np.arange(tokens), reader.new_cache(tokens), chunk=tokens)
+    prefill(counting, ids, np.arange(tokens), counting.new_cache(tokens), chunk=tokens)
     loads = counts if model.device == "cpu" else counts.get()
-    whole = loads[loads.sum(1) == tokens * model.config.experts.used]  # the last layer passes one token
+    # without the last layer, which computes one token
+    whole = loads[loads.sum(1) == tokens * model.config.experts.used]
     return float(np.mean(whole.max(1) / whole.mean(1)))

@@ -1,4 +1,5 @@
-"""A prompt through layer after layer, with one attention a layer over all of it: to predict, to look on, to keep."""
+"""Layer-major prefill: the whole prompt passes one layer after the other, with one attention per layer over all
+of it."""
 
 from __future__ import annotations
 
@@ -16,54 +17,55 @@ from sp.models.config import ModelConfig
 from sp.models.layer.steps import Attend, Flow, Qkv, dense_attention, with_reach
 from sp.models.network.model import Model
 from sp.models.run.chunked import CHUNK, checked_prompt, slices
-from sp.models.run.hooks import NO_HOOKS, Hooks, Pace, Progress
+from sp.models.run.hooks import NO_HOOKS, Hooks, Progress, ProgressReporter
 from sp.models.run.layer_attention import LayerAttention, SparseAttention
 from sp.ops.sparse.block_selector import BlockSelector
 
-CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
-"""Tokens that are projected together: on the CPU what its caches like, on the device what fills it."""
+LAYER_MAJOR_CHUNK = {"cpu": 2048, "cuda": 16384}
+"""Tokens that are projected together: on the CPU what fits its caches, on the device what fills it."""
 NARROW = 640
-"""Hidden size up to which hosts are slower than the device at any length: scoring by SmolLM2 (576) took 28, 48, 107 and
-180 ms of 16K, 33K, 70K and 134K tokens on an H200 with a slow host, and so takes 15, 27, 93 and 140."""
+"""Hidden size up to which the host is slower than the device at any length. With SmolLM2 (576) scoring of 16K, 33K, 70K
+and 134K tokens on an H200 with a slow host took 28, 48, 107 and 180 ms, and with replay 15, 27, 93 and 140 ms."""
 NARROW_CHUNK = 65536
-"""`CHUNK_BY_LAYER` of such a model on the device: fewer launches, and emptier last rounds of tiles only at the end. An
-H200 scored 33K and 131K tokens by SmolLM2 in 23.6 and 103.6 ms by chunks of 16,384, and so does in 19.7 and 98.4."""
+"""`LAYER_MAJOR_CHUNK` of such a model on the device: fewer launches, and a partly filled wave of tiles only at the end.
+An H200 scored 33K and 131K tokens with SmolLM2 in 23.6 and 103.6 ms in chunks of 16,384, and in 19.7 and 98.4 ms in
+chunks of this size."""
 SPARSE_CHUNK = {"cpu": 8192, "cuda": 32768}
-"""Tokens that go through a layer together: on the device, what queries and gates of them leave room for."""
+"""Tokens that pass a layer together: on the device limited by the memory of their queries and gates."""
 
 
 @dataclass(frozen=True)
-class Walk:
-    """What all layers of one reading share."""
+class LayerMajorPass:
+    """A pass of one prompt through the layers: what all layers share."""
 
     model: Model
     positions: Ints  # int64 (n,): where the model is
     cache: Cache
-    attend: LayerAttention  # what attends in layers without a window
-    chunk: int  # tokens that go through a step together, but for attention
-    pace: Pace  # counts tokens x layers
+    attend: LayerAttention  # attention of the layers without a window
+    chunk: int  # tokens that pass a step together, except attention
+    pace: ProgressReporter  # counts tokens x layers
     hooks: Hooks = NO_HOOKS
     reached: dict[int, Ints] = field(default_factory=dict)  # see `with_reach`
 
     def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
-        """The stream (n, hidden) through a layer, in place; only its last `rows` come out. Without `finish` an
-        attention layer stops once its keys, its values and the last queries are known and seen."""
-        steps = self.model.trunk.layers[index]
+        """Pass the stream (n, hidden) through a layer, in place, and return its last `rows`. With ``finish=False`` an
+        attention layer stops once its keys, its values and the last queries are computed and shown to the hook."""
+        steps = self.model.weights.layers[index]
         rows = min(rows, len(x))
         first = len(x) - rows
         if isinstance(steps[0][0], Qkv):
-            q, gate = self.enter(index, x, rows, tell=not finish)
+            q, gate = self.qkv_proj(index, x, rows, report_progress=not finish)
             if self.hooks.on_attention is not None:
                 self.hooks.on_attention(index, q, self.cache)
             if finish:
                 mixed = [self.attention(index, q, gate)]
-                del q, gate  # as large as the prompt: gone before the feed-forward needs room
-                self.leave(index, x[first:], mixed)
+                del q, gate  # as large as the prompt: freed before the feed-forward needs memory
+                self.out_proj(index, x[first:], mixed)
                 self.pace.done(first)
         elif finish:
             for part, flow in self.flows(x, rows):
                 done = self.model.pass_layer(steps, flow)
-                if not is_device(done):  # on the device it is there already
+                if not is_device(done):  # on the device the steps work in place
                     x[part.stop - len(done) : part.stop] = done
                 self.pace.done(part.stop - part.start)
         else:
@@ -71,8 +73,8 @@ class Walk:
         return x[first:]
 
     def attention(self, index: int, q: Floats, gate: Floats | None) -> Floats:
-        """What queries of the last tokens make of a layer, gated."""
-        step = self.model.trunk.layers[index][0][1]
+        """Compute the attention output of a layer for the queries of the last tokens, gated."""
+        step = self.model.weights.layers[index][0][1]
         assert isinstance(step, Attend), f"layer {index} does not attend"
         attend = self.attend if step.mixer.rule.window is None else dense_attention
         rule = step.mixer.rule
@@ -81,11 +83,12 @@ class Walk:
             rule = rule.of_run(slice(len(self.positions) - len(q), None))
         return attend(self.cache, index, q, gate, rule)
 
-    def enter(
-        self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None
+    def qkv_proj(
+        self, index: int, x: Floats, rows: int, report_progress: bool, into: Floats | None = None
     ) -> tuple[Floats, Floats | None]:
-        """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
-        qkv, on_device = self.model.trunk.layers[index][0][0], is_device(x)
+        """Run the steps before attention, chunk by chunk; return the queries (written to `into`, if given) and gates of
+        the last `rows` tokens."""
+        qkv, on_device = self.model.weights.layers[index][0][0], is_device(x)
         assert isinstance(qkv, Qkv), f"layer {index} does not attend"
         sizes = qkv.mixer.sizes
         xp = import_cupy() if on_device else np
@@ -93,24 +96,26 @@ class Walk:
         q: Floats = xp.empty((rows, sizes.heads, sizes.head_dim), kind) if into is None else into
         shape, gated = (rows, sizes.heads, 2 * sizes.head_dim), self.model.config.gated
         gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if gated else None
-        at = 0
+        start = 0
         for part, flow in self.flows(x, rows):
-            end = at + flow.rows
-            to = q if flow.rows == rows else q[at:end]
+            end = start + flow.rows
+            to = q if flow.rows == rows else q[start:end]
             qkv(flow, to)
+            # the step writes to `to` itself only if it computes all rows of its chunk
             if flow.q is not to and flow.rows:
                 to[...] = flow.q
             if gates is not None and flow.rows:
-                gates[at:end] = flow.gate
-            at = end
-            if tell:
+                gates[start:end] = flow.gate
+            start = end
+            if report_progress:
                 self.pace.done(part.stop - part.start)
         return q, gates
 
-    def leave(self, index: int, x: Floats, mixed: list[Any]) -> None:
-        """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place. What attention
-        made is taken out of `mixed`, so that nobody holds it for longer."""
-        (_, _, *rest), feed = self.model.trunk.layers[index]
+    def out_proj(self, index: int, x: Floats, mixed: list[Any]) -> None:
+        """Run the steps after attention, chunk by chunk: output projection and feed-forward. Updates the stream (n,
+        hidden) in place. The attention output is removed from the list `mixed`, so that no one keeps it alive
+        longer."""
+        (_, _, *rest), feed = self.model.weights.layers[index]
         whole = mixed.pop()
         for part, flow in self.flows(x, len(x)):
             flow.h = whole if flow.rows == len(whole) else whole[part]
@@ -120,25 +125,25 @@ class Walk:
             self.pace.done(part.stop - part.start)
 
     def flows(self, x: Floats, rows: int) -> Iterator[tuple[slice, Flow]]:
-        """The stream (n, hidden) chunk by chunk, to go through steps of which the last `rows` tokens are wanted."""
-        for part, wanted in slices(len(x), self.chunk, rows):
-            if part.stop - part.start == len(self.positions):  # to cut an array takes the host a good part of a launch
-                yield part, Flow(x, self.positions, self.cache, wanted)
+        """Yield the stream (n, hidden) chunk by chunk, for steps of which the last `rows` tokens are needed."""
+        for part, needed in slices(len(x), self.chunk, rows):
+            if part.stop - part.start == len(self.positions):  # slicing costs the host a good part of a launch
+                yield part, Flow(x, self.positions, self.cache, needed)
             else:
-                yield part, Flow(x[part], self.positions[part], self.cache, wanted)
+                yield part, Flow(x[part], self.positions[part], self.cache, needed)
 
 
 def chunk_on_device(config: ModelConfig) -> int:
-    """Tokens of a prompt that the device projects together where it is read layer by layer.
+    """Return the number of tokens that the device projects together in a layer-major prefill.
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> chunk_on_device(find_shape("qwen3-0.6b").config)
     16384
     """
-    return NARROW_CHUNK if config.hidden <= NARROW else CHUNK_BY_LAYER["cuda"]
+    return NARROW_CHUNK if config.hidden <= NARROW else LAYER_MAJOR_CHUNK["cuda"]
 
 
-def prefill_by_layer(
+def prefill_layer_major(
     model: Model,
     ids: Ints,
     positions: Ints,
@@ -152,16 +157,16 @@ def prefill_by_layer(
 ) -> Floats:
     """Read a prompt layer by layer: all of it through layer 0, then all of it through layer 1, and so on.
 
-    The same numbers as `prefill`, beyond rounding. Projections and feed-forward go chunk by chunk, attention once a
-    layer. With ``keep_kv=False`` the pages of each layer are released after it, so a cache with ``layers=1`` is large
-    enough; no token can be decoded from it afterwards.
+    The result equals that of `prefill`, within rounding. Projections and feed-forward run chunk by chunk, attention
+    once per layer. With ``keep_kv=False`` the pages of each layer are released after it, so a cache with ``layers=1``
+    is large enough; no token can be decoded from it afterwards.
 
     Parameters
     ----------
     attend : LayerAttention
-        What attends in every layer that has no window.
+        Attention of every layer that has no window.
     hooks : Hooks
-        Called once a layer, in the last one with the queries of the last `rows`; progress counts tokens x layers.
+        Called once per layer, in the last layer with the queries of the last `rows`; progress counts tokens x layers.
     model, ids, positions, cache, chunk, rows
         See `prefill`.
 
@@ -171,13 +176,12 @@ def prefill_by_layer(
         Logits of the last token.
     """
     model.check_loaded()
-    how = attend, rows, None, chunk, hooks
-    x = _read(model, ids, positions, cache, *how, keep_kv=keep_kv)
+    x = _read(model, ids, positions, cache, attend, rows, None, chunk, hooks, keep_kv=keep_kv)
     logits: Floats = model.head(x[-1:])[0]
     return logits
 
 
-def read_by_layer(
+def read_layer_major(
     model: Model,
     ids: Ints,
     positions: Ints,
@@ -190,16 +194,16 @@ def read_by_layer(
     keep_kv: bool = False,
     chunk: int | None = None,
 ) -> None:
-    """Read a prompt for what its attention layers show, with the keys and values of one layer at a time.
+    """Read a prompt for what its attention layers show to hooks, storing the keys and values of one layer at a time.
 
-    Layers from `depth` on are not run, and of the last one run only keys, values and the queries of the last `rows`
-    tokens are computed. With `keep_kv` the cache, which is then one of those layers, goes on holding all of it, and
-    more tokens can be read. Everything else is as in `prefill_by_layer`.
+    Layers from `depth` on are not run, and of the last layer that is run only keys, values and the queries of the last
+    `rows` tokens are computed. With `keep_kv` the cache, which then covers these layers, keeps all of it, and more
+    tokens can be read. Everything else is as in `prefill_layer_major`.
     """
     _read(model, ids, positions, cache, attend, rows, depth, chunk, hooks, finish=False, keep_kv=keep_kv)
 
 
-def stream_by_layer(
+def stream_layer_major(
     model: Model,
     ids: Ints,
     positions: Ints,
@@ -212,12 +216,12 @@ def stream_by_layer(
 ) -> Floats:
     """Read a prompt for its residual stream after the first `depth` layers, all of them by default.
 
-    One layer's keys and values are held at a time. Everything else is as in `read_by_layer`.
+    The keys and values of one layer are stored at a time. Everything else is as in `read_layer_major`.
 
     Returns
     -------
     float32 (n, hidden)
-        Where the model is; what `Model.head` takes, if all layers were run.
+        Where the model is; the input of `Model.head`, if all layers were run.
     """
     return _read(model, ids, positions, cache, attend, max(1, len(ids)), depth, chunk, hooks)
 
@@ -236,22 +240,23 @@ def _read(
     finish: bool = True,
     keep_kv: bool = False,
 ) -> Floats:
-    """The stream through so many layers, of the last one for the last `rows` alone, which is finished or not."""
+    """Return the stream after `depth` layers; the last of them is computed for the last `rows` only, and finished or
+    not."""
     depth = model.config.layers if depth is None else depth
     model.check_loaded(depth)
     if chunk is None:
-        chunk = CHUNK_BY_LAYER["cpu"] if model.device == "cpu" else chunk_on_device(model.config)
+        chunk = LAYER_MAJOR_CHUNK["cpu"] if model.device == "cpu" else chunk_on_device(model.config)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
-    if len(ids) > cache.most_at_once:  # all of them are cached before the first one attends
+    if len(ids) > cache.most_at_once:  # all of them are stored before the first one attends
         raise PromptError(
-            f"{len(ids)} tokens layer by layer, and layers of this cache with a window take {cache.most_at_once} at "
-            "once; read them by prefill, or into a cache of all tokens"
+            f"a layer-major prefill stores all {len(ids)} tokens of a layer, and windowed layers of this cache take "
+            f"{cache.most_at_once} at once; use prefill, or a cache without `windows`"
         )
-    pace = Pace(model, hooks.progress)
-    x, walk = model.embed(ids), Walk(model, model.place(positions), cache, attend, chunk, pace, hooks)
+    pace = ProgressReporter(model, hooks.progress)
+    x, prompt_pass = model.embed(ids), LayerMajorPass(model, model.place(positions), cache, attend, chunk, pace, hooks)
     for index in range(depth):
         last = index == depth - 1
-        x = walk.layer(index, x, rows if last else len(x), finish=finish or not last)
+        x = prompt_pass.layer(index, x, rows if last else len(x), finish=finish or not last)
         if not keep_kv:
             cache.release(index)
     pace.done(len(ids) * (model.config.layers - depth), ahead=0)
@@ -268,10 +273,10 @@ def prefill_sparse(
     chunk: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Floats, tuple[float, ...]]:
-    """Read a prompt whose attention layers see, of what came before, the key blocks a selector lists.
+    """Read a prompt whose attention layers see, of the preceding tokens, only the key blocks that a selector lists.
 
-    Chunks go one after the other through all layers, each seeing the cache as its prefix. The last query blocks of
-    the prompt see everything where the selector has it so; those of the chunks before do not.
+    Chunks pass all layers one after the other, each with the cache as its prefix. If the selector says so, the last
+    query blocks of the prompt see everything; those of earlier chunks do not.
 
     Parameters
     ----------
@@ -280,18 +285,17 @@ def prefill_sparse(
     cache : Cache
         Of any format, rotated or not; may hold earlier tokens of the same sequence.
     selector : BlockSelector
-        ``FlashPrefill(alpha=0.1)`` for example.
+        For example ``FlashPrefill(alpha=0.1)``.
     chunk : int, optional
-        Tokens of a chunk; a good number by default. The result depends on it a little, since query blocks begin
-        where chunks do.
+        Tokens of a chunk. The result depends on it slightly, since query blocks start where chunks do.
 
     Returns
     -------
     logits : float32 (vocab,)
-        Of the last token, where the model is.
+        Logits of the last token, where the model is.
     densities : tuple of float
-        Share of the causal blocks that each attention layer read; the last layer, of which one row a chunk is
-        computed, reads all and is not listed.
+        Share of the causal blocks that each attention layer read. The last layer is not listed: one row per chunk is
+        computed there, and it reads all blocks.
 
     Raises
     ------
@@ -301,27 +305,27 @@ def prefill_sparse(
     chunk = min(SPARSE_CHUNK[model.device] if chunk is None else chunk, cache.most_at_once)
     inside = min(chunk, CHUNK[model.device])
     ids, positions = checked_prompt(model, ids, positions, chunk, 1, cache)
-    attend, told = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
+    attend, reported = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
     logits = None
     for part, _ in slices(len(ids), chunk, 1):
         if part.stop == len(ids):
-            attend = replace(attend, ends=True)  # what was read is shared
-        logits = prefill_by_layer(
-            model, ids[part], positions[part], cache, chunk=inside, attend=attend, hooks=Hooks(progress=told)
+            attend = replace(attend, ends=True)  # the copy shares the block counts
+        logits = prefill_layer_major(
+            model, ids[part], positions[part], cache, chunk=inside, attend=attend, hooks=Hooks(progress=reported)
         )  # fmt: skip
     assert logits is not None
     return logits, attend.densities()
 
 
 def _whole_tokens(layers: int, progress: Progress | None) -> Progress | None:
-    """Tells of tokens that are through all layers, given tokens x layers."""
+    """Convert progress in tokens x layers to tokens that have passed all layers."""
     if progress is None:
         return None
-    told, tell = 0, progress
+    total, report_progress = 0, progress
 
     def count(amount: int) -> None:
-        nonlocal told
-        before, told = told, told + amount
-        tell(told // layers - before // layers)
+        nonlocal total
+        before, total = total, total + amount
+        report_progress(total // layers - before // layers)
 
     return count

@@ -1,4 +1,5 @@
-"""Launches of a layer, recorded once in parts and queued again for the others, by one card or by each of several."""
+"""Launch replay: the launches of a layer are recorded once, in segments, and submitted again for the other layers, by
+one GPU or by each of several."""
 
 from __future__ import annotations
 
@@ -11,284 +12,317 @@ from sp.arrays import Floats, Ints
 from sp.kernels import debugging, import_cupy
 from sp.kernels.repeats import Recording, Repeat, watched
 from sp.kernels.scratch import Scratch
-from sp.models.cache.carry import copy_over
-from sp.models.cache.striped import StripedCache, Stripes
+from sp.models.cache.context_parallel_cache import ContextChunks, ContextParallelCache
+from sp.models.cache.transfer import copy_over
 from sp.models.config import ModelConfig
-from sp.models.layer.steps import Attend, Qkv, Step, dense_attention
+from sp.models.layer.steps import Attend, LayerStep, Qkv, dense_attention
 from sp.models.network.model import Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.models.run.chunked import checked_prompt
-from sp.models.run.hooks import Hooks, Pace
-from sp.models.run.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention
-from sp.models.run.layer_major import NARROW, Walk, chunk_on_device
+from sp.models.run.hooks import Hooks, ProgressReporter
+from sp.models.run.layer_attention import BlockCounts, ByEnergy, LayerAttention, SparseAttention
+from sp.models.run.layer_major import NARROW, LayerMajorPass, chunk_on_device
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 
 
-class Part(NamedTuple):
-    """What comes before attention in a layer, or what comes after it."""
+class LayerSegment(NamedTuple):
+    """The steps of a layer before attention, or those after it."""
 
-    kind: Any  # what parts have in common that can be repeated with each other's arrays; None of one that cannot
-    arrays: list[Any]  # where its weights lie
-
-
-class LayerParts(NamedTuple):
-    """What a layer reads of its weights, before attention and after it."""
-
-    enter: Part
-    leave: Part
+    kind: Any  # equal for segments whose launches can be replayed with each other's arrays; None if not replayable
+    arrays: list[Any]  # its weights
 
 
-def parts_of(model: Model) -> list[LayerParts]:
-    """All layers of a model; none where nothing can be repeated."""
+class LayerSegments(NamedTuple):
+    """The two segments of a layer: norm, QKV projections and RoPE, and everything after attention."""
+
+    qkv_proj: LayerSegment
+    out_proj: LayerSegment
+
+
+def segments_of(model: Model) -> list[LayerSegments]:
+    """Return the segments of all layers; an empty list if nothing can be replayed."""
     if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
         return []
-    return model.trunk.found(_parts_of)
+    return model.weights.memoized(_segments_of)
 
 
-def refusal(model: Model) -> str | None:
-    """Which step of which layer cannot be repeated, so that each layer's is launched anew; None if all can be."""
-    return "experts of some layers wait in host memory" if model.cold is not None else model.trunk.found(_refusal_of)
+def replay_refusal(model: Model) -> str | None:
+    """Return the step and layer that prevents a replay, so that every layer is launched by itself; None if all can be
+    replayed."""
+    if model.cold is not None:
+        return "experts of some layers wait in host memory"
+    return model.weights.memoized(_refusal_of)
 
 
-def _refusal_of(trunk: Trunk) -> str | None:
-    for index, (mix, feed) in enumerate(trunk.layers):
+def _refusal_of(weights: ModelWeights) -> str | None:
+    for index, (mix, feed) in enumerate(weights.layers):
         for step in (*mix, *feed):
             reads = step.reads()
             if reads is None:
-                half = getattr(step, "mixer", None) or getattr(step, "ffn", step)
-                return f"layer {index}: {type(half).__name__} does not say what it reads"
-            if not all(isinstance(one, PackedWeight) for one in reads if hasattr(one, "format")):
+                sublayer = getattr(step, "mixer", None) or getattr(step, "ffn", step)
+                return f"layer {index}: {type(sublayer).__name__} does not list the weights it reads"
+            if not all(isinstance(array, PackedWeight) for array in reads if hasattr(array, "format")):
                 return f"layer {index}: its weights are not packed, as on the CPU"
             if isinstance(step, Attend) and step.mixer.spec.window is not None:
-                return f"layer {index} attends in a window, others may not"
+                return f"layer {index} attends in a window, and other layers may not"
             if isinstance(step, Attend) and step.mixer.config.gated:
-                return f"layer {index}: attention passes a gate"
+                return f"layer {index}: its attention output is gated"
     return None
 
 
-def _parts_of(trunk: Trunk) -> list[LayerParts]:
-    if any(block.spec.window is not None for block in trunk.blocks):
-        return []  # attention is recorded in one layer for all
-    found = []
-    for block, ((first, *rest), feed) in zip(trunk.blocks, trunk.layers, strict=True):
+def _segments_of(weights: ModelWeights) -> list[LayerSegments]:
+    if any(block.spec.window is not None for block in weights.blocks):
+        return []  # one layer's attention is replayed for all layers, so all must attend alike
+    segments = []
+    for block, ((first, *rest), feed) in zip(weights.blocks, weights.layers, strict=True):
         kind, attends = (block.spec.rope, block.spec.activation), isinstance(first, Qkv)
-        enter, leave = ([first], [*rest[1:], *feed]) if attends else ([], [])
-        found.append(LayerParts(_part(enter, "enter", *kind), _part(leave, "leave", *kind)))
-    return found
+        qkv_proj, out_proj = ([first], [*rest[1:], *feed]) if attends else ([], [])
+        segments.append(LayerSegments(_segment(qkv_proj, "enter", *kind), _segment(out_proj, "leave", *kind)))
+    return segments
 
 
-def _part(steps: Sequence[Step], *side: Any) -> Part:
-    """The part of some steps, on that side of attention of such a layer; where it is not known what they read, or
-    there are none, it cannot be repeated."""
+def _segment(steps: Sequence[LayerStep], *side: Any) -> LayerSegment:
+    """Return the segment of some steps. It cannot be replayed if there are no steps, or if a step does not list what it
+    reads. `side`: distinguishes segments before and after attention."""
     reads = [step.reads() for step in steps]
-    every = sorted((one for some in reads for one in some or ()), key=lambda one: not hasattr(one, "format"))
-    packed = all(isinstance(one, PackedWeight) for one in every if hasattr(one, "format"))
-    if not packed or not every or any(some is None for some in reads):
-        return Part(None, [])
+    arrays_read = (array for listed_arrays in reads for array in listed_arrays or ())
+    every = sorted(arrays_read, key=lambda array: not hasattr(array, "format"))  # matrices first
+    packed = all(isinstance(array, PackedWeight) for array in every if hasattr(array, "format"))
+    if not packed or not every or any(listed_arrays is None for listed_arrays in reads):
+        return LayerSegment(None, [])
     kinds, arrays, together = list(side), list[Any](), dict[int, Any]()
-    for one in every:
-        made, kept = (one.format.name, one.math) if isinstance(one, PackedWeight) else (), getattr(one, "kept", None)
-        kinds.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
-        arrays.append(one.data if isinstance(one, PackedWeight) else one)
-        if kept:
-            together[id(kept.rows)] = kept.rows
-    return Part(tuple(kinds), arrays + [each for rows in together.values() for each in (rows.codes, rows.scales)])
+    for array in every:
+        is_packed, prequantized = isinstance(array, PackedWeight), getattr(array, "kept", None)
+        form = (array.format.name, array.math) if is_packed else ()
+        kinds.append((*form, array.shape, prequantized and (prequantized.first, prequantized.rows.codes.shape)))
+        arrays.append(array.data if is_packed else array)
+        if prequantized:  # several weights may share the same prequantized rows, which are listed once
+            together[id(prequantized.rows)] = prequantized.rows
+    return LayerSegment(
+        tuple(kinds), arrays + [array for rows in together.values() for array in (rows.codes, rows.scales)]
+    )
 
 
-Asked = tuple[Floats, Floats | None]  # queries and gates of the layer that is next to attend
+QueriesAndGates = tuple[Floats, Floats | None]  # queries and gates of the layer that is next to attend
 
 MOST_VALUES = 36864 * 1024
-"""Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer
-than the host. Of 32,768 tokens an eighth more: by so much stripes may be longer than equal parts of a prompt."""
+"""Values of the residual stream of the largest context chunk whose launches are recorded: for larger ones the device is
+slower than the host. This is 32,768 tokens and an eighth more, by which context chunks may exceed equal parts."""
 WORTH = 3
-"""Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
+"""Least number of uses for which launches are recorded. Recording costs as much as launching twice, a replay a fifth of
+a launch."""
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated."""
+    """Recorded attention: the launches, the output array, and for sparse attention the block lists, which every replay
+    overwrites."""
 
     repeat: Repeat
     output: Floats
-    read: Read | None
+    block_counts: BlockCounts | None
 
-    def listed(self) -> list[Read]:
-        """What was listed last, kept for later: the next layer's takes its place."""
-        return [] if self.read is None else [self.read._replace(counts=_apart(self.read.counts))]
+    def copied_counts(self) -> list[BlockCounts]:
+        """Copy the block counts of the last run, before the next layer overwrites them."""
+        return [] if self.block_counts is None else [self.block_counts._replace(counts=_copy(self.block_counts.counts))]
 
 
-class Room(NamedTuple):
-    """Memory for recorded attention, and for the rest of a layer. Apart, since a stripe's attention is recorded when
-    the rest of another's is: what it wrote must not lie where that has its own arrays when it reads it."""
+class ReplayWorkspace(NamedTuple):
+    """Memory for recorded attention, and for the rest of a layer. They are separate, because the attention of one chunk
+    is recorded when the rest of another chunk already is: attention's output must not share memory with the arrays of
+    the segment that reads it."""
 
     attention: Scratch
     rest: Scratch
 
 
 @contextmanager
-def room_for(layers: list[LayerParts]) -> Iterator[Room | None]:
-    """Room on the present stream, given back in the end, when its users are gone; none without layers."""
+def replay_workspace(layers: list[LayerSegments]) -> Iterator[ReplayWorkspace | None]:
+    """Yield a workspace on the current stream, freed at the end, after its users are gone; None without layers."""
     if not layers:
         yield None
         return
     with Scratch() as attention, Scratch() as rest:
-        yield Room(attention, rest)
+        yield ReplayWorkspace(attention, rest)
 
 
-class RepeatedLayers:
-    """The launches of one stripe, layer by layer, each part of a layer recorded once and repeated in the others.
+class ReplayedLayers:
+    """The launches of one context chunk, layer by layer; each segment of a layer is recorded once and replayed for the
+    others.
 
-    Keys and values of two layers are held, in turn, and so are two arrays of queries. So attention is the same in every
-    layer but for where these lie. What comes before it and what comes after it are so but for the weights, and also
-    the same for every stripe of as many tokens but for where its stream, its queries and its pages lie.
-    `walk`: with the cache of a reading in stripes. `stream`, float32 (tokens, hidden): of the stripe. `which`: of the
-    cache's stripes. `layers`: of the model; see `parts_of`. `room`: memory for what launches make, see `room_for`; None
-    only without `layers`. Stripes on one stream share it. `before`: of a stripe on the same stream that passes every
-    layer before this one. `able`: whether launches are repeated. Among cards the last layer is then asked for as many
-    queries as the others.
+    Keys and values of two layers are stored, alternately, and so are two arrays of queries. Attention is therefore the
+    same in every layer except for these addresses. The segments before and after it also differ by the weights, and
+    between chunks of equal length by the addresses of stream, queries and pages.
+
+    Parameters
+    ----------
+    prompt_pass : LayerMajorPass
+        Pass over the chunk, with a `ContextParallelCache`.
+    stream : float32 (tokens, hidden)
+        Residual stream of the chunk.
+    which : int
+        Index of the chunk among those of the cache.
+    layers : list of LayerSegments
+        Segments of the model, see `segments_of`.
+    workspace : ReplayWorkspace or None
+        Memory for intermediate arrays; None only without `layers`. Chunks on one stream share it.
+    before : ReplayedLayers, optional
+        Launches of a chunk on the same stream that passes every layer before this one.
+
+    Attributes
+    ----------
+    able : bool
+        True if launches are replayed. With several GPUs the last layer then computes as many queries as the others.
     """
 
     def __init__(
         self,
-        walk: Walk,
+        prompt_pass: LayerMajorPass,
         stream: Floats,
         which: int,
-        layers: list[LayerParts],
-        room: Room | None,
-        before: RepeatedLayers | None = None,
+        layers: list[LayerSegments],
+        workspace: ReplayWorkspace | None,
+        before: ReplayedLayers | None = None,
     ) -> None:
-        c, tokens = walk.model.config, len(stream)
-        self.able = room is not None and may_repeat(c, walk.attend, tokens)
-        self._walk, self._stream, self._which, self._layers, self._room = walk, stream, which, layers, room
+        c, tokens = prompt_pass.model.config, len(stream)
+        self.able = workspace is not None and may_replay(c, prompt_pass.attend, tokens)
+        self._prompt_pass, self._stream, self._which = prompt_pass, stream, which
+        self._layers, self._workspace = layers, workspace
         self._attention: _Attention | None = None
-        self._parts, self._stripes = dict[Any, Repeat](), 1
+        self._segments, self._chunks = dict[Any, Repeat](), 1
         if before is not None and len(before._stream) == tokens:
-            before._stripes = 2  # who find all that was recorded
-            self._parts = before._parts
+            before._chunks = 2  # both chunks use what the first one records
+            self._segments = before._segments
         shape = tokens, c.heads, c.head_dim
-        self._queries = [import_cupy().empty(shape, "float16") for _ in range(2 if self.able else 0)]
+        self._query_buffers = [import_cupy().empty(shape, "float16") for _ in range(2 if self.able else 0)]
 
-    def queries(self, layer: int) -> Floats | None:
-        """Where the queries of a layer go, if all layers are to find them there."""
-        return self._queries[layer % 2] if self._queries else None
+    def query_buffer(self, layer: int) -> Floats | None:
+        """Return the array for the queries of a layer, if recorded attention expects them there."""
+        return self._query_buffers[layer % 2] if self._query_buffers else None
 
-    def enter(self, layer: int) -> Asked:
-        """What comes before attention in a layer, for all tokens of the stripe."""
+    def qkv_proj(self, layer: int) -> QueriesAndGates:
+        """Run the steps before attention in a layer, for all tokens of the chunk."""
 
-        def make() -> Asked:
-            return self._walk.enter(layer, self._stream, len(self._stream), tell=False, into=self.queries(layer))
+        def launch() -> QueriesAndGates:
+            return self._prompt_pass.qkv_proj(
+                layer, self._stream, len(self._stream), report_progress=False, into=self.query_buffer(layer)
+            )
 
         if not self.able:
-            return make()
-        cache: Any = self._walk.cache
-        places = [self.queries(layer), cache.own_pages(layer, self._which), self._walk.positions]
-        made: Asked | None = self._part(self._layers[layer].enter, layer, places, make)
-        if made is not None:
-            return made
+            return launch()
+        cache: Any = self._prompt_pass.cache
+        places = [self.query_buffer(layer), cache.own_pages(layer, self._which), self._prompt_pass.positions]
+        queries: QueriesAndGates | None = self._segment(self._layers[layer].qkv_proj, layer, places, launch)
+        if queries is not None:
+            return queries
         cache.appended(layer, len(self._stream))
-        return self._queries[layer % 2], None
+        return self._query_buffers[layer % 2], None
 
-    def attend(self, layer: int, asked: Asked) -> list[Floats]:
-        """Attention of a layer, alone in a list."""
-        cache: Any = self._walk.cache
+    def attend(self, layer: int, queries: QueriesAndGates) -> list[Floats]:
+        """Run the attention of a layer and return its output, as the only item of a list."""
+        cache: Any = self._prompt_pass.cache
         known = self._attention
         if not self.able or (known is None and len(self._layers) - layer <= WORTH):
-            return [self._walk.attention(layer, *asked)]
-        assert self._room is not None
-        arrays = [self.queries(layer), cache.all_pages(layer)]
+            return [self._prompt_pass.attention(layer, *queries)]
+        assert self._workspace is not None
+        arrays = [self.query_buffer(layer), cache.all_pages(layer)]
         if known is not None:
-            known.repeat([one.data.ptr for one in arrays])
-            self._reads.setdefault(layer, []).extend(known.listed())
+            known.repeat([array.data.ptr for array in arrays])
+            self._reads.setdefault(layer, []).extend(known.copied_counts())
             return [known.output]
-        output, repeat = self._recorded(self._room.attention, arrays, lambda: self._walk.attention(layer, *asked))
+        output, repeat = self._recorded(
+            self._workspace.attention, arrays, lambda: self._prompt_pass.attention(layer, *queries)
+        )
         if repeat is not None:
             reads = self._reads.get(layer, [])
             self._attention = _Attention(repeat, output, reads.pop() if reads else None)
-            reads.extend(self._attention.listed())
+            reads.extend(self._attention.copied_counts())
         return [output]
 
-    def leave(self, layer: int, attended: list[Floats]) -> None:
-        """What comes after attention in a layer. `attended`: of `attend`; it is taken out where launches are made, so
-        that nobody holds it for longer."""
+    def out_proj(self, layer: int, attended: list[Floats]) -> None:
+        """Run the steps after attention in a layer: output projection and feed-forward. `attended`: result of `attend`;
+        it is removed from the list when launches are made, so that no one keeps it alive longer."""
 
-        def make() -> None:
-            self._walk.leave(layer, self._stream, attended)
+        def launch() -> None:
+            self._prompt_pass.out_proj(layer, self._stream, attended)
 
         if self.able:
-            self._part(self._layers[layer].leave, layer, attended, make)
+            self._segment(self._layers[layer].out_proj, layer, attended, launch)
         else:
-            make()
+            launch()
 
-    def _part(self, part: Part, layer: int, places: list[Any], make: Callable[[], Any]) -> Any:
-        """What was made of a part of a layer; None where it was repeated."""
-        known = self._parts.get(part.kind)
-        if known is None and not self._comes_often(part.kind, layer):
-            return make()
-        arrays = [*part.arrays, self._stream, *places]
-        if known is not None:
-            known([one.data.ptr for one in arrays])
+    def _segment(self, segment: LayerSegment, layer: int, places: list[Any], launch: Callable[[], Any]) -> Any:
+        """Launch or replay a segment of a layer; return the result of the launch, None after a replay."""
+        replay = self._segments.get(segment.kind)
+        if replay is None and not self._comes_often(segment.kind, layer):
+            return launch()
+        arrays = [*segment.arrays, self._stream, *places]
+        if replay is not None:
+            replay([array.data.ptr for array in arrays])
             return None
-        assert self._room is not None
-        made, repeat = self._recorded(self._room.rest, arrays, make)
+        assert self._workspace is not None
+        result, repeat = self._recorded(self._workspace.rest, arrays, launch)
         if repeat is not None:
-            self._parts[part.kind] = repeat
-        return made
+            self._segments[segment.kind] = repeat
+        return result
 
     def _comes_often(self, kind: Any, layer: int) -> bool:
-        """Whether it pays to record a part of such a kind in a layer."""
-        coming = sum(kind in (one.enter.kind, one.leave.kind) for one in self._layers[layer:])
-        return kind is not None and coming * self._stripes >= WORTH
+        """Return True if enough layers remain for recording a segment of this kind to pay."""
+        coming = sum(kind in (layer_.qkv_proj.kind, layer_.out_proj.kind) for layer_ in self._layers[layer:])
+        return kind is not None and coming * self._chunks >= WORTH
 
-    def _recorded(self, scratch: Scratch, arrays: list[Any], make: Callable[[], Any]) -> tuple[Any, Repeat | None]:
-        """What is made, and what makes it again with other arrays; where that cannot be, nothing more is repeated."""
+    def _recorded(self, scratch: Scratch, arrays: list[Any], launch: Callable[[], Any]) -> tuple[Any, Repeat | None]:
+        """Launch and record; return the result, and the replay for other arrays. If no replay is possible, nothing more
+        is recorded."""
         recording = Recording(scratch)
         with recording.going_on():
-            made = make()
+            result = launch()
         repeat = recording.repeat(arrays)
         self.able = repeat is not None
-        return made, repeat
+        return result, repeat
 
     @property
-    def _reads(self) -> dict[int, list[Read]]:
-        """What attention listed, layer by layer."""
-        attend = self._walk.attend
+    def _reads(self) -> dict[int, list[BlockCounts]]:
+        """Block counts of sparse attention, by layer."""
+        attend = self._prompt_pass.attend
         return attend.reads if isinstance(attend, SparseAttention) else {}
 
 
-def _apart(array: Any) -> Any:
-    """A copy by the present stream."""
+def _copy(array: Any) -> Any:
+    """Copy an array on the current stream."""
     copy = import_cupy().empty(array.shape, array.dtype)
     copy_over(array, copy)
     return copy
 
 
-def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
-    """Whether it pays to repeat launches for so many tokens, and `attend` is known to launch kernels of `sp` and to do
-    nothing else on the device, and the same in every layer."""
+def may_replay(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
+    """Return True if a replay pays for so many tokens, and if `attend` is known to launch only kernels of `sp` on the
+    device, the same ones in every layer."""
     known = type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy)
     return pays(config, tokens, most) and (known or attend is dense_attention)
 
 
 def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
-    """Whether all layers attend alike, without gates, and so many tokens are `short`."""
-    alike = len(config.attention_layers) == config.layers and not config.gated and not any(config.windows)
-    return alike and short(config, tokens, most)
+    """Return True if all layers attend alike, without gates, and so many tokens are `short`."""
+    uniform = len(config.attention_layers) == config.layers and not config.gated and not any(config.windows)
+    return uniform and short(config, tokens, most)
 
 
 def short(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
-    """Whether the stream of so many tokens has at most `most` values, or is `NARROW`."""
+    """Return True if the stream of so many tokens has at most `most` values, or is `NARROW`."""
     return tokens * config.hidden <= most or config.hidden <= NARROW
 
 
 MOST_ALONE = {Math.BF16: 12288 * 1024, Math.FP8: 12288 * 1024, Math.INT8: 16384 * 1024}
-"""Values of the residual stream of the longest prompt that is read so, by what products are made in: what is recorded
-is planned before the device begins, which otherwise goes on beside. By a drafter of 0.6B an H100 with a slow host took
-34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and so takes 21, 27 and 43; in BF16 27, 40 and 43, and so
-16, 26 and 45. An H200 took 43, 32 and 39 ms for 10,240, 12,288 and 16,384 in BF16, and so 29, 31 and 40."""
+"""Values of the residual stream of the longest prompt that is read with replay, by precision. Recorded launches are
+prepared before the device starts, while plain launches overlap with its work. With a drafter of 0.6B an H100 with a
+slow host took 34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and 21, 27 and 43 ms with replay; in BF16
+27, 40 and 43 ms, and 16, 26 and 45 with replay. An H200 took 43, 32 and 39 ms for 10,240, 12,288 and 16,384 tokens in
+BF16, and 29, 31 and 40 with replay."""
 
 
-def read_repeated(
+def read_with_replay(
     model: Model,
     ids: Ints,
     positions: Ints,
@@ -298,28 +332,28 @@ def read_repeated(
     rows: int = 1,
     depth: int | None = None,
 ) -> bool:
-    """Read a prompt as `read_by_layer` does into a cache that goes away, if that pays and can be done.
+    """Read a prompt as `read_layer_major` does into a temporary cache, if replay pays and is possible.
 
-    It pays where a host takes longer to plan the launches of a layer than the device takes for it: see `MOST_ALONE`.
-    Keys, values and queries of two layers are held, and what a layer makes on its way: not under a limit of memory.
-    What is read is the same to the bit.
+    It pays if the host takes longer to prepare the launches of a layer than the device takes to run them: see
+    `MOST_ALONE`. Keys, values and queries of two layers and the intermediate arrays of a layer stay allocated, so it is
+    not used under a memory limit. The result is the same to the bit.
 
     Parameters
     ----------
     model, ids, positions, hooks, attend, rows, depth
-        See `read_by_layer`.
+        See `read_layer_major`.
 
     Returns
     -------
     bool
-        Whether it was read. If not, nothing was done.
+        True if the prompt was read; if False, nothing was done.
 
     Examples
     --------
     >>> import numpy as np
     >>> from sp.models import Hooks, load_model
     >>> from sp.session.loaded import embedded
-    >>> read_repeated(load_model(embedded("drafter")), np.arange(600), np.arange(600), Hooks())  # on the CPU
+    >>> read_with_replay(load_model(embedded("drafter")), np.arange(600), np.arange(600), Hooks())  # on the CPU
     False
     """
     if model.device != "cuda":
@@ -328,27 +362,34 @@ def read_repeated(
     depth = layers if depth is None else depth
     model.check_loaded(depth)
     most = MOST_ALONE[model.arithmetic.precision]
-    if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
+    if not (
+        may_replay(model.config, attend, n, most) and ContextChunks.fits(n, 1, 1) and (segments := segments_of(model))
+    ):
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     chunk = chunk_on_device(model.config)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows)
-    made = {"device": model.device, "precision": model.arithmetic.attention}
-    cache = StripedCache(model.config, Stripes(n, 1, 1), 0, **made)  # type: ignore[arg-type]
-    how = model, model.place(positions), cache, attend, chunk, Pace(model, None)
-    with room_for(parts) as room:
-        x, walk, pace = model.embed(ids), Walk(*how), Pace(model, hooks.progress)
-        repeated = RepeatedLayers(walk, x, 0, parts, room)
+    options = {"device": model.device, "precision": model.arithmetic.attention}
+    cache = ContextParallelCache(model.config, ContextChunks(n, 1, 1), 0, **options)  # type: ignore[arg-type]
+    pass_arguments = model, model.place(positions), cache, attend, chunk, ProgressReporter(model, None)
+    with replay_workspace(segments) as workspace:
+        x, prompt_pass = model.embed(ids), LayerMajorPass(*pass_arguments)
+        pace = ProgressReporter(model, hooks.progress)
+        replayed = ReplayedLayers(prompt_pass, x, 0, segments, workspace)
         for layer in range(depth):
-            last = layer == depth - 1  # of it only what a hook is to see
-            asked = walk.enter(layer, x, min(rows, n), tell=False) if last else repeated.enter(layer)
+            last = layer == depth - 1  # of the last layer only the queries that a hook sees are needed
+            queries = (
+                prompt_pass.qkv_proj(layer, x, min(rows, n), report_progress=False)
+                if last
+                else replayed.qkv_proj(layer)
+            )
             if hooks.on_attention is not None:
-                hooks.on_attention(layer, asked[0], cache)
+                hooks.on_attention(layer, queries[0], cache)
             if not last:
-                repeated.leave(layer, repeated.attend(layer, asked))
+                replayed.out_proj(layer, replayed.attend(layer, queries))
             cache.release(layer)
             pace.done(n)
         pace.done(n * (layers - depth), ahead=0)
-        del repeated, asked  # nothing is left in the room
+        del replayed, queries  # their arrays are in the workspace, which ends here
     return True

@@ -1,15 +1,15 @@
-"""ShardModel: a model on one card of several, called as any other, in the thread of that card.
+"""ShardModel: one GPU's shard of a model, called as any other model, in the thread of that GPU.
 
-Each card holds 1/size of the residual stream and adds to it what its heads or columns make, a part of the sum that the
-whole half of a layer adds. The mean of that over all cards is 1/size of the new stream: one all-reduce is the sum and
-the addition, and no kernel is launched besides. To RMS norms the scale makes no difference once their `eps` is over
-size squared as well; where the size is a power of two, not even rounding differs.
+Each GPU stores 1/size of the residual stream and adds the contribution of its heads or columns to it, which is a part
+of the sum that the whole sublayer adds. The mean over all GPUs is 1/size of the new stream: one all-reduce does both
+the sum and the addition, with no other launch. RMS norms are not affected by the scale if their `eps` is divided by
+size squared too; if the size is a power of two, rounding does not differ either.
 
-Many tokens pass in two parts, so that cards add up the one while they compute the other: half a layer ends in a sum
-over all cards, for which the next half waits, and of two parts one is always free to go on.
+Many tokens pass in two parts, so that GPUs reduce one part while they compute the other: a sublayer ends in an
+all-reduce that the next sublayer waits for, and with two parts one of them can always go on.
 
-    computed     first: mixer | second: mixer | first: feed-forward | second: feed-forward | first: the next mixer
-    added up                  | first         | second              | first                | second
+    computed       first: mixer | second: mixer | first: feed-forward | second: feed-forward | first: the next mixer
+    all-reduced                 | first         | second              | first                | second
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sp.kernels.device import leaving_free
 from sp.kernels.setting import setting
 from sp.models.cache.cache import Cache, padded
 from sp.models.config import ModelConfig
-from sp.models.layer.block import Halves
-from sp.models.layer.share import Share
-from sp.models.layer.steps import Flow, Half
+from sp.models.layer.block import Sublayers
+from sp.models.layer.shard_spec import ShardSpec
+from sp.models.layer.steps import Flow, Sublayer
 from sp.models.network.arithmetic import Arithmetic
 from sp.models.network.model import Device, Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
@@ -42,12 +42,12 @@ from sp.parallel.group import Card, ParallelGroup
 from sp.quant.repack import Repacked
 
 PART = 1024
-"""Fewest tokens of a part; products of fewer are made in another way, and sums of them take no time to speak of."""
-ROUND = 128  # parts begin at multiples of it, where pages and blocks of queries do
+"""Fewest tokens of a part; products of fewer use other kernels, and their all-reduce takes negligible time."""
+ROUND = 128  # parts start at multiples of it, as pages and blocks of queries do
 
 
 def middle(tokens: int) -> int:
-    """Where the second of two parts begins; 0 where the tokens are too few for two.
+    """Return where the second of two parts starts; 0 if the tokens are too few for two.
 
     >>> middle(6656), middle(2047), middle(2048)
     (3328, 0, 1024)
@@ -56,139 +56,151 @@ def middle(tokens: int) -> int:
 
 
 _card: ContextVar[Card | None] = ContextVar("card_of_shard", default=None)
-"""Of a thread, not of a model: one that was left behind goes on with the card that it had, and ends by it."""
+"""The GPU of a thread. Not stored in the model, because an abandoned thread must go on with the GPU it had, and end on
+it."""
 
 
 def working_with(card: Card) -> AbstractContextManager[None]:
-    """Inside, shards of this thread meet others by this card."""
+    """Within the context, shards in this thread communicate through this GPU."""
     return setting(_card, card)
 
 
 def this_card() -> Card:
-    """The card of this thread; ConfigError outside of `working_with`."""
+    """Return the GPU of this thread; ConfigError outside of `working_with`."""
     card = _card.get()
     if card is None:
-        raise ConfigError("one card's share of a model runs with those of the others alone; see Shards.run")
+        raise ConfigError("a shard of a model runs only together with the other shards; use Shards.run")
     return card
 
 
 class ShardModel(Model):
-    """One card's share of a model.
+    """One GPU's shard of a model.
 
-    It does what a `Model` does, and each call waits for the same call on all cards. Logits are whole, and the same bits
-    on every card, so that all choose the same tokens.
-    `config`: with this card's heads and columns; caches hold no others. `trunk`: embedding and norms whole, of all else
-    this card's share; the `eps` of blocks is that of a stream over the number of cards. `group`: whose cards share it.
-    It lives as long as this, and so as long as graphs of this. `others`: see `Model`.
+    It does what a `Model` does, and each call waits for the same call on all GPUs. Logits are complete, and the same
+    bits on every GPU, so that all choose the same tokens.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        With this GPU's heads and columns; its caches store no others.
+    weights : ModelWeights
+        Embedding and norms whole, otherwise this GPU's shard.
+    group : ParallelGroup
+        The GPUs that share the model. It lives as long as this model, and so as long as its graphs.
+    device, nbytes, repacked, arithmetic
+        See `Model`.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        trunk: Trunk,
+        weights: ModelWeights,
         device: Device,
         nbytes: int,
         repacked: tuple[Repacked, ...],
         arithmetic: Arithmetic,
-        share: Share,
+        shard: ShardSpec,
         group: ParallelGroup,
     ) -> None:
-        self.share, self.group, self.captures, self.sharers = share, group, group.captures, share.size
-        trunk = replace(trunk, blocks=tuple(replace(block, eps=self._eps(block.eps)) for block in trunk.blocks))
-        super().__init__(config, trunk, device, nbytes, repacked, None, arithmetic)
+        self.shard, self.group, self.captures, self.shard_count = shard, group, group.captures, shard.size
+        weights = replace(weights, blocks=tuple(replace(block, eps=self._eps(block.eps)) for block in weights.blocks))
+        super().__init__(config, weights, device, nbytes, repacked, None, arithmetic)
 
     def _eps(self, eps: float) -> float:
-        """Of a norm of the stream, of one over the number of cards."""
-        return eps / self.share.size**2
+        """Return the epsilon for a norm of the stream divided by the number of GPUs."""
+        return eps / self.shard.size**2
 
     def embed(self, ids: Ints, *, normed: bool = True) -> Floats:
-        """See `Model`; over the number of cards, as all streams are that layers take and give."""
+        """Embed tokens, see `Model`; divided by the number of GPUs, like all streams that layers take and return."""
         x = super().embed(ids, normed=normed)
-        x *= np.float32(1 / self.share.size)
+        x *= np.float32(1 / self.shard.size)
         return x
 
-    def whole(self, x: Floats) -> Floats:
-        found: Floats = x * np.float32(self.share.size)
-        return found
+    def full_stream(self, x: Floats) -> Floats:
+        full: Floats = x * np.float32(self.shard.size)
+        return full
 
     @property
-    def chained_layers(self) -> list[Halves]:
-        """See `Model`: norms begun of one card's part are of no use."""
-        return self.trunk.layers
+    def deferred_norm_layers(self) -> list[Sublayers]:
+        """The plain layers: a norm deferred to one GPU's part of a sum would be of no use."""
+        return self.weights.layers
 
-    def pass_layer(self, layer: Sequence[Half], flow: Flow) -> Floats:
-        """See `Model`; behind each half x (n, hidden) is made of the parts that all cards have."""
-        for half in layer:
+    def pass_layer(self, layer: Sequence[Sublayer], flow: Flow) -> Floats:
+        """Run the steps of a layer, see `Model`; an all-reduce of x (n, hidden) follows each sublayer."""
+        for sublayer in layer:
             with this_card().launch_lock():
-                super().pass_layer((half,), flow)
+                super().pass_layer((sublayer,), flow)
             if not flow.rows:
                 break
             this_card().all_reduce(flow.x)
         return flow.x
 
-    def parts_at(self, tokens: int) -> int:
+    def overlap_start(self, tokens: int) -> int:
         return middle(tokens)
 
-    def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
-        """Many tokens through all layers but the last, in place, in two parts. `x`, float32 (n, hidden): on the device;
-        n at least two parts. `positions`, int64 (n,): on the device. `cache`: counts every layer for itself, those on
-        the device as well; the last is counted here. `rest`, int32 (1,): on the device: tokens of the second part that
-        count; what is behind them is padding."""
-        cut, layers = middle(len(x)), self.trunk.layers[:-1]
-        assert cut, f"{len(x)} tokens in parts of {PART}"
-        first, second = slice(0, cut), slice(cut, len(x))
+    def run_overlapped(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
+        """Pass many tokens through all layers but the last, in place, in two parts.
+
+        `x`, float32 (n, hidden): on the device; n at least two parts. `positions`, int64 (n,): on the device. `cache`:
+        every layer is counted separately, on the device too; the last layer is counted here. `rest`, int32 (1,): on the
+        device: number of tokens of the second part that count; the tokens after them are padding.
+        """
+        split, layers = middle(len(x)), self.weights.layers[:-1]
+        assert split, f"{len(x)} tokens in parts of {PART}"
+        first, second = slice(0, split), slice(split, len(x))
         passes = [
-            self._part(layers, Flow(x[first], positions[first], cache, cut)),
-            self._part(layers, Flow(x[second], positions[second], cache, len(x) - cut), rest),
+            self._part(layers, Flow(x[first], positions[first], cache, split)),
+            self._part(layers, Flow(x[second], positions[second], cache, len(x) - split), rest),
         ]
-        with leaving_free(self.group.busy):  # multiprocessors for what adds up
+        with leaving_free(self.group.busy):  # leave SMs free for the all-reduce kernels
             while passes:
-                passes = [one for one in passes if next(one, False) is None]
+                passes = [run for run in passes if next(run, False) is None]
         cache.advance(len(x), layer=len(layers))
         return x
 
-    def agreed(self, fine: bool) -> bool:
-        """Whether all cards say so, see `Card.agree`."""
+    def all_agree(self, fine: bool) -> bool:
+        """Return True if all GPUs pass True, see `Card.agree`."""
         return this_card().agree(fine)
 
-    def arrived(self, event: Any) -> None:
-        """See `Model`; a card that hangs is found out."""
+    def wait_for_event(self, event: Any) -> None:
+        """Wait for an event, see `Model`; a GPU that hangs is detected."""
         this_card().wait_for(event)
 
-    def queueing(self) -> AbstractContextManager[None]:
+    def on_shared_cpu(self) -> AbstractContextManager[None]:
         return this_card().on_shared_cpu()
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def launch_lock(self) -> AbstractContextManager[Any]:
         return this_card().launch_lock()
 
-    def done_before(self, known: bool) -> None:
+    def set_warm(self, known: bool) -> None:
         this_card().set_warm(known)
 
-    def settled(self) -> None:
+    def wait_until_done(self) -> None:
         this_card().wait()
 
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
-        """See `Model`; waits until the logits are there, so that a card that hangs is found out."""
-        norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
-        assert self.trunk.output is not None, "shards have heads"
-        (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
+        """Compute logits, see `Model`; waits until they are there, so that a GPU that hangs is detected."""
+        norm = (self.weights.output_norm, self._eps(self.config.eps)) if norm is None else norm
+        assert self.weights.output is not None, "shards have heads"
+        (own_logits,) = project(x, (self.weights.output,), norm, f32=(True,))
         scale, cap = self.config.logit_scale, self.config.final_softcap
-        mine = mine if scale == 1 and cap is None else cap_logits(mine, scale, cap)
-        xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
+        own_logits = own_logits if scale == 1 and cap is None else cap_logits(own_logits, scale, cap)
+        xp, vocab, size, card = array_module(x), self.config.vocab, self.shard.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
-        parts[card.rank, :, : mine.shape[1]] = mine
+        parts[card.rank, :, : own_logits.shape[1]] = own_logits
         card.all_gather(parts)
         rows: Floats = xp.ascontiguousarray(parts.transpose(1, 0, 2).reshape(len(x), -1)[:, :vocab])
         card.wait()
         return rows
 
-    def _part(self, layers: Sequence[Halves], flow: Flow, real: Ints | None = None) -> Iterator[None]:
-        """One part's way through layers; it stops whenever a sum has begun. Only `real` of its tokens count."""
+    def _part(self, layers: Sequence[Sublayers], flow: Flow, real: Ints | None = None) -> Iterator[None]:
+        """Pass one part of the tokens through layers; yields whenever an all-reduce has started. Only `real` of its
+        tokens count."""
         for index, layer in enumerate(layers):
             states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
-            for half in layer:
+            for sublayer in layer:
                 with nullcontext() if real is None else padded(states, real), this_card().launch_lock():
-                    super().pass_layer((half,), flow)
-                joined = this_card().begin_reduce(flow.x)
+                    super().pass_layer((sublayer,), flow)
+                finish_all_reduce = this_card().begin_reduce(flow.x)
                 yield
-                joined()
+                finish_all_reduce()

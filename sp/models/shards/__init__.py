@@ -1,1 +1,1 @@
-"""A model whose heads and columns several cards share."""
+"""A model whose heads and columns are sharded over several GPUs."""

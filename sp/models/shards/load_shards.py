@@ -1,4 +1,4 @@
-"""load_shards: a GGUF file as a model that several cards share."""
+"""load_shards: a GGUF file as a model that several GPUs share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.kernels import device_errors
-from sp.models.device.kept import keep_rounded
-from sp.models.device.load import asked_config, taken_trunk
-from sp.models.device.to_device import trunk_to_device
-from sp.models.file.rope_keys import AskedScaling
+from sp.models.device.load import config_with_overrides, read_weights
+from sp.models.device.prequantized import prequantize
+from sp.models.device.to_device import weights_to_device
+from sp.models.file.rope_keys import RopeScaling
 from sp.models.file.weights import WeightStore
-from sp.models.layer.share import BEHIND, Share, Shareable
+from sp.models.layer.shard_spec import POST_NORMS_REFUSAL, Shardable, ShardSpec
 from sp.models.network.arithmetic import arithmetic, attention_precision, read_precision, with_precision
 from sp.models.network.model import Device
-from sp.models.network.trunk import Trunk, mapped
+from sp.models.network.weights import ModelWeights, map_leaves
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 from sp.parallel.group import ParallelGroup
@@ -31,29 +31,29 @@ def load_shards(
     *,
     device: Device = "cpu",
     context: int | None = None,
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
     progress: Callable[[int], None] | None = None,
     precision: str = Math.BF16,
 ) -> Shards:
-    """Build a model of which each card of a group holds its heads and columns.
+    """Build a model whose heads and columns are sharded over the GPUs of a group.
 
-    The cards are filled one after the other, each with all of the embedding and of the norms. Rows of a matrix are read
-    from the file as they lie; columns, and rows of recurrent layers, are first copied together in host memory.
+    The GPUs are filled one after the other, each with the whole embedding and all norms. Rows of a matrix are read
+    directly from the file; columns, and rows of recurrent layers, are first gathered in host memory.
 
     Parameters
     ----------
     file, context, rope, precision
         See `load_model`.
     device : {"cpu", "cuda"}
-        Where the cards are: a `HostGroup` has none of its own.
+        Device of the group's members: a `HostGroup` has no GPUs of its own.
     progress : callable, optional
-        Called with the bytes of each piece that has reached a card.
+        Called with the bytes of each piece that has reached a GPU.
 
     Raises
     ------
     ConfigError
-        When heads, feed-forward or blocks of a format cannot be shared by so many, or the family is not made for it;
-        and as `load_model`.
+        If heads, feed-forward or blocks of a format cannot be split over so many GPUs, or the family does not support
+        it; and as `load_model`.
     GGUFError, ModelError, DeviceError
         As `load_model`.
 
@@ -72,53 +72,55 @@ def load_shards(
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
-    config = asked_config(file, context, rope)
+    config = config_with_overrides(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
     asked = read_precision(precision, "precision")
-    shares = [Share(rank, group.size) for rank in range(group.size)]
-    shares[0].config(config)  # refuses before anything is read
-    whole = taken_trunk(WeightStore(file, config))
+    shard_specs = [ShardSpec(rank, group.size) for rank in range(group.size)]
+    shard_specs[0].config(config)  # refuses before anything is read
+    whole = read_weights(WeightStore(file, config))
     models = []
-    for share in shares:
-        with group.device(share.rank):
-            trunk, reason = with_precision(cut(whole, share), asked, device)
+    for shard in shard_specs:
+        with group.device(shard.rank):
+            weights, reason = with_precision(shard_weights(whole, shard), asked, device)
             attention, kept = attention_precision(asked, device, config.head_dim), 0
-            made_in = arithmetic(trunk, asked, reason, attention)
+            made_in = arithmetic(weights, asked, reason, attention)
             if device == "cuda":
-                trunk, nbytes, again, _ = trunk_to_device(trunk, file, progress)
+                weights, nbytes, again, _ = weights_to_device(weights, file, progress)
                 with device_errors():
-                    trunk, kept = keep_rounded(trunk)
+                    weights, kept = prequantize(weights)
             else:
-                nbytes, again = held_bytes(trunk), ()
+                nbytes, again = held_bytes(weights), ()
             made_in = replace(made_in, kept=kept)
-            models.append(ShardModel(share.config(config), trunk, device, nbytes, again, made_in, share, group))
+            models.append(ShardModel(shard.config(config), weights, device, nbytes, again, made_in, shard, group))
     return Shards(group, config, tuple(models))
 
 
-def cut(trunk: Trunk, share: Share) -> Trunk:
-    """What one card holds of the weights of a file."""
-    assert trunk.output is not None, "cards share whole models"
-    rows = share.vocabulary(trunk.output.shape[0])
+def shard_weights(weights: ModelWeights, shard: ShardSpec) -> ModelWeights:
+    """Return one GPU's shard of the weights of a file."""
+    assert weights.output is not None, "cards share whole models"
+    rows = shard.vocabulary(weights.output.shape[0])
     output = replace(
-        trunk.output, shape=(rows.stop - rows.start, *trunk.output.shape[1:]), data=trunk.output.data[rows]
+        weights.output, shape=(rows.stop - rows.start, *weights.output.shape[1:]), data=weights.output.data[rows]
     )
-    if any(block.spec.behind for block in trunk.blocks):
-        raise ConfigError(BEHIND)
+    if any(block.spec.post_norms for block in weights.blocks):
+        raise ConfigError(POST_NORMS_REFUSAL)
     blocks = tuple(
-        replace(block, mixer=_half(block.mixer, share), ffn=_half(block.ffn, share)) for block in trunk.blocks
+        replace(block, mixer=_sharded(block.mixer, shard), ffn=_sharded(block.ffn, shard)) for block in weights.blocks
     )
-    return replace(trunk, blocks=blocks, output=output)
+    return replace(weights, blocks=blocks, output=output)
 
 
-def held_bytes(trunk: Trunk) -> int:
-    """Bytes of weights and vectors as they are held; of what is tied, twice."""
+def held_bytes(weights: ModelWeights) -> int:
+    """Return the bytes of weights and vectors as stored; tied weights count twice."""
     sizes: list[int] = []
-    mapped(trunk, lambda leaf: sizes.append(int(leaf.nbytes)) or leaf)  # type: ignore[func-returns-value]
+    map_leaves(weights, lambda leaf: sizes.append(int(leaf.nbytes)) or leaf)  # type: ignore[func-returns-value]
     return sum(sizes)
 
 
-def _half(half: Any, share: Share) -> Any:
-    if not isinstance(half, Shareable):
-        raise ConfigError(f"several cards cannot share {type(half).__name__}, which has no method `cut`; use one card")
-    return half.cut(share)
+def _sharded(sublayer: Any, shard: ShardSpec) -> Any:
+    if not isinstance(sublayer, Shardable):
+        raise ConfigError(
+            f"several cards cannot share {type(sublayer).__name__}, which has no method `shard`; use one card"
+        )
+    return sublayer.shard(shard)

@@ -1,4 +1,4 @@
-"""Shards: the cards that share a model, and work that all of them do with it at once."""
+"""Shards: the GPUs that share a model, and work that all of them do with it at the same time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shards:
-    """A model that lies on several cards.
+    """A model on several GPUs.
 
     Attributes
     ----------
     config : ModelConfig
-        Of the whole model.
+        Configuration of the whole model.
     models : tuple of ShardModel
         In the group's order.
     """
@@ -63,24 +63,24 @@ class Shards:
 
 
 class SharedModel(Model):
-    """A model that cards share, where something is asked of the whole. `config`, `device`, `repacked`, `arithmetic`:
-    see `Model`, of the whole. `trunk`, `nbytes`: of the card that holds most. `shards`: which read; see `Shards.run`
-    and `sp.models.shards.shards`."""
+    """A model on several GPUs, for callers that need the model as a whole. `config`, `device`, `repacked`,
+    `arithmetic`: as in `Model`, of the whole. `weights`, `nbytes`: of the GPU that holds most. `shards`: the models
+    that can run; see `Shards.run` and `sp.models.shards.shards`."""
 
     def __init__(self, shards: Shards) -> None:
         most = max(shards.models, key=lambda part: part.nbytes)
-        super().__init__(shards.config, most.trunk, most.device, most.nbytes, most.repacked, None, most.arithmetic)
+        super().__init__(shards.config, most.weights, most.device, most.nbytes, most.repacked, None, most.arithmetic)
         self.shards = shards
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, shared by {self.shards.group.size})"
 
     def new_cache(self, *_: object, **__: object) -> NoReturn:
-        """Refused, as all that reads by itself is."""
+        """Raise ConfigError, like every method that would run on one GPU alone."""
         self._refuse()
 
     def embed(self, ids: object, *, normed: bool = True) -> NoReturn:
-        """Refused, see `new_cache`."""
+        """Raise ConfigError, see `new_cache`."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -90,26 +90,26 @@ class SharedModel(Model):
         )
 
 
-class _Asked:
-    """How many pieces every card may make."""
+class _PieceCounter:
+    """Counter of the pieces that every GPU may produce."""
 
     def __init__(self) -> None:
         self._changed, self._pieces, self._over = Condition(), 0, False
 
     def one_more(self) -> None:
-        """Let all cards make another piece."""
+        """Allow one more piece on all GPUs."""
         with self._changed:
             self._pieces += 1
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let them make no more."""
+        """Allow no more pieces."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     def allows(self, number: int) -> bool:
-        """Wait until piece `number`, counted from 0, is asked for, or will not be; which of both."""
+        """Wait until piece `number`, counted from 0, is allowed or the end is reached; True if it is allowed."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._pieces > number)
             return self._pieces > number
@@ -118,29 +118,29 @@ class _Asked:
 def stream(
     shards: Shards, work: Callable[[ShardModel], Generator[T]], spoiled: Callable[[], object] = lambda: None
 ) -> Generator[T]:
-    """What `work` yields on the first card, piece by piece; on every card it goes on exactly as far as here.
+    """Yield what `work` yields on the first GPU, piece by piece; every GPU advances exactly as far as the consumer.
 
-    Each card has a thread from the first piece until the end or until this is closed, and waits in between.
-    `work`: given a card's share. It must yield as often on every card, and do the same in between; see `Shards.run`.
-    `spoiled`: called once the cards have ended after a failure: what they keep for later is good for nothing then.
-    SpError: of the card that failed first, also from `close`.
+    Each GPU has a thread from the first piece until the end or until this generator is closed, which waits in between.
+    `work`: called with a GPU's shard. It must yield equally often on every GPU, and do the same work in between; see
+    `Shards.run`. `spoiled`: called once the GPUs have ended after a failure: state that they keep for later is invalid
+    then. SpError: from the GPU that failed first, also from `close`.
     """
-    asked, found, failed = _Asked(), SimpleQueue[Any](), list[BaseException]()
-    over = object()
+    counter, results, failed = _PieceCounter(), SimpleQueue[Any](), list[BaseException]()
+    end_marker = object()
 
     def on(part: ShardModel) -> None:
         try:
             with closing(work(part)) as pieces:
                 for number in count():
-                    if not asked.allows(number):
+                    if not counter.allows(number):
                         return
-                    piece = next(pieces, over)
-                    if piece is over:
+                    piece = next(pieces, end_marker)
+                    if piece is end_marker:
                         return
                     if part is shards.models[0]:
-                        found.put(piece)
+                        results.put(piece)
         except BaseException:
-            asked.end()
+            counter.end()
             raise
 
     def whole() -> None:
@@ -149,19 +149,19 @@ def stream(
         except BaseException as error:
             failed.append(error)
         finally:
-            found.put(over)
+            results.put(end_marker)
 
     thread = Thread(target=copy_context().run, args=(whole,), name="sp-cards", daemon=True)
     thread.start()
     try:
         while True:
-            asked.one_more()
-            piece = found.get()
-            if piece is over:
+            counter.one_more()
+            piece = results.get()
+            if piece is end_marker:
                 break
             yield piece
     finally:
-        asked.end()
+        counter.end()
         thread.join()
         if failed:
             spoiled()

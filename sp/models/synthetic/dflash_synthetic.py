@@ -14,12 +14,12 @@ from sp.gguf import Value
 from sp.kernels import device_errors
 from sp.kernels.device import require_device
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.drafts.dflash import Draft, load_draft, take_draft
+from sp.models.drafts.dflash import Draft, build_draft, load_draft
 from sp.models.drafts.dflash_config import DraftConfig, DraftKeys, draft_config
 from sp.models.file.file_type import file_type_id
-from sp.models.file.weights import RecordingStore, Tensor
+from sp.models.file.weights import RecordingStore, TensorSpec
 from sp.models.network.model import Model
-from sp.models.network.trunk import in_order
+from sp.models.network.weights import in_file_order
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import Plan, tensor_formats
 from sp.models.synthetic.synthetic import write_random
@@ -66,11 +66,11 @@ class DraftShape:
         windows = tuple(self.window if slides else None for slides in self.sliding)
         return DraftConfig(model, self.block_size, self.mask_id, self.target_layers, windows, self.sliding)
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[TensorSpec]:
         """Every tensor, in file order, under the names that llama.cpp's files have."""
         config = self.config
         store = RecordingStore(config.model)
-        found = in_order(take_draft(store, config), store)
+        found = in_file_order(build_draft(store, config), store)
         return [replace(one, name=GGUF_NAMES.get(one.name, one.name)) for one in found]
 
     def plan(self, file_type: str) -> Plan:
@@ -168,4 +168,4 @@ def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) ->
     require_device()
     with device_errors():
         store = RandomStore(config.model, found.plan(file_type), seed)
-        return Draft(name, config, *take_draft(store, config), target.device, store.nbytes, store.repacked)
+        return Draft(name, config, *build_draft(store, config), target.device, store.nbytes, store.repacked)

@@ -13,12 +13,12 @@ from sp.arrays import Floats, Ints
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.config import ModelConfig
-from sp.models.device.kept import keep_rounded
 from sp.models.device.parts import arrays_of
+from sp.models.device.prequantized import prequantize
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices, with_cold
-from sp.models.file.rope_keys import AskedScaling
+from sp.models.file.rope_keys import RopeScaling
 from sp.models.file.weights import layer_of
-from sp.models.layer.share import Share
+from sp.models.layer.shard_spec import ShardSpec
 from sp.models.network.arithmetic import (
     SAMPLED,
     arithmetic,
@@ -28,7 +28,7 @@ from sp.models.network.arithmetic import (
     with_precision,
 )
 from sp.models.network.model import Model
-from sp.models.network.trunk import Trunk
+from sp.models.network.weights import ModelWeights
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import Shards
 from sp.models.synthetic.shapes import Plan, find_shape
@@ -38,14 +38,14 @@ from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
 POOL_BITS = 16  # Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers
-WHOLE = Share(0, 1)
+WHOLE = ShardSpec(0, 1)
 
 
 def random_model(
     shape: str,
     file_type: str,
     seed: int = 0,
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
     cold: Sequence[int] = (),
     precision: str = Math.BF16,
     depth: int | None = None,
@@ -63,12 +63,12 @@ def random_model(
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
         store = RandomStore(config, found.plan(file_type), seed, cold)
-        trunk, reason = with_precision(store.trunk(depth), asked, "cuda", store.sampled)
-        trunk, shared = with_cold(trunk, cold)
+        weights, reason = with_precision(store.weights(depth), asked, "cuda", store.sampled)
+        weights, shared = with_cold(weights, cold)
         room = shared.ring.room if shared else 0
-        trunk, kept = keep_rounded(trunk)
-        made_in = arithmetic(trunk, asked, reason, attention_precision(asked, "cuda", store.config.head_dim), kept)
-        return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared, made_in)
+        weights, kept = prequantize(weights)
+        made_in = arithmetic(weights, asked, reason, attention_precision(asked, "cuda", store.config.head_dim), kept)
+        return Model(store.config, weights, "cuda", store.nbytes + room, store.repacked, shared, made_in)
 
 
 class RandomStore:
@@ -90,10 +90,10 @@ class RandomStore:
     """
 
     def __init__(
-        self, config: ModelConfig, plan: Plan, seed: int = 0, cold: Sequence[int] = (), share: Share = WHOLE
+        self, config: ModelConfig, plan: Plan, seed: int = 0, cold: Sequence[int] = (), shard: ShardSpec = WHOLE
     ) -> None:
-        self.config, self._cold = config if share is WHOLE else share.config(config), frozenset(cold)
-        self._head = share.vocabulary(config.vocab)
+        self.config, self._cold = config if shard is WHOLE else shard.config(config), frozenset(cold)
+        self._head = shard.vocabulary(config.vocab)
         self.nbytes = 0
         self._formats = {name: fmt for name, _, fmt in plan}
         self._rng = np.random.default_rng(seed)
@@ -108,13 +108,13 @@ class RandomStore:
     def __contains__(self, name: str) -> bool:
         return name in self._formats
 
-    def trunk(self, depth: int | None = None) -> Trunk:
-        """All weights, or those of `Trunk.take`; a head that is tied to the embedding is packed besides."""
-        trunk = Trunk.take(self, depth)
-        if trunk.output is not trunk.embed:
-            return trunk
-        table = trunk.embed.data[self._head]
-        return replace(trunk, output=self.packed(trunk.embed.name, (len(table), trunk.embed.shape[1]), table))
+    def weights(self, depth: int | None = None) -> ModelWeights:
+        """All weights, or those of `ModelWeights.build`; a head that is tied to the embedding is packed besides."""
+        weights = ModelWeights.build(self, depth)
+        if weights.output is not weights.embed:
+            return weights
+        table = weights.embed.data[self._head]
+        return replace(weights, output=self.packed(weights.embed.name, (len(table), weights.embed.shape[1]), table))
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Any:
         """A matrix, packed; the embedding table in the rows of a file, of the head what is asked for of it."""
@@ -189,22 +189,22 @@ def random_shards(
     group: ParallelGroup,
     precision: str = Math.BF16,
     seed: int = 0,
-    rope: AskedScaling | None = None,
+    rope: RopeScaling | None = None,
 ) -> Shards:
     """`sp.models.synthetic.random_store.random_model`, of which each card of a group holds its heads and columns. Cards
     draw shares of their own, not those of one model: what it says is noise in any case. ConfigError, DeviceError: as
-    `random_model` and `Share.config`."""
+    `random_model` and `ShardSpec.config`."""
     found, asked = find_shape(shape), read_precision(precision, "precision")
     require_device()
     check_precision(asked, "cuda")
     config, models = found.config if rope is None else rope.applied(found.config), []
     for rank in range(group.size):
-        share = Share(rank, group.size)
+        shard = ShardSpec(rank, group.size)
         with group.device(rank), device_errors():
-            store = RandomStore(config, found.plan(file_type), seed * group.size + rank, share=share)
-            trunk, reason = with_precision(store.trunk(), asked, "cuda", store.sampled)
-            trunk, kept = keep_rounded(trunk)
-            made_in = arithmetic(trunk, asked, reason, attention_precision(asked, "cuda", config.head_dim), kept)
-            model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share, group)
+            store = RandomStore(config, found.plan(file_type), seed * group.size + rank, shard=shard)
+            weights, reason = with_precision(store.weights(), asked, "cuda", store.sampled)
+            weights, kept = prequantize(weights)
+            made_in = arithmetic(weights, asked, reason, attention_precision(asked, "cuda", config.head_dim), kept)
+            model = ShardModel(store.config, weights, "cuda", store.nbytes, store.repacked, made_in, shard, group)
         models.append(model)
     return Shards(group, config, tuple(models))

@@ -31,8 +31,8 @@ from sp.models.families.muse_glimmer import windowed as muse_windowed
 from sp.models.families.qwen3next import repeated
 from sp.models.families.shared import every_window
 from sp.models.file.file_type import tensor_format
-from sp.models.file.weights import Tensor
-from sp.models.network.trunk import trunk_tensors
+from sp.models.file.weights import TensorSpec
+from sp.models.network.weights import model_tensors
 from sp.ops.attention.position_scale import PositionScale
 from sp.ops.rope import LinearScaling, Rope, YarnScaling
 from sp.quant import BlockFormat
@@ -43,7 +43,7 @@ INTERVAL = 4  # every fourth layer of a hybrid attends
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model without its weights."""
 
     name: str
@@ -51,26 +51,27 @@ class Shape:
     tied: bool  # whether the embedding is also the output matrix
     text_tokens: int  # ordinary tokens of the vocabulary; special ones follow, then padding up to ``config.vocab``
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[TensorSpec]:
         """Every tensor, in file order."""
-        told = [Tensor(name, values.shape, "vector") for name, values in self.told().items()]
-        return told + trunk_tensors(self.config, () if self.tied else ("output.weight",))
+        config_tensors = [TensorSpec(name, values.shape, "vector") for name, values in self.config_tensors().items()]
+        return config_tensors + model_tensors(self.config, () if self.tied else ("output.weight",))
 
     @property
-    def usual(self) -> str:
+    def usual_type(self) -> str:
         """The file type that is meant where none is named."""
         return find_architecture(self.config.architecture).usual_type
 
-    def told(self) -> dict[str, Floats]:
+    def config_tensors(self) -> dict[str, Floats]:
         """Tensors that tell of the configuration, see `Architecture.config_tensors`: not random."""
         back = find_architecture(self.config.architecture).config_tensors
         found = {name: values(self.config) for name, values in back.items()}
         return {name: values for name, values in found.items() if values is not None}
 
-    def given(self) -> dict[str, Floats]:
-        """Numbers of tensors that are not drawn: `told`, and norms of queries where a layer does not scale its scores.
-        Such a model has learnt the scale; without it weights of attention would hang on the last bit of a score."""
-        record, found = find_architecture(self.config.architecture), self.told()
+    def fixed_tensors(self) -> dict[str, Floats]:
+        """Numbers of tensors that are not drawn: `config_tensors`, and norms of queries where a layer does not scale
+        its scores. Such a model has learnt the scale; without it weights of attention would hang on the last bit of a
+        score."""
+        record, found = find_architecture(self.config.architecture), self.config_tensors()
         for layer in self.config.attention_layers:
             spec, width = record.spec(self.config, layer), self.config.heads_of(layer).head_dim
             if spec.qk_norm and spec.scale == 1:
@@ -88,7 +89,7 @@ class Shape:
         return named | record.keys(self.config)
 
 
-def tensor_formats(tensors: list[Tensor], file_type: str, layers: int, *, tied: bool) -> Plan:
+def tensor_formats(tensors: list[TensorSpec], file_type: str, layers: int, *, tied: bool) -> Plan:
     """Name, shape and format of tensors as a file of that type has them."""
     return [
         (one.name, one.shape, tensor_format(file_type, one.name, one.shape, layers=layers, tied=tied))
@@ -101,7 +102,7 @@ def list_shapes() -> tuple[str, ...]:
     return tuple(sorted(_SHAPES))
 
 
-def find_shape(name: str) -> Shape:
+def find_shape(name: str) -> ModelShape:
     """The shape called `name`; ConfigError with the nearest names when there is none."""
     if name not in _SHAPES:
         raise unknown_name("shape", name, _SHAPES)
@@ -114,7 +115,7 @@ def type_of_shape(shape: str, named: str | None) -> str:
     >>> type_of_shape("gpt-oss-20b", None), type_of_shape("gpt-oss-20b", "bf16"), type_of_shape("qwen3-0.6b", None)
     ('mxfp4_moe', 'bf16', 'q4_k_m')
     """
-    return named or find_shape(shape).usual
+    return named or find_shape(shape).usual_type
 
 
 def tensor_plan(shape: str, file_type: str) -> Plan:
@@ -267,30 +268,30 @@ _MISTRAL = {"text_tokens": 130072}
 _MINISTRAL = YarnScaling(16.0, 16384)
 _TINY = {"text_tokens": 2000}
 _HARMONY = {"text_tokens": 199998}
-_SHAPES: Mapping[str, Shape] = {
+_SHAPES: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
-        Shape("llama-3.1-70b", _llama3(8192, 128256, 28672, 80, 64, 8, 128, 8.0), tied=False, **_LLAMA),
-        Shape("llama-3.1-8b", _llama3(4096, 128256, 14336, 32, 32, 8, 128, 8.0), tied=False, **_LLAMA),
-        Shape("llama-3.2-3b", _llama3(3072, 128256, 8192, 28, 24, 8, 128, 32.0), tied=True, **_LLAMA),
-        Shape("llama-3.2-1b", _llama3(2048, 128256, 8192, 16, 32, 8, 64, 32.0), tied=True, **_LLAMA),
-        Shape("qwen2.5-32b", _qwen2(5120, 152064, 27648, 64, 40, 8), tied=False, **_QWEN),
-        Shape("qwen2.5-7b", _qwen2(3584, 152064, 18944, 28, 28, 4), tied=False, **_QWEN),
-        Shape("qwen2.5-0.5b", _qwen2(896, 151936, 4864, 24, 14, 2), tied=True, **_QWEN),
-        Shape("qwen3-0.6b", _qwen3(1024, 151936, 3072, 28, 16, 8, 128), tied=True, **_QWEN),
-        Shape(
+        ModelShape("llama-3.1-70b", _llama3(8192, 128256, 28672, 80, 64, 8, 128, 8.0), tied=False, **_LLAMA),
+        ModelShape("llama-3.1-8b", _llama3(4096, 128256, 14336, 32, 32, 8, 128, 8.0), tied=False, **_LLAMA),
+        ModelShape("llama-3.2-3b", _llama3(3072, 128256, 8192, 28, 24, 8, 128, 32.0), tied=True, **_LLAMA),
+        ModelShape("llama-3.2-1b", _llama3(2048, 128256, 8192, 16, 32, 8, 64, 32.0), tied=True, **_LLAMA),
+        ModelShape("qwen2.5-32b", _qwen2(5120, 152064, 27648, 64, 40, 8), tied=False, **_QWEN),
+        ModelShape("qwen2.5-7b", _qwen2(3584, 152064, 18944, 28, 28, 4), tied=False, **_QWEN),
+        ModelShape("qwen2.5-0.5b", _qwen2(896, 151936, 4864, 24, 14, 2), tied=True, **_QWEN),
+        ModelShape("qwen3-0.6b", _qwen3(1024, 151936, 3072, 28, 16, 8, 128), tied=True, **_QWEN),
+        ModelShape(
             "qwen3.5-0.8b",
             _qwen35(1024, 248320, 3584, 24, 8, 2, 256, 64, DeltaConfig(16, 16, 128, 4)),
             tied=True,
             text_tokens=248044,
         ),
-        Shape(
+        ModelShape(
             "qwen3.6-27b",
             _qwen35(5120, 248320, 17408, 64, 24, 4, 256, 64, DeltaConfig(16, 48, 128, 4)),
             tied=False,
             text_tokens=248044,
         ),
-        Shape(
+        ModelShape(
             "qwen3.6-35b-a3b",
             _mixture(
                 "qwen35moe",
@@ -300,19 +301,19 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             text_tokens=248044,
         ),
-        Shape(
+        ModelShape(
             "qwen3-30b-a3b",
             _mixture("qwen3moe", _qwen3(2048, 151936, 0, 48, 32, 4, 128), ExpertConfig(128, 8, 768)),
             tied=False,
             **_QWEN,
         ),
-        Shape("gemma-2-27b", _gemma2(4608, 256000, 36864, 46, 32, 16, 128), tied=True, **_GEMMA),
-        Shape("gemma-2-9b", _gemma2(3584, 256000, 14336, 42, 16, 8, 256), tied=True, **_GEMMA),
-        Shape("gemma-2-2b", _gemma2(2304, 256000, 9216, 26, 8, 4, 256), tied=True, **_GEMMA),
-        Shape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
-        Shape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
-        Shape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
-        Shape(
+        ModelShape("gemma-2-27b", _gemma2(4608, 256000, 36864, 46, 32, 16, 128), tied=True, **_GEMMA),
+        ModelShape("gemma-2-9b", _gemma2(3584, 256000, 14336, 42, 16, 8, 256), tied=True, **_GEMMA),
+        ModelShape("gemma-2-2b", _gemma2(2304, 256000, 9216, 26, 8, 4, 256), tied=True, **_GEMMA),
+        ModelShape("gemma-3-27b", _gemma3(5376, 262144, 21504, 62, 32, 16, 128, 1024, 131072), tied=True, **_GEMMA),
+        ModelShape("gemma-3-12b", _gemma3(3840, 262144, 15360, 48, 16, 8, 256, 1024, 131072), tied=True, **_GEMMA),
+        ModelShape("gemma-3-270m", _gemma3(640, 262144, 2048, 18, 4, 1, 256, 512, 32768), tied=True, **_GEMMA),
+        ModelShape(
             "gemma-4-31b",
             _gemma4(
                 5376, 262144, 21504, 60, HeadSizes(32, 16, 256), HeadSizes(32, 4, 512, own_values=False), 1024, 262144
@@ -320,7 +321,7 @@ _SHAPES: Mapping[str, Shape] = {
             tied=True,
             **_GEMMA,
         ),
-        Shape(
+        ModelShape(
             "gemma-4-12b",
             _gemma4(
                 3840, 262144, 15360, 48, HeadSizes(16, 8, 256), HeadSizes(16, 1, 512, own_values=False), 1024, 262144
@@ -328,57 +329,61 @@ _SHAPES: Mapping[str, Shape] = {
             tied=True,
             **_GEMMA,
         ),
-        Shape(
+        ModelShape(
             "tiny-gemma4",
             _gemma4(256, 2048, 768, 7, HeadSizes(4, 2, 256), HeadSizes(4, 1, 512, own_values=False), 96, 32768),
             tied=True,
             **_TINY,
         ),
-        Shape(
+        ModelShape(
             "devstral-small-2",
             _mistral3(5120, 131072, 32768, 40, 32, 8, 128, 1e8, YarnScaling(48.0, 8192, beta_fast=4.0)),
             tied=False,
             **_MISTRAL,
         ),
-        Shape(
+        ModelShape(
             "ministral-3-14b", _mistral3(5120, 131072, 16384, 40, 32, 8, 128, 1e9, _MINISTRAL), tied=False, **_MISTRAL
         ),
-        Shape(
+        ModelShape(
             "ministral-3-8b", _mistral3(4096, 131072, 14336, 34, 32, 8, 128, 1e6, _MINISTRAL), tied=False, **_MISTRAL
         ),
-        Shape("ministral-3-3b", _mistral3(3072, 131072, 9216, 26, 32, 8, 128, 1e6, _MINISTRAL), tied=True, **_MISTRAL),
-        Shape(
+        ModelShape(
+            "ministral-3-3b", _mistral3(3072, 131072, 9216, 26, 32, 8, 128, 1e6, _MINISTRAL), tied=True, **_MISTRAL
+        ),
+        ModelShape(
             "tiny-mistral3", _mistral3(256, 2048, 768, 4, 4, 2, 128, 1e6, YarnScaling(16.0, 512)), tied=True, **_TINY
         ),
-        Shape(
+        ModelShape(
             "muse-glimmer-30b",
             _muse_glimmer(6656, 202048, 19968, 52, 32, 2, 128, 2048, float(np.float32((6656 / 256) ** -0.5))),
             tied=False,
             text_tokens=200000,
         ),
-        Shape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
-        Shape("tiny-gemma2", _gemma2(256, 2048, 768, 4, 4, 2, 128, 96), tied=True, **_TINY),
-        Shape(
+        ModelShape("tiny-muse-glimmer", _muse_glimmer(256, 2048, 768, 4, 32, 2, 128, 96, 0.5), tied=False, **_TINY),
+        ModelShape("tiny-gemma2", _gemma2(256, 2048, 768, 4, 4, 2, 128, 96), tied=True, **_TINY),
+        ModelShape(
             "gpt-oss-120b", _gpt_oss(2880, 201088, 36, 64, 8, 128, ExpertConfig(128, 4, 2880)), tied=False, **_HARMONY
         ),
-        Shape("gpt-oss-20b", _gpt_oss(2880, 201088, 24, 64, 8, 128, ExpertConfig(32, 4, 2880)), tied=False, **_HARMONY),
-        Shape(
+        ModelShape(
+            "gpt-oss-20b", _gpt_oss(2880, 201088, 24, 64, 8, 128, ExpertConfig(32, 4, 2880)), tied=False, **_HARMONY
+        ),
+        ModelShape(
             "tiny-gpt-oss",
             _gpt_oss(320, 2048, 4, 4, 2, 96, ExpertConfig(8, 2, 192)),
             tied=False,
             **_TINY,
         ),
-        Shape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
-        Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
-        Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
-        Shape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, **_TINY),
-        Shape(
+        ModelShape("tiny-gemma3", _gemma3(256, 2048, 768, 7, 4, 2, 128, 96, 32768), tied=True, **_TINY),
+        ModelShape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
+        ModelShape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
+        ModelShape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, **_TINY),
+        ModelShape(
             "tiny-qwen3moe",
             _mixture("qwen3moe", _qwen3(256, 2048, 0, 4, 4, 2, 128), ExpertConfig(8, 2, 256)),
             tied=False,
             **_TINY,
         ),
-        Shape(
+        ModelShape(
             "tiny-qwen35moe",
             _mixture(
                 "qwen35moe",
@@ -388,7 +393,7 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_TINY,
         ),
-        Shape(
+        ModelShape(
             "qwen3-coder-next",
             _mixture(
                 "qwen3next",
@@ -398,7 +403,7 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_QWEN,
         ),
-        Shape(
+        ModelShape(
             "tiny-qwen3next",
             _mixture(
                 "qwen3next",
@@ -408,6 +413,8 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             **_TINY,
         ),
-        Shape("tiny-qwen35", _qwen35(256, 2048, 768, 4, 4, 2, 256, 64, DeltaConfig(2, 6, 128, 4)), tied=False, **_TINY),
+        ModelShape(
+            "tiny-qwen35", _qwen35(256, 2048, 768, 4, 4, 2, 256, 64, DeltaConfig(2, 6, 128, 4)), tied=False, **_TINY
+        ),
     )
 }

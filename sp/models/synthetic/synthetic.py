@@ -22,7 +22,7 @@ from sp.errors import ConfigError
 from sp.gguf import GGUFWriter, Value
 from sp.models.families.base import find_architecture
 from sp.models.file.file_type import file_type_id
-from sp.models.synthetic.shapes import Plan, Shape, find_shape
+from sp.models.synthetic.shapes import ModelShape, Plan, find_shape
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import F32, BlockFormat
 
@@ -45,7 +45,7 @@ def write_synthetic(
     """
     found = find_shape(shape)
     plan = found.plan(file_type)
-    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.given())
+    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.fixed_tensors())
 
 
 def write_random(
@@ -54,20 +54,20 @@ def write_random(
     plan: Plan,
     seed: int,
     progress: Callable[[int], None] | None = None,
-    told: Mapping[str, Floats] = MappingProxyType({}),
+    fixed: Mapping[str, Floats] = MappingProxyType({}),
 ) -> Path:
     """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`. Tensors
-    of `told` are float32 and have the numbers given there."""
+    of `fixed` are float32 and have the numbers given there."""
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; give 0 or more")
     writer = GGUFWriter(path, metadata)
     for name, size, fmt in plan:
-        data = F32.encode(told[name]) if name in told else partial(_data, name, size, fmt, seed)
+        data = F32.encode(fixed[name]) if name in fixed else partial(_data, name, size, fmt, seed)
         writer.add(name, size, fmt, data)
     return writer.write(progress)
 
 
-def synthetic_metadata(shape: Shape, file_type: str) -> dict[str, Value]:
+def synthetic_metadata(shape: ModelShape, file_type: str) -> dict[str, Value]:
     """All keys of such a file, its tokenizer among them."""
     config = shape.config
     kind: dict[str, Value] = {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}

@@ -19,11 +19,11 @@ from sp.models import (
     LayerAttention,
     Model,
     ModelConfig,
-    read_by_layer,
-    read_by_layer_on,
-    read_repeated,
+    read_context_parallel,
+    read_layer_major,
+    read_with_replay,
 )
-from sp.models.run.hooks import looked_at
+from sp.models.run.hooks import counts_on_host
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_heads import unrotate
 from sp.ops.attention.importance import STEPS, Edges, Folded, Pooling, Reduction, average_pool, fold_weights, importance
@@ -146,7 +146,7 @@ class AttentionScorer(ReadingScorer):
         ----------
         replay_key : hashable, optional
             Identifies the kernels that `on_layer` launches, if they are those of `sp` alone: launches of equal keys may
-            be recorded once and replayed, see `read_by_layer_on`.
+            be recorded once and replayed, see `read_context_parallel`.
         """
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
@@ -155,7 +155,7 @@ class AttentionScorer(ReadingScorer):
             if layer not in scored:
                 return
             rows, keys = q[-queries:], cache.stored(layer)
-            if model.trunk.blocks[layer].spec.scale is not None:
+            if model.weights.blocks[layer].spec.scale is not None:
                 rows = scaled_queries(rows, model, layer)
             if self.rotary == "none":
                 rows = unrotated_queries(rows, request.positions[-queries:], model, layer)
@@ -163,13 +163,13 @@ class AttentionScorer(ReadingScorer):
             on_layer(layer, rows, replace(keys, tokens=len(request.ids)))
 
         replay_key = None if replay_key is None or self.rotary != "post" else (scored, replay_key)
-        hooks = Hooks(on_attention=show, queues=replay_key)
+        hooks = Hooks(on_attention=show, replay_key=replay_key)
         read_prompt(request, hooks, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
 
 
 def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
-    """Run a model over a prompt as `read_by_layer` does, with the keys of one layer in memory at a time.
+    """Run a model over a prompt as `read_layer_major` does, with the keys of one layer in memory at a time.
 
     With prefix keys, only the tokens that they lack are computed, and appended to them; without, several GPUs share the
     work if the request has them. The last `rows` tokens are always computed, because their queries are needed.
@@ -178,26 +178,26 @@ def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, 
     options: dict[str, Any] = {"attend": attend, "depth": depth}
     hooks = replace(hooks, progress=request.progress)
     if keys is None and request.cards is not None:
-        read_by_layer_on(*request.cards, request.ids, request.positions, hooks, rows=rows, **options)
+        read_context_parallel(*request.cards, request.ids, request.positions, hooks, rows=rows, **options)
         return
     if (
         keys is None
         and model.device == "cuda"
-        and read_repeated(model, request.ids, request.positions, hooks, rows=rows, **options)
+        and read_with_replay(model, request.ids, request.positions, hooks, rows=rows, **options)
     ):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
-        read_by_layer(model, request.ids, request.positions, cache, hooks, rows=rows, **options)
+        read_layer_major(model, request.ids, request.positions, cache, hooks, rows=rows, **options)
         return
-    start, trail = keys.trail.back_to(n - rows), keys.trail
+    start, trail = keys.trail.rewind_to(n - rows), keys.trail
     # Recurrent states can be restored only where a snapshot was taken, so the pass is split at the stops.
     stops = [stop for stop in keys.stops if start < stop <= n - rows] if trail.recurrent else []
     for stop in [*stops, n]:
         part, last = (request.ids[start:stop], request.positions[start:stop]), stop == n
         with trail.reading(n - start) as cache:
             seen = hooks if last else replace(hooks, on_attention=None)
-            read_by_layer(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **options)
+            read_layer_major(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **options)
         start = stop
         if not last:
             trail.mark()
@@ -205,7 +205,7 @@ def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, 
 
 def scaled_queries(q: Floats, model: Model, layer: int) -> Floats:
     """Return queries times a factor, so that scores divided by sqrt(head_dim) have the layer's own scale; a copy."""
-    scale = model.trunk.blocks[layer].spec.scale
+    scale = model.weights.blocks[layer].spec.scale
     return q if scale is None else q * q.dtype.type(scale * q.shape[2] ** 0.5)
 
 
@@ -291,15 +291,15 @@ class Fold:
     def result(self) -> Floats:
         """Return the importance (tokens,) after the steps that follow the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
-        running = looked_at([self.running])[0]
+        running = counts_on_host([self.running])[0]
         if self.over_layers is None:
             return self.reduction.finish(running, self.count)
         return self.reduction.finish(running / np.float32(len(self.layers) if self.over_layers == "mean" else 1), 1)
 
     def importance(self, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
         """Return the result of a scorer from the layers that were added; the first call that waits for the device."""
-        by_head = np.stack(looked_at(self.heads)) if self.heads else None
-        result = self.result(), np.stack(looked_at(self.layers)), generated, by_head, densities(attend)
+        by_head = np.stack(counts_on_host(self.heads)) if self.heads else None
+        result = self.result(), np.stack(counts_on_host(self.layers)), generated, by_head, densities(attend)
         for _, ended in self._events:
             ended.synchronize()
         times = (import_cupy().cuda.get_elapsed_time(*pair) for pair in self._events)

@@ -110,7 +110,7 @@ class HeadMap:
 
 def model_key(model: Model) -> str:
     """Return ``architecture-layers-heads-hash``, with a hash of the last norm, which quantisation does not change."""
-    norm = np.ascontiguousarray(on_host(model.trunk.output_norm), np.float32)
+    norm = np.ascontiguousarray(on_host(model.weights.output_norm), np.float32)
     digest = hashlib.sha256(norm.tobytes()).hexdigest()[:12]
     c = model.config
     return f"{c.architecture}-{c.layers}-{c.heads}-{digest}"

@@ -12,7 +12,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.models import ModelConfig
-from sp.models.run.hooks import looked_at
+from sp.models.run.hooks import counts_on_host
 from sp.ops.attention.importance import attention_rows, chunk_means
 from sp.ops.attention.kv_pages import PagedKV
 from sp.scoring.attention.attention import LayerSet, Rotary, TailScorer, padded, unrotated_keys, unrotated_queries
@@ -132,14 +132,14 @@ class KeyValueScorer(ReadingScorer):
             total[:] = [total[0] + scores] if total else [scores]
 
         attend = self.tail_scorer().visit_layers(asking, add_layer)
-        [summed] = looked_at(total)
+        [summed] = counts_on_host(total)
         scores = (summed / np.float32(len(by_layer))).astype(np.float32)
         if not np.isfinite(scores).all():
             raise ConfigError(f"scorer {SCORERS.name_of(self)}: score_layer returned numbers that are not finite")
         importance = Importance(
             scores,
-            np.stack(looked_at(by_layer)),
-            by_head=np.stack(looked_at(by_head)) if by_head else None,
+            np.stack(counts_on_host(by_layer)),
+            by_head=np.stack(counts_on_host(by_head)) if by_head else None,
             densities=densities(attend),
         )
         return padded(importance, len(request.ids))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_by_layer
+from sp.models import Cache, Hooks, LayerAttention, ModelConfig, decode_step, prefill_layer_major
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
@@ -105,7 +105,7 @@ class LookaheadScorer(AttentionScorer):
 
         cache = model.new_cache(n + new_tokens)
         generated, hooks = list[int](), Hooks(on_attention=on_prompt, progress=request.progress)
-        logits = prefill_by_layer(model, request.ids, request.positions, cache, attend=attend, hooks=hooks)
+        logits = prefill_layer_major(model, request.ids, request.positions, cache, attend=attend, hooks=hooks)
         while len(generated) < new_tokens:
             token = int(logits.argmax())
             generated.append(token)

@@ -15,7 +15,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.gguf import ChatTemplate, Tokenizer
-from sp.models import Model, Trail
+from sp.models import Model, SessionCache
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
@@ -290,11 +290,14 @@ def read_text(
     """Yield one sample for each needle of a text, whose keys stay cached from one question to the next."""
     layers = TailScorer().prefix_layers(model.config)
     assert layers is not None, "TailScorer can continue from cached keys"
-    trail, before = Trail(layers, device=model.device, precision=model.arithmetic.attention), np.empty(0, np.int64)
+    trail, before = (
+        SessionCache(layers, device=model.device, precision=model.arithmetic.attention),
+        np.empty(0, np.int64),
+    )
     for needle, question in text.needles:
         prompt = Prompt.from_document(text.document, question, template, needle=needle).tokenise(tokenizer)
         same = same_start(before, prompt.ids)
-        trail.back_to(min(same, trail.tokens))
+        trail.rewind_to(min(same, trail.tokens))
         before = prompt.ids
         start = int(prompt.mask("question").argmax())
         keys = PrefixKeys(trail, (start - 1,))  # a snapshot from which recurrent layers continue with the next question

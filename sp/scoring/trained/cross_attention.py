@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import Hooks, Model, stream_by_layer
+from sp.models import Hooks, Model, stream_layer_major
 from sp.ops.array_module import array_module, on_host
 from sp.prompt.spans import chunk_bounds
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
@@ -190,7 +190,7 @@ class CrossAttentionScorer(TrainedScorer):
     def hidden(self, request: ScoreRequest, options: Any) -> tuple[Any, Any, Asking, tuple[float, ...]]:
         """Return hidden states of query tokens (m, d) and of the document (n, d), the query tokens, and densities."""
         model, n, attend = request.model, len(request.ids), self.attend(request)
-        x = stream_by_layer(
+        x = stream_layer_major(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
             attend=attend, depth=options.depth, hooks=Hooks(progress=request.progress),
         )  # fmt: skip

@@ -17,9 +17,9 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.kernels import import_cupy, kept
 from sp.kernels.device import current_device
 from sp.models import Cache, Hooks, Model, ModelConfig
-from sp.models.cache.carry import copy_over
+from sp.models.cache.transfer import copy_over
 from sp.models.file.safetensors_file import SafetensorsFile
-from sp.models.run.hooks import looked_at
+from sp.models.run.hooks import counts_on_host
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_heads import unrotate
 from sp.ops.attention.importance import chunk_means
@@ -364,7 +364,7 @@ class LateInteractionScorer(ReadingScorer):
         read_prompt(replace(request, cards=None), Hooks(on_attention), attend=attend, rows=rows, depth=head.depth)
         scores = np.zeros(n, np.float32)
         if start:
-            [similarities] = looked_at(queued)
+            [similarities] = counts_on_host(queued)
             scores[:start] = similarities - similarities.min()
         return Importance(
             scores, by_layer=chunk_means(scores[None], HEATMAP_CHUNK), densities=densities(attend), fineness=FINENESS

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from sp.arrays import Ints
-from sp.models import Trail
-from sp.models.cache.carry import Parked, States, Taken
+from sp.models import SessionCache
+from sp.models.cache.transfer import CacheChanges, ParkedCache, States
 from sp.session.disk.records import Array, DamagedError, Part, Record
 from sp.session.memory import Slots
 from sp.session.recall import Memory
@@ -38,7 +38,7 @@ def written(memory: Memory, *, anew: bool) -> Written | None:
     trails = _trails(memory)
     if not all(trail.whole for trail in trails.values()):
         return None
-    taken = {name: trail.take(anew=anew) for name, trail in trails.items()}
+    taken = {name: trail.changes(full=anew) for name, trail in trails.items()}
     target, drafter = memory.target, memory.drafter
     arrays: dict[str, Array] = {"transcript": target.transcript}
     arrays |= {f"slots.{name}": getattr(target.slots, name) for name in COLUMNS}
@@ -50,11 +50,11 @@ def written(memory: Memory, *, anew: bool) -> Written | None:
     return Written({"trails": facts}, arrays)
 
 
-def _trails(memory: Memory) -> dict[str, Trail]:
+def _trails(memory: Memory) -> dict[str, SessionCache]:
     return dict(zip(("target", "drafter"), memory.trails, strict=False))
 
 
-def _facts(taken: Taken, trail: Trail) -> dict[str, Any]:
+def _facts(taken: CacheChanges, trail: SessionCache) -> dict[str, Any]:
     held = taken.held
     return {
         "tokens": held.tokens,
@@ -67,7 +67,7 @@ def _facts(taken: Taken, trail: Trail) -> dict[str, Any]:
     }
 
 
-def _bases(trail: Trail) -> str:
+def _bases(trail: SessionCache) -> str:
     """A hash over how the keys of packed pages were turned."""
     found = sha256()
     for layer, basis in sorted(trail.bases.items()):
@@ -77,7 +77,7 @@ def _bases(trail: Trail) -> str:
     return found.hexdigest()
 
 
-def _arrays(name: str, taken: Taken) -> dict[str, Array]:
+def _arrays(name: str, taken: CacheChanges) -> dict[str, Array]:
     held = taken.held
     found: dict[str, Array] = {f"{name}.places": held.places}
     for layer, pages in held.pages.items():
@@ -200,7 +200,9 @@ def put(memory: Memory, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -
         raise DamagedError(f"it does not fit the models ({error})") from None
 
 
-def _of_trail(name: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[Parked, Mapping[int, States]]:
+def _of_trail(
+    name: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> tuple[ParkedCache, Mapping[int, States]]:
     told = facts["trails"][name]
 
     def both(keys: Iterable[str]) -> tuple[Array, Array]:
@@ -211,7 +213,7 @@ def _of_trail(name: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]) 
         return {layer: both(_state(name, at, layer)) for layer in told["recurrent"]}
 
     pages = {layer: both(_sides(name, layer)) for layer in told["layers"]}
-    held = Parked(int(told["tokens"]), pages, states("now"), arrays[f"{name}.places"])
+    held = ParkedCache(int(told["tokens"]), pages, states("now"), arrays[f"{name}.places"])
     return held, {at: states(at) for at in (*told["older"], *told["fresh"])}
 
 

@@ -1,4 +1,4 @@
-"""What a cache holds, carried into another: one with more room, one of a fork, or host memory and back."""
+"""Copies of cache contents: into another cache (a larger one, or that of a fork), or to host memory and back."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sp.models.cache.kv_type import KVType
 from sp.models.config import ModelConfig
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
-ALIGN = 256
-STEPS = 8  # rooms are at least this many times larger than the steps by which they grow: to pin memory takes long
+ALIGN = 256  # bytes between arrays in a host buffer
+STEPS = 8  # pinned buffers grow in steps of at most 1/8 of their size, because pinning memory is slow
 
 
-class HostRoom:
-    """One buffer, pinned if it is for what comes from the device, and then kept to be used again.
+class HostBuffer:
+    """A reusable host buffer, pinned if it takes data from the device.
 
-    >>> room = HostRoom("cpu")
-    >>> at = room.places([3, 5])
-    >>> [(len(each), each.dtype.name) for each in at], room.nbytes
+    >>> room = HostBuffer("cpu")
+    >>> places = room.places([3, 5])
+    >>> [(len(place), place.dtype.name) for place in places], room.nbytes
     ([(3, 'uint8'), (5, 'uint8')], 512)
     """
 
@@ -34,20 +34,20 @@ class HostRoom:
         self._memory: Bytes = np.empty(0, np.uint8)
 
     def places(self, sizes: list[int]) -> list[Bytes]:
-        """Room for so many bytes each; what earlier ones held is lost."""
+        """Return one part of the buffer per size in bytes; the previous contents are lost."""
         starts = np.cumsum([0, *(-(-size // ALIGN) * ALIGN for size in sizes)]).tolist()
         if starts[-1] > len(self._memory):
-            self._memory = np.empty(0, np.uint8)  # before more is asked for
-            self._memory = self._made(starts[-1])
+            self._memory = np.empty(0, np.uint8)  # free the old buffer before allocating a larger one
+            self._memory = self._allocate(starts[-1])
         return [self._memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
-    def leave(self) -> None:
-        """What it holds is no longer needed: memory that is not pinned goes."""
+    def release(self) -> None:
+        """Free memory that is not pinned, once its contents are no longer needed."""
         if not self._pinned:
             self.clear()
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self._memory = np.empty(0, np.uint8)
 
     @property
@@ -55,7 +55,7 @@ class HostRoom:
         """Bytes of host memory."""
         return len(self._memory)
 
-    def _made(self, size: int) -> Bytes:
+    def _allocate(self, size: int) -> Bytes:
         if not self._pinned:
             return np.empty(size, np.uint8)
         step = max(1 << 20, (1 << size.bit_length()) // (2 * STEPS))
@@ -66,7 +66,8 @@ class HostRoom:
 
 
 def copy_out(source: Any, to: Any) -> None:
-    """Copy an array into one of the host as large; from the device on its stream, and the host does not wait."""
+    """Copy an array to a host array of the same size; from the device on the current stream, without waiting on the
+    host."""
     if not is_device(source):
         to[...] = source
         return
@@ -75,8 +76,8 @@ def copy_out(source: Any, to: Any) -> None:
 
 
 def copy_over(source: Any, to: Any) -> None:
-    """Copy an array into one as large of the same place; CuPy's own ways launch a kernel for it on the device, which
-    takes the host longer."""
+    """Copy an array to one of the same size in the same place. CuPy's own copies launch a kernel on the device, which
+    costs the host more."""
     if not is_device(source):
         to[...] = source
         return
@@ -86,7 +87,7 @@ def copy_over(source: Any, to: Any) -> None:
 
 
 def copy_in(to: Any, source: Any) -> None:
-    """The other way round."""
+    """Copy a host array to one of the same size, on the device on the current stream."""
     if not is_device(to):
         to[...] = source
         return
@@ -95,7 +96,7 @@ def copy_in(to: Any, source: Any) -> None:
 
 
 def wait() -> None:
-    """Until all copies from and to the device are done."""
+    """Block until all copies from and to the device are done."""
     import_cupy().cuda.get_current_stream().synchronize()
 
 
@@ -103,7 +104,7 @@ States = Mapping[int, tuple[Floats, Floats]]  # inputs of the convolution and re
 
 
 def take_states(cache: Cache) -> States:
-    """Copies of the recurrent states where they are, in host memory where there is no room."""
+    """Copy the recurrent states, in device memory if there is room and in host memory otherwise."""
     try:
         return _states_of(cache, lambda array: array.copy())
     except (DeviceError, MemoryError):
@@ -111,12 +112,12 @@ def take_states(cache: Cache) -> States:
 
 
 def states_on_host(states: States) -> States:
-    """The same states in host memory; waits for the device."""
+    """Return the same states in host memory; waits for the device."""
     return {layer: (_on_host(conv), _on_host(recurrent)) for layer, (conv, recurrent) in states.items()}
 
 
 def put_states(cache: Cache, states: States) -> None:
-    """Make them the states of a cache of the same model, in the arrays it has."""
+    """Write states into a cache of the same model, in its existing arrays."""
     for layer, (conv, recurrent) in states.items():
         state = cache.state(layer)
         _fill(state.conv, conv)
@@ -124,18 +125,18 @@ def put_states(cache: Cache, states: States) -> None:
 
 
 def clear_states(cache: Cache) -> None:
-    """Let recurrent layers know nothing."""
+    """Reset the recurrent states of a cache to zero."""
     for layer in cache.config.delta_layers:
         cache.state(layer).clear()
 
 
 def states_nbytes(states: States) -> int:
-    """Bytes they take."""
+    """Return the bytes of states."""
     return sum(conv.nbytes + recurrent.nbytes for conv, recurrent in states.values())
 
 
 def states_fit(states: States, config: ModelConfig) -> bool:
-    """Whether states are those of a model's recurrent layers, by their sizes."""
+    """Return True if the sizes of states are those of a model's recurrent layers."""
     sizes = config.delta
     if sizes is None or tuple(states) != tuple(config.delta_layers):
         return sizes is None and not states
@@ -143,10 +144,10 @@ def states_fit(states: States, config: ModelConfig) -> bool:
     return all((conv.shape, recurrent.shape) == shapes for conv, recurrent in states.values())
 
 
-def carry(source: Cache, target: Cache, tokens: int) -> None:
-    """Put the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
+def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
+    """Copy the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
 
-    Recurrent states are those of `source` as it stands: the caller knows whether they belong to `tokens` tokens.
+    Recurrent states are copied as they are in `source`: the caller must know that they belong to `tokens` tokens.
     """
     target.reserve(tokens)
     blocks = -(-tokens // PAGE_TOKENS)
@@ -161,43 +162,43 @@ def carry(source: Cache, target: Cache, tokens: int) -> None:
 
 
 @dataclass(frozen=True)
-class Parked:
-    """What a cache held, in host memory."""
+class ParkedCache:
+    """The contents of a cache, in host memory."""
 
     tokens: int
     pages: Mapping[int, tuple[Bytes, Bytes]]  # uint8 (pages, 128, kv_heads, bytes of a row) by attention layer
     states: States  # see `States`
-    places: Ints  # of all tokens, see `Cache.places`
+    places: Ints  # positions of all tokens, see `Cache.places`
 
     @classmethod
-    def of(cls, cache: Cache, room: HostRoom, first: int = 0) -> Parked:
-        """Copies of all that a cache holds, in a room that holds nothing else, or of its pages only those from the
-        `first` on; waits for the device."""
+    def of(cls, cache: Cache, room: HostBuffer, first: int = 0) -> ParkedCache:
+        """Copy the contents of a cache into a buffer that holds nothing else; pages only from block `first` on. Waits
+        for the device."""
         blocks, config = -(-cache.tokens // PAGE_TOKENS), cache.config
-        pools = [(at.k, at.v) for at in map(cache.stored, config.attention_layers)]
+        pools = [(stored.k, stored.v) for stored in map(cache.stored, config.attention_layers)]
         states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
         sizes = [(blocks - first) * pool[0].nbytes for pair in pools for pool in pair]
         sizes += [array.nbytes for pair in states for array in pair]
         places = iter(room.places(sizes))
-        pages, kept = {}, {}
+        pages, state_copies = {}, {}
         for layer, pair in zip(config.attention_layers, pools, strict=True):
             runs = _runs(cache.block_table(layer)[first:blocks])
-            pages[layer] = _taken(pair[0], runs, next(places)), _taken(pair[1], runs, next(places))
+            pages[layer] = _copy_pages(pair[0], runs, next(places)), _copy_pages(pair[1], runs, next(places))
         for layer, (conv, recurrent) in zip(config.delta_layers, states, strict=True):
-            kept[layer] = _taken_whole(conv, next(places)), _taken_whole(recurrent, next(places))
+            state_copies[layer] = _copy_array(conv, next(places)), _copy_array(recurrent, next(places))
         if cache.device == "cuda":
             wait()
-        held = cache.places[: cache.tokens]
-        return cls(cache.tokens, pages, kept, _on_host(held))
+        positions = cache.places[: cache.tokens]
+        return cls(cache.tokens, pages, state_copies, _on_host(positions))
 
-    def first(self, tokens: int, states: States) -> Parked:
-        """Of the same memory only the first `tokens` tokens, with the recurrent states behind them."""
+    def first(self, tokens: int, states: States) -> ParkedCache:
+        """Return the first `tokens` tokens, sharing memory, with the recurrent states after them."""
         blocks = -(-tokens // PAGE_TOKENS)
         pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
-        return Parked(tokens, pages, states, self.places[:tokens])
+        return ParkedCache(tokens, pages, states, self.places[:tokens])
 
     def fits(self, config: ModelConfig, kv: KVType) -> bool:
-        """Whether it can be of a cache of a model and format: for what comes from outside."""
+        """Return True if it can belong to a cache of this model and format; checks what comes from outside."""
         if not self.tokens:
             return not (self.pages or self.states)
         if tuple(self.pages) != tuple(config.attention_layers) or not states_fit(self.states, config):
@@ -211,20 +212,20 @@ class Parked:
                     return False
         return self.places.shape == (self.tokens if any(config.windows) else 0,)
 
-    def copied(self, first: int = 0) -> Parked:
-        """The same in memory of its own, pages from the `first` on."""
+    def copied(self, first: int = 0) -> ParkedCache:
+        """Return a copy in memory of its own, with pages from block `first` on."""
         pages = {layer: (keys[first:].copy(), values[first:].copy()) for layer, (keys, values) in self.pages.items()}
-        return Parked(self.tokens, pages, states_on_host(self.states), self.places.copy())
+        return ParkedCache(self.tokens, pages, states_on_host(self.states), self.places.copy())
 
     def put(self, cache: Cache) -> None:
-        """Put it into an empty cache of the same model and format; waits for the device."""
+        """Copy into an empty cache of the same model and format; waits for the device."""
         cache.reserve(self.tokens)
         for layer, (keys, values) in self.pages.items():
-            at, done = cache.stored(layer), 0
+            stored, done = cache.stored(layer), 0
             for first, last in _runs(cache.block_table(layer)[: len(keys)]):
                 part = slice(done, done + last - first)
-                copy_in(at.k[first:last], keys[part])
-                copy_in(at.v[first:last], values[part])
+                copy_in(stored.k[first:last], keys[part])
+                copy_in(stored.v[first:last], values[part])
                 done = part.stop
         if len(self.places):
             copy_in(cache.places[: self.tokens], self.places)
@@ -243,13 +244,12 @@ class Parked:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a trail holds beyond what it held when it was taken before, in arrays that nobody writes to. The pages of
-    `held` are those from the block `first` on. Of its snapshots, by the tokens that each has read, `fresh` are new and
-    `older` were taken before.
-    """
+class CacheChanges:
+    """What a session cache holds beyond its last export, in arrays that no one writes to. The pages of `held` start at
+    block `first`. Snapshots are named by the number of tokens they have read: `fresh` ones are new, `older` ones were
+    exported before."""
 
-    held: Parked
+    held: ParkedCache
     first: int
     fresh: Mapping[int, States]
     older: tuple[int, ...]
@@ -265,7 +265,8 @@ def _on_host(array: Any) -> Any:
 
 
 def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Pages of a table as ranges: they are copied without memory of the device's, which may have none left.
+    """Return the pages of a table as ranges, which are copied without temporary memory on the device, where there may
+    be none left.
 
     >>> _runs((4, 5, 6, 9, 1, 2))
     [(4, 7), (9, 10), (1, 3)]
@@ -275,19 +276,19 @@ def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, cuts)] if len(pages) else []
 
 
-def _taken(pool: Any, runs: list[tuple[int, int]], place: Bytes) -> Bytes:
-    """Pages of a pool, one after the other, in host memory."""
-    found, done = place.reshape(sum(last - first for first, last in runs), *pool.shape[1:]), 0
+def _copy_pages(pool: Any, runs: list[tuple[int, int]], place: Bytes) -> Bytes:
+    """Copy pages of a pool, one after the other, to host memory."""
+    pages, done = place.reshape(sum(last - first for first, last in runs), *pool.shape[1:]), 0
     for first, last in runs:
-        copy_out(pool[first:last], found[done : done + last - first])
+        copy_out(pool[first:last], pages[done : done + last - first])
         done += last - first
-    return found
+    return pages
 
 
-def _taken_whole(array: Any, place: Bytes) -> Floats:
-    found = place.view(np.float32).reshape(array.shape)
-    copy_out(array, found)
-    return found
+def _copy_array(array: Any, place: Bytes) -> Floats:
+    copy = place.view(np.float32).reshape(array.shape)
+    copy_out(array, copy)
+    return copy
 
 
 def _fill(array: Any, values: Any) -> None:
