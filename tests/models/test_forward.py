@@ -208,7 +208,7 @@ def test_kept_tokens_at_their_own_positions_equal_a_masked_full_computation(tmp_
 
 BAD_PROMPTS = [
     ([], [], "empty"),
-    ([[1, 2]], [[0, 1]], "empty or no list"),
+    ([[1, 2]], [[0, 1]], "empty or not a list"),
     ([1, VOCAB], [0, 1], f"token id {VOCAB} is outside the vocabulary of {VOCAB}"),
     ([1, -1], [0, 1], "token id -1"),
     ([1, 2], [0], "1 positions for 2 tokens"),

@@ -123,7 +123,7 @@ assert target.arithmetic.kept == 0 and drafter.arithmetic.kept > 0
 
 # Where memory is short, what is kept goes before parts of a model that is idle.
 assert pair.residency._leave_room(1)
-assert kept(drafter) == 0 and not pair.residency._models["drafter"].away
+assert kept(drafter) == 0 and not pair.residency._models["drafter"].offloaded
 print(*precision_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep="\\n")
 
 # Parts that leave take nothing along.
