@@ -1,4 +1,4 @@
-"""GGUF files: a bounded reader, a streaming writer, and what a file says about text (tokenizer, template)."""
+"""GGUF files: a bounded reader, a streaming writer, and the text side of a file (tokenizer, chat template)."""
 
 from __future__ import annotations
 

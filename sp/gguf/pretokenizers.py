@@ -1,9 +1,8 @@
-"""Pre-tokenizers: the regular expressions that cut a text up before byte pairs are merged, by their GGUF name.
+"""Pre-tokenizers: the regular expressions that split a text before byte pairs are merged, by their GGUF name.
 
-The names in ``tokenizer.ggml.pre`` and what goes with each (several patterns one after the other, whole words looked up
-first, BOS by default) are those of llama.cpp's ``src/llama-vocab.cpp``. Where it quotes the pattern of a model's own
-``tokenizer.json`` beside an adapted one, that is taken, since the model was trained with it.
-"""
+The names in ``tokenizer.ggml.pre`` and their properties (several patterns in sequence, whole words looked up first, BOS
+by default) are those of llama.cpp's ``src/llama-vocab.cpp``. Where it quotes the original pattern of a model's
+``tokenizer.json`` next to an adapted one, the original is used, because the model was trained with it."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut up, and what files that name it take for granted. `patterns`: applied one after the other, each
-    to the pieces that the one before left; `whole_words`: A piece that is a token is that token, whatever merges would
-    make of it (``ignore_merges``); `add_bos`: prompts begin with BOS unless the file says otherwise."""
+    """A rule for splitting text, and the defaults of files that name it. `patterns`: applied in sequence, each to the
+    pieces of the one before; `whole_words`: a piece that is a token becomes that token, whatever the merges would yield
+    (``ignore_merges``); `add_bos`: prompts begin with BOS unless the file says otherwise."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False
@@ -31,13 +30,13 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cased(suffix: str, digits: str) -> str:
-    """Words cut where a small letter stands before a capital; the pattern of o200k and of Tekken."""
+    """Split words where a lower-case letter precedes a capital; the pattern of o200k and of Tekken."""
     head = r"[^\r\n\p{L}\p{N}]?"
     words = f"{head}{_UPPER}*{_LOWER}+{suffix}|{head}{_UPPER}+{_LOWER}*{suffix}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_BLANKS}"
 
 
-_CASED_LETTERS = (  # of DeepSeek LLM: those that Unicode gave a case when it was made
+_CASED_LETTERS = (  # the letters that had a case in the Unicode version of DeepSeek LLM's tokenizer
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
     "ιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-"
     "𐳲𑢠-𑣟𞤀-𞥃"

@@ -1,4 +1,4 @@
-"""Open a GGUF model, whole or in shards: metadata, a table of tensors, and weights as views of the mapped file."""
+"""Open a GGUF model, whole or sharded: metadata, a table of tensors, and weights as views of the mapped file."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Shard:
     """One file of the model."""
 
     path: Path
     header: Header
     map: mmap.mmap
-    status: os.stat_result  # as it was opened
+    status: os.stat_result  # at the time of opening
 
     @property
     def changed(self) -> bool:
-        """Whether it was written to since. A file that took its name leaves what is mapped as it was."""
+        """True if the file was written to since it was opened. Replacing it by another file leaves the mapped one
+        intact."""
         try:
             now = self.path.stat()
         except OSError:
@@ -48,9 +49,8 @@ class _Part:
 class GGUFFile:
     """A model file opened for reading; a context manager.
 
-    Do not change or shorten the file while it is open: weights are views of the mapped file, and reading a
-    page that is gone ends the process (SIGBUS); `check` tells of it. The header is read with `pread` and is safe from
-    that.
+    Do not change or shorten the file while it is open: weights are views of the mapped file, and reading a page that no
+    longer exists kills the process (SIGBUS); `check` detects changes. The header is read with `pread`, which is safe.
 
     Attributes
     ----------
@@ -62,11 +62,11 @@ class GGUFFile:
         2 or 3.
     metadata : mapping of str to value
         Scalars as int, float, bool or str; arrays of numbers as NumPy arrays, of strings as lists of str,
-        decoded when first asked for.
+        decoded on first access.
     tensors : mapping of str to TensorInfo
         In file order.
     nbytes : int
-        Size of the file or files.
+        Total size of the files in bytes.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class GGUFFile:
     ('qwen3', (2, 3), 6.0)
     """
 
-    def __init__(self, parts: tuple[_Part, ...]) -> None:
+    def __init__(self, parts: tuple[_Shard, ...]) -> None:
         first = parts[0]
         self.path = first.path
         self.paths = tuple(part.path for part in parts)
@@ -94,13 +94,13 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
-        """Open `path`; for one shard of a model (`...-00001-of-00003.gguf`) all shards beside it. The name of a known
-        model stands for its file, see `sp.hub.model_path`. GGUFError when the file cannot be read, is damaged or
+        """Open `path`; for one shard of a model (`...-00001-of-00003.gguf`) all shards in its folder. The name of a
+        known model stands for its file, see `sp.hub.model_path`. GGUFError if a file cannot be read, is damaged or
         hostile, or a shard is missing."""
-        parts: list[_Part] = []
+        parts: list[_Shard] = []
         try:
             for index, shard in enumerate(_shard_paths(model_path(path))):
-                parts.append(_open_part(shard, index))
+                parts.append(_open_shard(shard, index))
                 if index == 0 and _split(parts[0], "split.count") <= 1:
                     break  # only named like a shard
             _check_split(parts)
@@ -112,15 +112,16 @@ class GGUFFile:
 
     @property
     def architecture(self) -> str:
-        """The architecture's name, e.g. ``"qwen3"``; GGUFError when the file does not say."""
+        """Name of the architecture, e.g. ``"qwen3"``; GGUFError if the file does not name one."""
         name = text(self.metadata.get("general.architecture"))
         if name is None:
-            raise GGUFError(f"{self.path}: key 'general.architecture' is missing or no text; this is no model file")
+            problem = "key 'general.architecture' is missing or not a string"
+            raise GGUFError(f"{self.path}: {problem}; this is not a model file")
         return name
 
     def weight(self, name: str) -> Weight:
-        """The tensor `name`, packed, as a read-only view of the mapped file. GGUFError when there is no such tensor or
-        `sp` has no decoder for its type."""
+        """Return the tensor `name`, packed, as a read-only view of the mapped file. GGUFError if there is no such
+        tensor or `sp` has no decoder for its type."""
         info = self.tensors.get(name)
         if info is None:
             near = get_close_matches(name, self.tensors, n=2)
@@ -135,30 +136,30 @@ class GGUFFile:
             )
         view = self._maps[info.shard]
         if view.closed:
-            raise GGUFError(f"{self.paths[info.shard]}: tensor {name} asked of a closed file; open it again")
+            raise GGUFError(
+                f"{self.paths[info.shard]}: the file was closed before tensor {name} was read; open it again"
+            )
         data = np.frombuffer(view, np.uint8, info.nbytes, info.offset)
         return Weight(name, fmt, info.shape, data.reshape(*info.shape[:-1], fmt.row_bytes(info.shape[-1])))
 
     def locate(self, data: Bytes) -> tuple[Path, int]:
-        """The file, and the offset in it, of a view of `weight`'s data, for reading the bytes by another way. GGUFError
-        when `data` is no view of this file."""
+        """Return the file and the offset of a view of `weight`'s data, for reading the bytes in another way. GGUFError
+        if `data` is not a view of this file."""
         address = data.ctypes.data
         for path, view in zip(self.paths, self._maps, strict=True):
             if not view.closed:
                 start = np.frombuffer(view, np.uint8).ctypes.data
                 if start <= address and address + data.nbytes <= start + len(view):
                     return path, address - start
-        raise GGUFError(f"{self.path}: these bytes are no view of the file; was it closed?")
+        raise GGUFError(f"{self.path}: these bytes are not a view of the open file; was it closed?")
 
     def check(self) -> None:
-        """ChangedError if the file was written to since it was opened: its weights are others now, or gone."""
+        """Raise ChangedError if the file was written to since it was opened: its weights have changed or are gone."""
         if changed := next((part.path for part in self._parts if part.changed), None):
-            raise ChangedError(
-                f"{changed.name} was changed while it was in use; put the right file there and start again"
-            )
+            raise ChangedError(f"{changed.name} was changed while in use; restore the right file and start again")
 
     def close(self) -> None:
-        """Unmap the file; weights that are still in use keep their bytes mapped until they go."""
+        """Unmap the file; weights still in use keep their bytes mapped until they are freed."""
         for view in self._maps:
             with suppress(BufferError):
                 view.close()
@@ -170,7 +171,7 @@ class GGUFFile:
         self.close()
 
 
-def _open_part(path: Path, shard: int) -> _Part:
+def _open_shard(path: Path, shard: int) -> _Shard:
     try:
         # O_NONBLOCK: opening a FIFO must not wait for its writer
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -186,7 +187,7 @@ def _open_part(path: Path, shard: int) -> _Part:
         if not stat.S_ISREG(status.st_mode):
             raise GGUFError(f"{path}: is not a regular file; give a .gguf file")
         header = parse_header(fd, status.st_size, str(path), shard)
-        return _Part(path, header, mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ), status)
+        return _Shard(path, header, mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ), status)
     except (OSError, ValueError) as error:
         raise GGUFError(f"{path}: cannot be read ({error}); check the disk and the file") from None
     finally:
@@ -194,7 +195,7 @@ def _open_part(path: Path, shard: int) -> _Part:
 
 
 def _shard_paths(path: Path) -> list[Path]:
-    """All shard names of the model `path` belongs to, in its own folder; just `path` for a whole file."""
+    """Return the paths of all shards of the model that `path` belongs to; just `path` for a whole file."""
     if (match := _SHARD_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(match["count"])
@@ -203,15 +204,15 @@ def _shard_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
-def _split(part: _Part, key: str) -> int:
+def _split(part: _Shard, key: str) -> int:
     value = whole(part.header.metadata.get(key, 0))
     if value is None:
-        raise GGUFError(f"{part.path}: key {key!r} is not an integer; make the shards again")
+        raise GGUFError(f"{part.path}: key {key!r} is not an integer; split the model again")
     return value
 
 
-def _check_split(parts: list[_Part]) -> None:
-    """Each shard must agree with its name on which one it is of how many."""
+def _check_split(parts: list[_Shard]) -> None:
+    """Check that each shard's metadata agrees with its name on its number and on the count."""
     claimed = _split(parts[0], "split.count")
     if claimed <= 1 and len(parts) == 1:
         return
@@ -222,15 +223,17 @@ def _check_split(parts: list[_Part]) -> None:
         )
     for index, part in enumerate(parts):
         if _split(part, "split.no") != index or _split(part, "split.count") != claimed:
-            raise GGUFError(f"{part.path}: says it is another shard than its name; put the right files together")
+            raise GGUFError(
+                f"{part.path}: metadata and name give different shard numbers; put the right files together"
+            )
     total = sum(len(part.header.tensors) for part in parts)
     if "split.tensors.count" in parts[0].header.metadata:
         expected = _split(parts[0], "split.tensors.count")
         if total != expected:
-            raise GGUFError(f"{parts[0].path}: shards hold {total} tensors, not {expected}; get them all again")
+            raise GGUFError(f"{parts[0].path}: shards contain {total} tensors, not {expected}; download them all again")
 
 
-def _all_tensors(parts: tuple[_Part, ...]) -> dict[str, TensorInfo]:
+def _all_tensors(parts: tuple[_Shard, ...]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
         for info in part.header.tensors:
@@ -238,5 +241,5 @@ def _all_tensors(parts: tuple[_Part, ...]) -> dict[str, TensorInfo]:
                 raise GGUFError(f"{part.path}: tensor {info.name!r} is in two shards; put the right files together")
             tensors[info.name] = info
     if len(tensors) > MAX_TENSORS:
-        raise GGUFError(f"{parts[0].path}: holds {len(tensors)} tensors, more than {MAX_TENSORS}")
+        raise GGUFError(f"{parts[0].path}: has {len(tensors)} tensors, more than {MAX_TENSORS}")
     return tensors

@@ -1,11 +1,10 @@
-"""A Jinja2 environment for templates that came inside a model file, and so from a stranger.
+"""A Jinja2 environment for chat templates from model files, which are untrusted.
 
-Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359, CVE-2026-5760 were templates
-without it) but not from the processor and the memory: two nested loops or twenty doublings of a string stall it. Here
-every operation that touches or makes data draws on one budget. What the sandbox lets be hooked (calls, arithmetic,
-filters, tests) is hooked. For the rest the syntax tree is rewritten: loops, macros, output, slices, ``~``, comparisons
-and dict keys become, or pass through, filters whose names no template can spell; a pass through a loop or a macro costs
-by its size.
+Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359 and CVE-2026-5760 were templates
+rendered without it) but does not limit time and memory: two nested loops or twenty doublings of a string stall it. Here
+every operation that reads or creates data draws on one budget. Calls, arithmetic, filters and tests use the sandbox's
+hooks. For the rest the syntax tree is rewritten: loops, macros, output, slices, ``~``, comparisons and dict keys
+become, or pass through, filters whose names no template can spell; a pass through a loop or a macro costs by its size.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long: a microsecond
+CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about the same time: a microsecond
 MAX_INT_BITS = 4096
 
 NUMBERS = (int, float)
@@ -38,21 +37,21 @@ _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items())
 
 
 class Budget:
-    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters. It bounds time and memory
-    alike: nothing is built before its size is paid for, and containers pay for all they hold each time they are made,
-    compared or printed, so sharing cannot make a small one large."""
+    """Work that a template may still do, in units of one step or `CHARS_PER_UNIT` characters. It bounds time and memory
+    alike: nothing is built before its size is paid for, and containers pay for all their contents each time they are
+    made, compared or printed, so that sharing cannot make a small container large."""
 
     def __init__(self, units: int) -> None:
         self.left = units
 
     def pay(self, units: int) -> None:
-        """Take `units`; SecurityError when they are not there."""
+        """Take `units`; SecurityError if fewer are left."""
         self.left -= units
         if self.left < 0:
             raise SecurityError("it does more work than any chat template needs")
 
     def pay_for(self, value: Any, leaves: tuple[type, ...] = LEAVES) -> Any:
-        """Take the cost of `value` with all it contains, and hand it back."""
+        """Take the cost of `value` with all its contents, and return it."""
         pending = [value]
         while pending:
             item = pending.pop()
@@ -71,72 +70,72 @@ class Budget:
             elif isinstance(item, int) and item.bit_length() > MAX_INT_BITS:
                 raise SecurityError(f"an integer has more than {MAX_INT_BITS} bits")
             elif item is not value and not isinstance(item, leaves):
-                raise SecurityError(f"a list or dict holds a {kind.__name__}")
+                raise SecurityError(f"a list or dict contains a {kind.__name__}")
             else:
                 self.pay(1)
         return value
 
     def pay_for_text(self, value: Any) -> Any:
-        """`pay_for` what is about to be printed: only plain values have a bounded text."""
+        """Pay for a value about to be printed: only plain values have a bounded text."""
         if not isinstance(value, PLAIN):
-            raise SecurityError(f"it asks for the text of a {type(value).__name__}")
+            raise SecurityError(f"it converts a {type(value).__name__} to text")
         return self.pay_for(value, ATOMS)
 
 
-WIDEST = 1000  # characters a field may be padded to, and digits behind its point
+WIDEST = 1000  # most characters a field may be padded to, and most digits after its point
 LONGEST_DATE = 100
 _DIRECTIVES = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
 
 
 class BoundedFormatter(SandboxedFormatter):
-    """`str.format` that looks up what a template may look up, pays for what it prints, and pads within `WIDEST`."""
+    """`str.format` that looks up only allowed attributes, pays for its output, and pads within `WIDEST`."""
 
     def __init__(self, environment: BoundedEnvironment) -> None:
         super().__init__(environment)
         self._budget = environment.budget
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        """``!r`` and ``!s``, of plain values only."""
+        """Convert by ``!r`` or ``!s``; only plain values."""
         self._budget.pay_for_text(value)
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """One field, its specification already filled in; SecurityError where it is wider than any text."""
+        """Format one field, its specification already filled in; SecurityError if it is too wide."""
         self._budget.pay_for_text(value)
         numbers = re.findall(r"\d+", format_spec)
-        if len(format_spec) > LONGEST_DATE or any(len(each) > 4 or int(each) > WIDEST for each in numbers):
+        if len(format_spec) > LONGEST_DATE or any(len(number) > 4 or int(number) > WIDEST for number in numbers):
             raise SecurityError(f"a format is wider than {WIDEST} characters")
         return str(self._budget.pay_for(super().format_field(value, format_spec)))
 
 
 def strftime_now(directives: str) -> str:
-    """Now, in local time, as `datetime.strftime` writes it; without widths, which the C library may take."""
+    """Return the local time as `datetime.strftime` formats it; widths, which the C library may accept, are rejected."""
     if not isinstance(directives, str) or len(directives) > LONGEST_DATE or not _DIRECTIVES.fullmatch(directives):
         raise SecurityError("strftime_now takes up to 100 characters with plain directives such as %Y-%m-%d")
     return datetime.now().strftime(directives)
 
 
 LOOP, PAY, EMIT, TOUCH, CONCAT, SLICE = "sp loop", "sp pay", "sp emit", "sp touch", "sp concat", "sp slice"
-NODES_PER_UNIT = 2  # executed in a microsecond
+NODES_PER_UNIT = 2  # nodes executed in a microsecond
 
 
 class Generation(Extension):
-    """``{% generation %}``: what a trainer learns from, which is printed as it is (transformers' chat templates)."""
+    """``{% generation %}`` of transformers' chat templates: marks text to train on, which is printed unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a scope of its own: as there, what it sets is not seen behind it."""
+        """Parse the block as a scope of its own: as in transformers, variables set inside are not visible after it."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class Instrument(NodeTransformer):
-    """One tree, once, from its leaves up."""
+class Metering(NodeTransformer):
+    """Rewrites a syntax tree, once and from its leaves up, so that its operations pay."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
-        """The node, or what stands in its place."""
-        size = _size(node) if isinstance(node, nodes.For | nodes.Macro) else 0  # before anything is put around it
+        """Return the node or its replacement."""
+        size = _size(node) if isinstance(node, nodes.For | nodes.Macro) else 0  # counted before nodes are added below
         units = nodes.Const(1 + size // NODES_PER_UNIT, lineno=node.lineno)
         self.generic_visit(node)
         if isinstance(node, nodes.For):
@@ -165,7 +164,7 @@ class Instrument(NodeTransformer):
 
 
 def _size(node: nodes.Node) -> int:
-    """Nodes of the tree below `node`: what one pass through it may execute."""
+    """Count the nodes below `node`: an upper bound of those that one pass through it executes."""
     return sum(1 for _ in node.find_all(nodes.Node))
 
 
@@ -174,10 +173,10 @@ def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None)
 
 
 UNITS_PER_CALL = 8
-UNITS_PER_NODE = 80  # to compile a node of the syntax tree
-MAX_OPTION = 1000  # characters of an attribute path and the like, which are taken apart for every item
+UNITS_PER_NODE = 80  # cost of compiling a node of the syntax tree
+MAX_OPTION = 1000  # characters of an attribute path and the like, which are parsed for every item
 
-# Filters by what they cost: constant, one step an item as it is drawn, all they are given, and all of its text.
+# Filters by their cost: constant, one step per item as it is drawn, the size of all arguments, and of all their text.
 _CONSTANT = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
 _DRAWING = ("map", "reject", "rejectattr", "select", "selectattr")
 _WHOLE = ("abs", "dictsort", "float", "int", "max", "min", "sort", "unique")
@@ -205,7 +204,7 @@ _METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset({"count", "index"}),
 }
 _CONTEXTS = (Environment, Context, nodes.EvalContext)
-_OWN_ATTRIBUTES = (LoopContext, Namespace, Undefined)  # Jinja's own objects, made to be looked into
+_OWN_ATTRIBUTES = (LoopContext, Namespace, Undefined)  # Jinja's own objects, whose attributes templates read
 _NODES = (
     *(nodes.Template, nodes.Output, nodes.For, nodes.If, nodes.Macro, nodes.Assign, nodes.AssignBlock, nodes.With),
     *(nodes.Break, nodes.Continue, nodes.Scope, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef),
@@ -216,21 +215,21 @@ _NODES = (
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """One rendering's environment: the options of Hugging Face's chat templates, and a budget.
+    """Environment of one rendering: the options of Hugging Face's chat templates, and a budget.
 
-    `budget`: spent by the rendering; compile and render one template with one environment; `given`: the variables it
-    renders with: their lists stay as they are, while it may append to lists of its own.
+    `budget`: spent by the rendering; compile and render one template with one environment; `variables`: the variables
+    of the rendering, whose lists cannot be changed, while the template may append to lists of its own.
 
-    `names`, `literals`: variables and strings in the expressions of what was compiled.
+    `names`, `literals`: variables and strings in the expressions of the compiled template.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, budget: Budget, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, budget: Budget, variables: Mapping[str, Any] | None = None) -> None:
         extensions = ["jinja2.ext.loopcontrols", Generation]
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions)
         self.budget = budget
-        self._given = frozenset(_lists(given or {}))
+        self._fixed = frozenset(_lists(variables or {}))
         self.names: set[str] = set()
         self.literals: set[str] = set()
         self.globals = {
@@ -240,7 +239,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
             "strftime_now": strftime_now,
         }
-        # filters that want a context are not folded away by the compiler
+        # Filters that take a context are not evaluated at compile time, where nothing would be paid per rendering.
         emit = pass_context(lambda context, value: budget.pay_for_text(value))
         pay = pass_context(lambda context, units: self._pay(units))
         constant = {name: self._charged(self.filters[name], "result") for name in _CONSTANT}
@@ -262,28 +261,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             node = pending.pop()
             self.budget.pay(UNITS_PER_NODE)
             if not isinstance(node, _NODES) or (isinstance(node, nodes.For) and node.recursive):
-                what = f"a chat template may not use {type(node).__name__}"
-                raise TemplateAssertionError(what, node.lineno)
+                raise TemplateAssertionError(f"a chat template may not use {type(node).__name__}", node.lineno)
             if isinstance(node, nodes.Name):
                 self.names.add(node.name)
             elif isinstance(node, nodes.Const) and isinstance(node.value, str):
                 self.literals.add(node.value)
             pending.extend(node.iter_child_nodes())
-        Instrument().visit(tree)
+        Metering().visit(tree)
         tree.set_environment(self)
         return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if attr == "append" and type(obj) is list:
-            return id(obj) not in self._given
+            return id(obj) not in self._fixed
         if not super().is_safe_attribute(obj, attr, value):
             return False
         known = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), ())
         return attr in known or isinstance(obj, _OWN_ATTRIBUTES)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once; Jinja would hand out an undefined value, which prints as nothing."""
-        raise SecurityError(f"it reaches for attribute {attribute!r} of a {type(obj).__name__}")
+        """Refuse at once; Jinja would return an undefined value, which prints as nothing."""
+        raise SecurityError(f"it accesses attribute {attribute!r} of a {type(obj).__name__}")
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if not isinstance(argument, str | int):
@@ -291,7 +289,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """A bounded ``str.format`` in place of Python's, whose widths may be any number; no ``format_map``."""
+        """Return a bounded ``str.format`` in place of Python's, whose widths are unlimited; no ``format_map``."""
         text, name = getattr(value, "__self__", None), getattr(value, "__name__", None)
         if not isinstance(text, str) or name != "format":
             return None
@@ -300,9 +298,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         self, receiver = __self, getattr(__obj, "__self__", None)
         self.budget.pay(UNITS_PER_CALL)
-        if isinstance(receiver, str | list | tuple) and __obj.__name__ != "append":  # its methods read it all
+        if isinstance(receiver, str | list | tuple) and __obj.__name__ != "append":  # others read all of it
             self.budget.pay_for(receiver)
-        if not isinstance(__obj, Macro):  # a macro only hands its arguments on
+        if not isinstance(__obj, Macro):  # a macro only passes its arguments on
             for value in (*args, *kwargs.values()):
                 self.budget.pay_for(value)
         if isinstance(receiver, str) and __obj.__name__ == "replace":
@@ -330,8 +328,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.budget.pay((before - self.budget.left) * max(times, 0))
 
     def _charged(self, function: Any, pay: str, only: tuple[type, ...] = ()) -> Callable[..., Any]:
-        """`function`, paying for its result and, as `pay` says, for its arguments or the items it draws from them. With
-        `only`, arguments must be of these types."""
+        """Wrap `function` so that it pays for its result and, depending on `pay`, for its arguments or the items it
+        draws from them. With `only`, arguments must be of these types."""
 
         def admit(value: Any) -> Any:
             if only and not isinstance(value, only):
@@ -341,7 +339,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             drawn = pay != "result" and isinstance(value, Iterable) and not isinstance(value, str | Undefined)
             return self._loop(value) if drawn else value
 
-        @functools.wraps(function)  # keeps the mark that says which context it wants first
+        @functools.wraps(function)  # copies the attribute by which Jinja knows that it takes a context first
         def charged(*args: Any, **kwargs: Any) -> Any:
             contexts = sum(isinstance(arg, _CONTEXTS) for arg in args[:1])
             options = (*args[contexts + 1 :], *kwargs.values())
@@ -405,11 +403,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON without HTML escapes, as in Hugging Face's templates."""
+        """Convert to JSON without HTML escapes, as in Hugging Face's templates."""
         if not (indent is None or 0 <= indent <= 16) or sum(map(len, separators or ())) > 32:
             raise SecurityError("tojson with an odd indent or separators")
-        how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
-        text = json.dumps(self.budget.pay_for_text(value), sort_keys=sort_keys, **how)
+        style: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+        text = json.dumps(self.budget.pay_for_text(value), sort_keys=sort_keys, **style)
         return str(self.budget.pay_for(text))
 
 
@@ -418,7 +416,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _lists(value: Any) -> Iterator[int]:
-    """Identities of all lists in plain data."""
+    """Yield the identities of all lists in plain data."""
     pending = [value]
     while pending:
         item = pending.pop()

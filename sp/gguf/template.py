@@ -1,4 +1,4 @@
-"""The chat template of a model file: messages to the prompt the model was trained on."""
+"""The chat template of a model file: turns messages into the prompt format that the model was trained on."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sp.gguf.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
 TOOL_USE = "tool_use"  # the name of a template for chats with tools
-MAX_TEMPLATE = 1 << 16  # characters; the longest of the known chat templates has some 20 thousand
+MAX_TEMPLATE = 1 << 16  # characters; the longest known chat template has about 20 thousand
 BASE_UNITS = 500_000  # about half a second, and at most 32 million characters
-UNITS_PER_INPUT_UNIT = 256  # a template handles each message some ten times
+UNITS_PER_INPUT_UNIT = 256  # generous: templates process each message about ten times
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template, and the special tokens it may write.
 
-    `source`: Jinja2, as a file carries it; `bos_token`, `eos_token`: as templates call the first token of a text and
-    the last of a turn; empty where the vocabulary has none; `tool_use`: another one of the file, for chats with tools.
+    `source`: Jinja2, as in the file; `bos_token`, `eos_token`: text of the tokens that templates know by these names,
+    empty if the vocabulary has none; `tool_use`: the file's separate template for chats with tools.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class ChatTemplate:
 
     @classmethod
     def of_file(cls, source: str | None, tokenizer: Tokenizer, tool_use: str | None = None) -> ChatTemplate | None:
-        """A file's template with the tokens of its vocabulary; None if it has none."""
+        """Return a file's template with the tokens of its vocabulary, or None if it has none."""
         if source is None:
             return None
         bos, eos = ("" if i is None else tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
@@ -53,12 +53,12 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, template: str | ChatTemplate) -> ChatTemplate:
-        """A template with its tokens; of a bare one, none."""
+        """Return a template with its tokens; a bare source has none."""
         return cls(template) if isinstance(template, str) else template
 
     @property
     def for_tools(self) -> ChatTemplate:
-        """The template of chats with tools: the file's `tool_use`, if it has one and the other shows no tools.
+        """The template for chats with tools: the file's `tool_use`, if it has one and this one does not use tools.
 
         >>> ChatTemplate("{{ messages }}", tool_use="{{ tools }}").for_tools.source
         '{{ tools }}'
@@ -69,17 +69,17 @@ class ChatTemplate:
 
     @property
     def names(self) -> frozenset[str]:
-        """Variables the template reads or sets, so those it can be told by; GGUFError if it does not compile."""
+        """Variables that the template reads or sets, and so its options; GGUFError if it does not compile."""
         return _checked(self.source).names
 
     @property
     def literals(self) -> frozenset[str]:
-        """Strings that stand in its expressions: with these it may compare what a message says."""
+        """String constants in its expressions, with which it may compare the text of a message."""
         return _checked(self.source).literals
 
 
 def chat_template(file: GGUFFile, name: str | None = None) -> str | None:
-    """The template `file` carries, or that of a name; None if it has none. GGUFError when the key is not text."""
+    """Return the template in `file`, or the one of a name; None if there is none. GGUFError if the key is not text."""
     key = KEY if name is None else f"{KEY}.{name}"
     template = file.metadata.get(key)
     if template is not None and not isinstance(template, str):
@@ -88,7 +88,7 @@ def chat_template(file: GGUFFile, name: str | None = None) -> str | None:
 
 
 def check_template(template: str) -> None:
-    """GGUFError when `template` does not compile in the sandbox."""
+    """Raise GGUFError if `template` does not compile in the sandbox."""
     _checked(template)
 
 
@@ -103,7 +103,7 @@ def render_chat(
         Jinja2 source, with the conventions of Hugging Face's transformers: ``raise_exception``, ``strftime_now``,
         ``tojson``, loop controls, ``generation`` blocks, blocks trimmed.
     messages : list of dict
-        Each with ``role`` and ``content``, and whatever else the template knows, such as ``tool_calls``.
+        Each with ``role`` and ``content``, and other keys that the template uses, such as ``tool_calls``.
     add_generation_prompt : bool
         End with the opening of the assistant's turn.
     **context
@@ -112,8 +112,8 @@ def render_chat(
     Raises
     ------
     GGUFError
-        When the template does not compile, refuses the messages, reaches for what the sandbox denies or works
-        without end. Treat the template as any other untrusted part of a model file.
+        If the template does not compile, rejects the messages, accesses something that the sandbox forbids or exceeds
+        its budget. Treat the template like any other untrusted part of a model file.
 
     Examples
     --------
@@ -128,8 +128,8 @@ def render_chat(
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """Code of a template, which any environment can run, and the units of work its compilation took."""
+class CompiledTemplate:
+    """Code of a template, which any environment can run, and the units of work that its compilation cost."""
 
     code: CodeType
     units: int
@@ -138,7 +138,7 @@ class Compiled:
 
 
 def _run(template: str, variables: dict[str, Any]) -> str:
-    """Rendered within a fixed sum of work, and a multiple of what it costs to look at the input once."""
+    """Render within a fixed amount of work plus a multiple of the cost of reading the input once."""
     compiled = _checked(template)
     try:
         ample = Budget(1 << 40)
@@ -147,12 +147,12 @@ def _run(template: str, variables: dict[str, Any]) -> str:
         budget.pay(compiled.units)
         environment = BoundedEnvironment(budget, variables)
         return Template.from_code(environment, compiled.code, environment.make_globals(None)).render(variables)
-    except Exception as error:  # whatever a stranger's program ends in is the file's fault
+    except Exception as error:  # any failure of an untrusted program is reported as a fault of the file
         raise _failure(error) from None
 
 
-def _checked(template: str) -> Compiled:
-    """The template compiled; GGUFError where it is too long or does not compile."""
+def _checked(template: str) -> CompiledTemplate:
+    """Return the compiled template; GGUFError if it is too long or does not compile."""
     if len(template) > MAX_TEMPLATE:
         raise GGUFError(f"chat template has {len(template)} characters, more than {MAX_TEMPLATE}; use another")
     try:
@@ -168,9 +168,11 @@ def _failure(error: Exception) -> GGUFError:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> Compiled:
-    """Kept, as a server renders one template again and again."""
+def _compiled(template: str) -> CompiledTemplate:
+    """Compile a template; cached, because a server renders the same one again and again."""
     budget = Budget(BASE_UNITS)
     environment = BoundedEnvironment(budget)
     code = environment.compile(template)
-    return Compiled(code, BASE_UNITS - budget.left, frozenset(environment.names), frozenset(environment.literals))
+    return CompiledTemplate(
+        code, BASE_UNITS - budget.left, frozenset(environment.names), frozenset(environment.literals)
+    )

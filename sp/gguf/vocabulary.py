@@ -1,4 +1,4 @@
-"""The vocabulary a file carries, checked key by key. Keys and defaults are llama.cpp's (``tokenizer.ggml.*``)."""
+"""The vocabulary of a file, checked key by key. Keys and defaults are llama.cpp's (``tokenizer.ggml.*``)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.values import is_number, listed, shown, whole
 
 SENTENCEPIECE = "llama"
-"""What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
+"""Value of ``tokenizer.ggml.model`` in SentencePiece files. They name no pre-tokenizer, so it is used in its place."""
 
 MERGED_PIECES = "gemma4"
-"""The same of files whose pieces, spelled as SentencePiece's, are merged in the order of a list."""
+"""The same for files whose pieces, spelled as SentencePiece's, are merged in the order of a list."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
-ADDED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are found in the text by their spelling, before it is cut up
+ADDED = (UNKNOWN, CONTROL, USER_DEFINED)  # tokens that are matched in the text by their spelling, before it is split
 _FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
-SHOWN = 40  # characters of a stranger's text in a message
-LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each merge costs
+SHOWN = 40  # most characters of the file's text in an error message
+LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds the cost of each merge
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """The vocabulary of a file.
 
-    `tokens`: of byte pairs in the byte alphabet, of SentencePiece with U+2581 for spaces; special ones are plain text;
-    `types`: of each token, as in ``tokenizer.ggml.token_type``; `merges`: of byte pairs and of listed pieces, best
-    first; `pre`: which of `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`, or `MERGED_PIECES`; `ids`: special ids
-    by name (eos, eot, eom, bos, padding), those the file has; `scores`: of SentencePiece, of each token, the best
-    merged first; `add_bos`, `add_eos`: whether prompts begin with BOS and end with EOS; `add_space_prefix`: whether
-    SentencePiece writes a space in front.
+    `tokens`: in the byte alphabet for byte pairs, with U+2581 for spaces for SentencePiece; special ones are plain
+    text; `types`: the type of each token, as in ``tokenizer.ggml.token_type``; `merges`: of byte pairs and of listed
+    pieces, best first; `pre`: the key in `PRE_TOKENIZERS` of the rule that splits the text, or `SENTENCEPIECE`, or
+    `MERGED_PIECES`; `ids`: special ids that the file has, by name (eos, eot, eom, bos, padding); `scores`: for
+    SentencePiece, the score of each token, the best merged first; `add_bos`, `add_eos`: True if prompts begin with BOS
+    or end with EOS; `add_space_prefix`: True if SentencePiece writes a space in front.
     """
 
     tokens: list[str]
@@ -53,17 +53,17 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """Digest of all that decides how text is cut: equal digests tokenize alike. Unused tokens at the end do not
-        count: sizes of one family pad a vocabulary to different widths."""
-        held = len(self.tokens)
-        while held and self.types[held - 1] == UNUSED:
-            held -= 1
-        types, scores = map(str, self.types[:held]), map(str, self.scores[:held])
+        """Digest of everything that affects tokenization: equal digests tokenize alike. Unused tokens at the end are
+        excluded: models of one family pad a vocabulary to different sizes."""
+        size = len(self.tokens)
+        while size and self.types[size - 1] == UNUSED:
+            size -= 1
+        types, scores = map(str, self.types[:size]), map(str, self.scores[:size])
         alike = (name for name, record in PRE_TOKENIZERS.items() if record == PRE_TOKENIZERS.get(self.pre))
-        merges = (f"{left} {right}" for left, right in self.merges)
+        merges = (f"{first} {second}" for first, second in self.merges)
         digest = hashlib.sha256()
         for part in (
-            *(next(alike, self.pre), *self.tokens[:held], *types, *merges, *scores),
+            *(next(alike, self.pre), *self.tokens[:size], *types, *merges, *scores),
             *(["bos", str(self.ids["bos"])] if self.add_bos else []),
             *(["eos", str(self.ids["eos"])] if self.add_eos else []),
             *(["space"] if self.add_space_prefix else []),
@@ -74,9 +74,9 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Value], source: str) -> Vocabulary:
-    """Check and collect the tokenizer keys of untrusted `metadata`; GGUFError, naming `source`, when amiss."""
+    """Check and collect the tokenizer keys of untrusted `metadata`; GGUFError, naming `source`, if one is wrong."""
     checker = _Checker(metadata, source)
-    pre = checker.pre_tokenizer()  # tell of a foreign tokenizer before finding fault with its tokens
+    pre = checker.pre_tokenizer()  # first, so that an unsupported tokenizer is reported before its tokens
     pieces, merged = pre == SENTENCEPIECE, pre == MERGED_PIECES
     tokens = checker.tokens()
     types = checker.token_types(tokens, required=pieces or merged)
@@ -115,14 +115,14 @@ class _Checker:
         return value
 
     def pre_tokenizer(self) -> str:
-        """Which pre-tokenizer, after a look at the tokenizer's model."""
+        """Return the name of the pre-tokenizer, after checking the tokenizer's model."""
         model = self._get("model", str, "a string")
         if model in (SENTENCEPIECE, MERGED_PIECES):
             return model  # type: ignore[no-any-return]
         if model != "gpt2":
-            what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
+            kind = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
             advice = "use a model with byte pairs ('gpt2') or SentencePiece ('llama', 'gemma4')"
-            raise self._fail(f"tokenizer model {shown(model, SHOWN)}{what} is not supported", advice)
+            raise self._fail(f"tokenizer model {shown(model, SHOWN)}{kind} is not supported", advice)
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
             known = plain(", ".join(PRE_TOKENIZERS), 150)
@@ -133,7 +133,7 @@ class _Checker:
         tokens = self._strings("tokens")
         if not 1 <= len(tokens) <= MAX_VOCAB:
             raise self._fail(f"the vocabulary has {len(tokens)} tokens, not 1 to {MAX_VOCAB}")
-        named = [token for token in tokens if token]  # a token without text is found nowhere
+        named = [token for token in tokens if token]  # a token without text never matches, so it may repeat
         if len(set(named)) != len(named):
             seen: set[str] = set()
             twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
@@ -141,7 +141,7 @@ class _Checker:
         return tokens
 
     def token_types(self, tokens: list[str], *, required: bool) -> list[int]:
-        """Type of each token; all normal when the file does not say and need not."""
+        """Return the type of each token; all normal if the file has no types and need not."""
         count = len(tokens)
         if "tokenizer.ggml.token_type" not in self._metadata and not required:
             return [NORMAL] * count
@@ -155,29 +155,29 @@ class _Checker:
         known = set(tokens)
         merges = []
         for index, merge in enumerate(self._strings("merges")):
-            at = merge.find(" ", 1)
-            left, right = merge[:at], merge[at + 1 :]
-            if at < 0 or left not in known or right not in known or left + right not in known:
+            space = merge.find(" ", 1)  # from 1: the first part may itself be a space
+            first, second = merge[:space], merge[space + 1 :]
+            if space < 0 or first not in known or second not in known or first + second not in known:
                 raise self._fail(f"merge {index}, {shown(merge, SHOWN)}, does not join two tokens into a third")
-            merges.append((left, right))
+            merges.append((first, second))
         return merges
 
     def scores(self, tokens: list[str], types: list[int]) -> list[float]:
-        """Score of each token of a SentencePiece vocabulary."""
+        """Return the score of each token of a SentencePiece vocabulary."""
         value = self._numbers("scores", len(tokens), "iuf", "numbers")
         if not np.isfinite(value).all():
-            raise self._fail("key 'tokenizer.ggml.scores' holds a number that is not finite")
+            raise self._fail("key 'tokenizer.ggml.scores' contains a number that is not finite")
         self.check_lengths(tokens, types)
         return value.astype(np.float32).tolist()  # type: ignore[no-any-return]
 
     def check_lengths(self, tokens: list[str], types: list[int]) -> None:
-        """Refuse pieces that would take long to merge."""
+        """Reject pieces that would take long to merge."""
         long = (i for i, t in enumerate(tokens) if len(t) > LONGEST_PIECE and types[i] not in ADDED)
         if (index := next(long, None)) is not None:
             raise self._fail(f"token {index} has {len(tokens[index])} characters, more than {LONGEST_PIECE}")
 
     def token_ids(self, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
-        """The special token ids the file names, e.g. ``{"eos": 151645}``, and defaults for those it does not."""
+        """Return the special token ids that the file names, e.g. ``{"eos": 151645}``, and defaults for others."""
         ids = {name: token for name, token in defaults.items() if token < count}
         for name in ("eos", "eot", "eom", "bos", "padding"):
             if f"tokenizer.ggml.{name}_token_id" in self._metadata:
@@ -191,18 +191,18 @@ class _Checker:
         return self._get(name, bool, "true or false") if key in self._metadata else default
 
     def adds(self, name: str, ids: Mapping[str, int], default: bool) -> bool:
-        """Whether the token of a name is added to prompts."""
-        wanted = self.flag(f"add_{name}_token", default)
-        if wanted and name not in ids:
-            raise self._fail(f"prompts are to have a token {name}, but key 'tokenizer.ggml.{name}_token_id' is missing")
-        return wanted
+        """Return True if the token of a name is added to prompts."""
+        added = self.flag(f"add_{name}_token", default)
+        if added and name not in ids:
+            raise self._fail(f"prompts need a {name} token, but key 'tokenizer.ggml.{name}_token_id' is missing")
+        return added
 
     def _numbers(self, name: str, count: int, kinds: str, expected: str) -> Array:
-        """One number a token, of one of the kinds of NumPy's types."""
-        found = listed(self._metadata.get(f"tokenizer.ggml.{name}"))
-        # looked at one by one first: of texts NumPy makes an array as wide as the longest
-        if found is not None and len(found) == count and (isinstance(found, np.ndarray) or all(map(is_number, found))):
-            numbers = np.asarray(found)
+        """Return one number per token, of one of these kinds of NumPy types."""
+        items = listed(self._metadata.get(f"tokenizer.ggml.{name}"))
+        # Items are checked first: NumPy would turn strings into an array as wide as the longest for each.
+        if items is not None and len(items) == count and (isinstance(items, np.ndarray) or all(map(is_number, items))):
+            numbers = np.asarray(items)
             if numbers.dtype.kind in kinds:
                 return numbers
         raise self._fail(f"key 'tokenizer.ggml.{name}' is not {count} {expected}")

@@ -1,8 +1,7 @@
 """Write a GGUF v3 file: metadata, tensor table, then the data streamed tensor by tensor.
 
-Bytes go to a temporary file beside the target, renamed over it once complete, so that neither an error nor an
-interrupt leaves half a model behind.
-"""
+Bytes go to a temporary file next to the target, which is renamed once complete, so that neither an error nor an
+interrupt leaves half a model behind."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from sp.quant import BlockFormat
 
 _BY_DTYPE: Mapping[Any, ValueType] = {dtype: ValueType(kind) for kind, dtype in k.DTYPES.items()}
 
-# llama.cpp reads these with one exact type; a Python value alone would not tell it.
+# llama.cpp reads these keys with one exact type, which a Python value alone does not determine.
 _SCALARS: Mapping[str, ValueType] = {
     **dict.fromkeys(("split.no", "split.count"), ValueType.UINT16),
     "split.tensors.count": ValueType.INT32,
@@ -46,7 +45,7 @@ _ELEMENTS: Mapping[str, ValueType] = {
 
 
 def encode_string(text: str) -> bytes:
-    """Length (u64) and UTF-8 bytes."""
+    """Return the length (u64) and the UTF-8 bytes."""
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
@@ -55,11 +54,11 @@ def encode_string(text: str) -> bytes:
 
 
 def encode_key_value(key: str, value: Value) -> bytes:
-    """One metadata record.
+    """Return one metadata record.
 
-    bool becomes bool; int u32, or i32, i64, u64 when it does not fit; float f32; lists of int i32 (or i64, u64);
-    NumPy scalars and arrays keep their own type. A few keys have the one type llama.cpp reads, whatever the
-    Python value: ``rope.freq_base`` is f32 even for ``1000000``.
+    bool becomes bool; int u32, or i32, i64, u64 if it does not fit; float f32; lists of int i32 (or i64, u64); NumPy
+    scalars and arrays have their own type. A few keys always have the one type that llama.cpp reads:
+    ``rope.freq_base`` is f32 even for ``1000000``.
 
     GGUFError on a bad key, a type GGUF lacks, a list of mixed types or an empty list of unknown element type.
 
@@ -75,7 +74,7 @@ def encode_key_value(key: str, value: Value) -> bytes:
         kind, body = _array(key, value, _ELEMENTS.get(key))
         return raw_key + struct.pack("<IIQ", ValueType.ARRAY, kind, len(value)) + body
     if key in _ELEMENTS:
-        raise GGUFError(f"cannot write key {key!r}: it holds a list, not a {type(value).__name__}")
+        raise GGUFError(f"cannot write key {key!r}: it needs a list, not a {type(value).__name__}")
     fixed = next((kind for suffix, kind in _SCALARS.items() if key.endswith(suffix)), None)
     kind = fixed if fixed is not None else _scalar_type(key, value)
     return raw_key + struct.pack("<I", kind) + _scalar(key, kind, value)
@@ -104,7 +103,7 @@ def _scalar(key: str, kind: ValueType, value: Any) -> bytes:
             return bytes([bool(value)])
         return k.STRUCTS[kind].pack(float(value) if kind in (6, 12) else int(value))
     except (struct.error, OverflowError, TypeError, ValueError, AttributeError):
-        raise GGUFError(f"cannot write key {key!r}: {value!r:.40} is no {kind.name.lower()}") from None
+        raise GGUFError(f"cannot write key {key!r}: {value!r:.40} is not a {kind.name.lower()}") from None
 
 
 def _array(key: str, value: Any, fixed: ValueType | None) -> tuple[ValueType, bytes]:
@@ -142,7 +141,7 @@ def _narrowest(key: str, low: int, high: int, order: tuple[ValueType, ...]) -> V
         bounds = np.iinfo(k.DTYPES[kind])
         if bounds.min <= low and high <= bounds.max:
             return kind
-    raise GGUFError(f"cannot write key {key!r}: the integer {high} does not fit 64 bits")
+    raise GGUFError(f"cannot write key {key!r}: the integer {high} does not fit in 64 bits")
 
 
 Data = Bytes | Callable[[], Iterable[Bytes]]
@@ -163,10 +162,10 @@ class GGUFWriter:
     Parameters
     ----------
     path : str or Path
-        The file to make; an old one is replaced only when the new one is complete.
+        The file to create; an old one is replaced only when the new one is complete.
     metadata : mapping of str to value
         bool, int, float, str, lists of one of these, NumPy scalars and arrays. See
-        `sp.gguf.writer.encode_key_value` for the types they become.
+        `sp.gguf.writer.encode_key_value` for their types in the file.
 
     Examples
     --------
@@ -193,13 +192,13 @@ class GGUFWriter:
     def add(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, data: Data) -> None:
         """Declare a tensor. `shape`: NumPy order, fastest axis last: ``(out, in)``. `data`, uint8 array, or callable
         that returns an iterable of uint8 arrays: the packed bytes, whole or in pieces; a callable runs only when its
-        turn to be written comes. GGUFError on a name that is taken or too long, an impossible shape, or bytes of the
+        tensor is written. GGUFError on a name that is used already or too long, an impossible shape, or bytes of the
         wrong size."""
         size = len(name.encode())
         if not 0 < size <= k.MAX_TENSOR_NAME or not name.isprintable() or name in self._tensors:
-            raise GGUFError(f"{self.path}: tensor name {name!r} is taken, unprintable or not 1 to 63 bytes long")
+            raise GGUFError(f"{self.path}: tensor name {name!r} is used already, unprintable or not 1 to 63 bytes long")
         if not 1 <= len(shape) <= k.MAX_DIMS or not all(1 <= n <= k.MAX_DIM for n in shape):
-            raise GGUFError(f"{self.path}: tensor {name!r} has a shape GGUF cannot hold: {shape}")
+            raise GGUFError(f"{self.path}: tensor {name!r} has a shape that GGUF does not support: {shape}")
         shape = tuple(int(n) for n in shape)  # a NumPy integer could wrap below
         nbytes = fmt.nbytes(shape)
         if isinstance(data, np.ndarray):
@@ -209,8 +208,8 @@ class GGUFWriter:
         self._tensors[name] = _Tensor(name, shape, fmt, nbytes, data)
 
     def write(self, progress: Callable[[int], None] | None = None) -> Path:
-        """Write the file and return its path. `progress`: called after every piece with its bytes. GGUFError when the
-        disk refuses, or a tensor yields another number of bytes than declared. No file is left."""
+        """Write the file and return its path. `progress`: called after every piece with its bytes. GGUFError if the
+        disk fails, or a tensor yields another number of bytes than declared; then no file is left."""
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as out:
@@ -222,11 +221,11 @@ class GGUFWriter:
             raise GGUFError(f"{self.path}: cannot be written ({error.strerror or error})") from error
         finally:
             with suppress(OSError):
-                temporary.unlink()  # gone already when all went well
+                temporary.unlink()  # after success it has been renamed
         return self.path
 
     def _header(self) -> bytes:
-        """Everything before the data, padded to the alignment."""
+        """Return everything before the data, padded to the alignment."""
         parts = [k.MAGIC, struct.pack("<IQQ", 3, len(self._tensors), len(self._pairs)), *self._pairs]
         offset = 0
         for tensor in self._tensors.values():
@@ -252,7 +251,7 @@ class GGUFWriter:
                 progress(piece.size)
         if done != tensor.nbytes:
             raise GGUFError(
-                f"{self.path}: tensor {tensor.name!r} needs {tensor.nbytes} bytes, its data gave "
+                f"{self.path}: tensor {tensor.name!r} needs {tensor.nbytes} bytes, its data has "
                 f"{'more' if done > tensor.nbytes else done}"
             )
         out.write(bytes(self._padding(tensor.nbytes)))

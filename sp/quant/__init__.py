@@ -1,9 +1,8 @@
-"""Block formats: how the values of a weight are packed, in NumPy, one file a family of formats.
+"""Block formats: how the values of a weight are packed, in NumPy, one file per family of formats.
 
-These decoders are the ground truth of every kernel that reads packed weights; they agree bit for bit with the
-`gguf` package. The formats are those of ggml (https://github.com/ggml-org/ggml). Every file of `sp.quant.formats`
-registers what it holds; formats of other packages call `register_format` themselves.
-"""
+These decoders are the reference for every kernel that reads packed weights; they agree bit for bit with the `gguf`
+package. The formats are those of ggml (https://github.com/ggml-org/ggml). Every file of `sp.quant.formats` registers
+its formats; other packages call `register_format` themselves."""
 
 from __future__ import annotations
 

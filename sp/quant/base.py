@@ -1,7 +1,7 @@
-"""A block format: so many values of a row packed into so many bytes, and the two functions between them.
+"""A block format: a number of values of a row packed into a number of bytes, with an encoder and a decoder.
 
-Rows are packed along the last axis and blocks never cross a row. Work goes in slabs that fit a core's cache, so the
-scratch memory of any call is small whatever the size of the tensor."""
+Rows are packed along the last axis and blocks never cross a row. Work proceeds in slabs that fit a core's cache, so the
+temporary memory of any call is small whatever the size of the tensor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.quant.packing import Packing
 
-SLAB = 1 << 16  # values a step; 256 KiB of float32, a quarter of a usual L2 cache
+SLAB = 1 << 16  # values per step; 256 KiB of float32, a quarter of a typical L2 cache
 FP16_MAX = 65504.0
 
 BlockDecoder = Callable[[Bytes, Floats], None]  # fills (blocks, block_size) float32 from (blocks, block_bytes) uint8
 BlockEncoder = Callable[[Floats, Bytes], None]  # fills (blocks, block_bytes) uint8 from (blocks, block_size) float32
-Spread = Callable[[Bytes, float], None]
-"""Puts scales into (blocks, block_bytes) random bytes, so that they decode to a mean of 0 and a standard deviation."""
+ScaleFitter = Callable[[Bytes, float], None]
+"""Overwrites the scales in (blocks, block_bytes) random bytes, so that they decode to mean 0 and the given standard
+deviation."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class BlockFormat:
     Attributes
     ----------
     name : str
-        The name GGUF tools print, e.g. ``"Q4_K"``.
+        The name that GGUF tools print, e.g. ``"Q4_K"``.
     ggml_type : int
         The type id in a GGUF tensor header.
     block_size : int
@@ -40,14 +41,14 @@ class BlockFormat:
         Bytes in a block.
     encode : callable
         float32 ``(..., n)`` -> uint8 ``(..., n // block_size * block_bytes)``. Raises ConfigError on NaN or
-        Inf (except F32, which copies bits), on magnitudes the format cannot hold and on a row that is not
-        whole blocks; always, where a format is only read (`no_encoder`).
+        Inf (except F32, which copies bits), on magnitudes the format cannot represent and on a row that is not
+        whole blocks; always for read-only formats (`no_encoder`).
     decode : callable
-        The inverse: uint8 ``(..., row_bytes)`` -> float32 ``(..., n)``, leading axes kept.
+        The inverse: uint8 ``(..., row_bytes)`` -> float32 ``(..., n)``, with the same leading axes.
     packing : Packing, optional
-        What kernels know of its blocks; without one the device holds it in another format, see `sp.quant.repack`.
-    spread : callable, optional
-        See `Spread`; without one random blocks are made by encoding random values.
+        Layout of its blocks, for kernels; without one the device stores it in another format, see `sp.quant.repack`.
+    fit_scales : callable, optional
+        See `ScaleFitter`; without one, random blocks are made by encoding random values.
 
     Examples
     --------
@@ -64,19 +65,19 @@ class BlockFormat:
     encode: Callable[[Floats], Bytes] = field(repr=False, compare=False)
     decode: Callable[[Bytes], Floats] = field(repr=False, compare=False)
     packing: Packing | None = field(default=None, repr=False, compare=False)
-    spread: Spread | None = field(default=None, repr=False, compare=False)
+    fit_scales: ScaleFitter | None = field(default=None, repr=False, compare=False)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     @property
     def bits_per_value(self) -> float:
-        """Storage cost, e.g. 4.5 for Q4_K."""
+        """Storage cost in bits per value, e.g. 4.5 for Q4_K."""
         return 8 * self.block_bytes / self.block_size
 
     def times(self, factor: float) -> BlockFormat:
-        """The same blocks with `factor` in every value, as files with a scale for a whole tensor mean them. No kernel
-        knows of the factor, so the device holds another format.
+        """Return the same format with `factor` in every value, for files with one scale per tensor. Kernels do not
+        support the factor, so the device stores another format.
 
         >>> from sp.quant import format_by_name
         >>> nvfp4 = format_by_name("nvfp4")
@@ -91,7 +92,7 @@ class BlockFormat:
         return replace(self, decode=decode, packing=None)
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of a row of `n` values; ConfigError unless `n` is whole blocks.
+        """Return the bytes of a row of `n` values; ConfigError unless `n` is whole blocks.
 
         >>> from sp.quant import Q8_0
         >>> Q8_0.row_bytes(5120)
@@ -103,7 +104,7 @@ class BlockFormat:
         return n // self.block_size * self.block_bytes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor of `shape`, fastest axis last, counted in Python integers, which cannot wrap.
+        """Return the bytes of a tensor of `shape`, fastest axis last, computed in Python integers, which cannot wrap.
 
         >>> from sp.quant import F32
         >>> F32.nbytes((1 << 20, 1 << 20)) == 1 << 42
@@ -116,7 +117,7 @@ class BlockFormat:
 
 
 def checked_bytes(name: str, block_bytes: int, data: Bytes) -> Bytes:
-    """`data` as a C-contiguous uint8 array of whole blocks; a view when it already is one."""
+    """Return `data` as a C-contiguous uint8 array of whole blocks; a view if it already is one."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim == 0:
         raise ConfigError(f"{name}: packed data must be a uint8 array with at least one axis")
     if data.shape[-1] % block_bytes:
@@ -125,7 +126,7 @@ def checked_bytes(name: str, block_bytes: int, data: Bytes) -> Bytes:
 
 
 def checked_values(name: str, block_size: int, values: npt.ArrayLike) -> Floats:
-    """`values` as a C-contiguous float32 array of whole blocks; a view when it already is one."""
+    """Return `values` as a C-contiguous float32 array of whole blocks; a view if it already is one."""
     array = np.ascontiguousarray(values, dtype=np.float32)
     if np.ndim(values) == 0 or array.shape[-1] % block_size:
         shape = np.shape(values)
@@ -134,7 +135,7 @@ def checked_values(name: str, block_size: int, values: npt.ArrayLike) -> Floats:
 
 
 def fp16_scales(name: str, scales: Floats) -> npt.NDArray[np.float16]:
-    """Round block scales to the fp16 they are stored in; ConfigError when one would become Inf."""
+    """Round block scales to the fp16 in which they are stored; ConfigError if one would become Inf."""
     # 65520, midway to the next binade, rounds to Inf; written so that NaN fails too
     if scales.size and not float(np.abs(scales).max()) < FP16_MAX + 16:
         raise ConfigError(f"{name}: values are too large: a block scale exceeds {FP16_MAX:.0f}, the largest fp16")
@@ -142,17 +143,17 @@ def fp16_scales(name: str, scales: Floats) -> npt.NDArray[np.float16]:
 
 
 def inverse_or_zero(scales: Floats) -> Floats:
-    """``1 / scales``, and 0 where that would overflow; a scale this small is stored as the fp16 zero anyway."""
+    """Return ``1 / scales``, and 0 where that would overflow; a scale this small is stored as fp16 zero anyway."""
     inverse = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverse, where=np.abs(scales) >= np.finfo(np.float32).tiny)
     return inverse
 
 
 def no_encoder(name: str) -> Callable[[Floats], Bytes]:
-    """A `BlockFormat.encode` of a format that is read and not written: it raises ConfigError."""
+    """Return the `BlockFormat.encode` of a read-only format: it raises ConfigError."""
 
     def encode(values: Floats) -> Bytes:
-        raise ConfigError(f"{name}: values cannot be packed into this format, which is only read; take Q8_0 or Q4_K")
+        raise ConfigError(f"{name}: this format is read-only, values cannot be packed into it; use Q8_0 or Q4_K")
 
     return encode
 
@@ -184,12 +185,12 @@ def slab_encoder(name: str, block_size: int, block_bytes: int, kernel: BlockEnco
         rows = array.reshape(-1, block_size) if array.size else np.empty((0, block_size), np.float32)
         blocks = out.reshape(-1, block_bytes) if out.size else np.empty((0, block_bytes), np.uint8)
         for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            if not np.isfinite(some).all():  # a block has no code for them, and one would spoil its whole scale
+            slab = rows[start : start + step]
+            if not np.isfinite(slab).all():  # no code represents them, and one would ruin the scale of its block
                 raise ConfigError(
-                    f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first"
+                    f"{name}: values contain NaN or Inf, which this format cannot store; repair the weights first"
                 )
-            kernel(some, blocks[start : start + step])
+            kernel(slab, blocks[start : start + step])
         return out
 
     return encode

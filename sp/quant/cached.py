@@ -1,14 +1,13 @@
-"""Formats of cached keys and values that no file has: 64 values a block, a byte for the scale of 16.
+"""Formats of cached keys and values, which no file uses: blocks of 64 values with one scale byte per 16.
 
-With ``t = code - middle`` a value is ``scale * t`` for six bits (the middle is 31.5) and ``scale * t (1 + BEND t t)``
-for four (7.5): levels that lie closer in the middle, where most values of a rotated row are. A scale is the upper byte
-of a float16 without its sign: five bits of exponent and three of mantissa. Of the five scales from the one nearest to
-what just holds the largest value downwards the encoder takes the one with the least squared error.
+With ``t = code - middle`` a value is ``scale * t`` for six-bit codes (middle 31.5) and ``scale * t (1 + BEND t t)`` for
+four-bit codes (7.5): levels that are denser in the middle, where most values of a rotated row are. A scale is the upper
+byte of a float16 without its sign: five bits of exponent and three of mantissa. The encoder tries five scales, from the
+one closest to just covering the largest value downwards, and takes the one with the least squared error.
 
 Layout of a block of 64, in words of four bytes: scales of its four groups of 16; eight words of four-bit codes, word w
-of values ``8 w .. 8 w + 7``, value ``8 w + j`` (``j < 4``) in the low half of byte j and ``8 w + 4 + j`` in the high
-one; in K5 two words of upper bits. That is an order in which kernels take whole words.
-"""
+for values ``8 w .. 8 w + 7``, value ``8 w + j`` (``j < 4``) in the low half of byte j and ``8 w + 4 + j`` in the high
+one; in K5 two words of upper bits. In this order kernels can load whole words."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from sp.quant.base import BlockFormat, inverse_or_zero, slab_decoder, slab_encod
 
 BLOCK, GROUP = 64, 16
 TRIED = 5
-"""Scales that an encoder tries: neighbours are 6 to 12 % apart."""
+"""Number of scales that the encoder tries; neighbours differ by 6 to 12 %."""
 BEND = np.float32(0.005)
-MOST_SCALE = 57000.0  # that a byte still holds once it is rounded
+MOST_SCALE = 57000.0  # the largest scale that a byte can represent after rounding
 
 
 def scale_of(codes: Bytes) -> Floats:
-    """Scales of their bytes.
+    """Decode scale bytes.
 
     >>> scale_of(np.array([0, 0x78, 0x79], np.uint8)).tolist()
     [0.0, 1.0, 1.125]
@@ -36,40 +35,41 @@ def scale_of(codes: Bytes) -> Floats:
 
 
 def levels(top: int) -> Floats:
-    """Values of codes 0 to `top`, 15 or 63, at a scale of 1.
+    """Return the values of codes 0 to `top`, 15 or 63, at a scale of 1.
 
     >>> levels(15)[7:10].tolist(), levels(63)[32:34].tolist()
     ([-0.5006250143051147, 0.5006250143051147, 1.5168750286102295], [0.5, 1.5])
     """
     t = np.arange(top + 1, dtype=np.float32) - np.float32(top / 2)
-    found: Floats = t * (np.float32(1) + BEND * (t * t)) if top == 15 else t
-    return found
+    values: Floats = t * (np.float32(1) + BEND * (t * t)) if top == 15 else t
+    return values
 
 
 def _encode_groups(name: str, x: Floats, top: int) -> tuple[Bytes, Bytes]:
-    """Codes 0..`top` (groups, 16), and bytes of the scales (groups, 1), of `x` (groups, 16)."""
+    """Encode `x` (groups, 16): codes 0..`top` (groups, 16), and scale bytes (groups, 1)."""
     values = levels(top)
     borders = (values[1:] + values[:-1]) * np.float32(0.5)
     largest = np.abs(x).max(axis=1, keepdims=True) * (np.float32(1) / values[-1])
     if largest.size and not float(largest.max()) < MOST_SCALE:
         raise ConfigError(f"{name}: values are too large: a scale exceeds {MOST_SCALE:.0f}")
+    # Round the float16 to its upper byte without the sign: drop seven of the ten mantissa bits, with half of 128 added.
     highest = (largest.astype(np.float16).view(np.uint16).astype(np.int32) + 64) >> 7
     codes, scales, least = np.zeros(x.shape, np.uint8), np.zeros(highest.shape, np.uint8), None
     for step in range(TRIED):
         byte = np.maximum(highest - step, 0).astype(np.uint8)
         scale = scale_of(byte)
         scaled = x * inverse_or_zero(scale)
-        found = np.searchsorted(borders, scaled, side="right").astype(np.uint8)
-        error = np.square(scale * values[found] - x).sum(axis=1, keepdims=True)
+        trial = np.searchsorted(borders, scaled, side="right").astype(np.uint8)
+        error = np.square(scale * values[trial] - x).sum(axis=1, keepdims=True)
         better = np.ones(error.shape, bool) if least is None else error < least
         least = error if least is None else np.minimum(error, least)
-        np.copyto(codes, found, where=better)
+        np.copyto(codes, trial, where=better)
         np.copyto(scales, byte, where=better)
     return codes, scales
 
 
 def _pack_nibbles(codes: Bytes, out: Bytes) -> None:
-    """Low nibbles of (blocks, 64) codes into (blocks, 32) bytes."""
+    """Pack the low nibbles of (blocks, 64) codes into (blocks, 32) bytes."""
     halves = codes.reshape(-1, 8, 2, 4) & 15
     out[...] = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(-1, 32)
 
@@ -99,7 +99,7 @@ V4 = BlockFormat(
     slab_encoder("V4", BLOCK, 36, _encode_v4),
     slab_decoder("V4", BLOCK, 36, _decode_v4),
 )
-"""Values in 4.5 bits: four-bit codes. Layout (36 bytes): ``u1 scales[4]; u1 codes[32]``."""
+"""Cached values in 4.5 bits: four-bit codes. Layout (36 bytes): ``u1 scales[4]; u1 codes[32]``."""
 
 
 def _encode_k5(values: Floats, out: Bytes) -> None:
@@ -109,7 +109,7 @@ def _encode_k5(values: Floats, out: Bytes) -> None:
     out[:, :2], out[:, 2:4] = heavy_scales.reshape(-1, 2), light_scales.reshape(-1, 2)
     heavy = heavy.reshape(-1, 32)
     _pack_nibbles(np.concatenate([heavy, light.reshape(-1, 32)], axis=1), out[:, 4:36])
-    # Value 8 c + 4 h + 2 p + r of 32 has bits 2 (2 h + r) and up of byte 2 c + p: those that a thread puts together.
+    # Value 8 c + 4 h + 2 p + r of 32 has bits 2 (2 h + r) and up of byte 2 c + p: one thread of a kernel needs these.
     upper = (heavy >> 4).reshape(-1, 4, 2, 2, 2)
     packed = upper[:, :, 0, :, 0] | upper[:, :, 0, :, 1] << 2 | upper[:, :, 1, :, 0] << 4 | upper[:, :, 1, :, 1] << 6
     out[:, 36:] = packed.reshape(-1, 8)
@@ -134,5 +134,5 @@ K5 = BlockFormat(
     slab_encoder("K5", BLOCK, 44, _encode_k5),
     slab_decoder("K5", BLOCK, 44, _decode_k5),
 )
-"""Keys in 5.5 bits: six-bit codes of the first 32 values, which weigh most (see `KeyBasis`), four-bit codes of the
-others. Layout (44 bytes): ``u1 scales[4]; u1 codes[32]; u1 upper[8]``."""
+"""Cached keys in 5.5 bits: six-bit codes of the first 32 values, which matter most (see `KeyBasis`), four-bit codes of
+the others. Layout (44 bytes): ``u1 scales[4]; u1 codes[32]; u1 upper[8]``."""

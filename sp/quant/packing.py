@@ -1,9 +1,9 @@
-"""Packing: where the codes and scales of a format lie in its blocks, and every size that follows from it.
+"""Packing: the positions of codes and scales in the blocks of a format, and every size that follows from them.
 
-It is the one table of what kernels read: shared memory and launches in Python, the generated header ``packings.cuh`` in
-CUDA (`sp.kernels.packings`) and the NumPy twin of the packed layout (`sp.ops.matmul.fragment_order`) take their numbers
-from here. A format without a packing is decoded on the CPU alone and re-packed for the device, see `sp.quant.repack`.
-"""
+It is the only table of the layouts that kernels read: shared memory and launches in Python, the generated header
+``packings.cuh`` in CUDA (`sp.kernels.packings`) and the NumPy reference of the packed layout
+(`sp.ops.matmul.fragment_order`) take their numbers from here. A format without a packing is decoded on the CPU only and
+re-packed for the device, see `sp.quant.repack`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ import numpy.typing as npt
 
 from sp.arrays import Bytes, Int8s
 
-TILE = 64  # rows, and inputs, of a tile of packed weights
+TILE = 64  # rows and inputs of a tile of packed weights
 STAGE_ROWS, UNIT_ROWS = 16, TILE
 """Rows that the decode kernels and the Hopper kernel for few tokens fetch at once, each of a span of inputs."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Some bits of every code of a block, ``8 // bits`` values to a byte, or two bytes a value.
+    """A bit plane: some bits of every code of a block, ``8 // bits`` values per byte, or two bytes per value.
 
-    Value ``k`` lies in byte ``at + k // (run * n) * run + k % run`` from bit ``bits * (k // run % n)`` on, where
-    ``n = 8 // bits``: so many runs of `run` consecutive values share their bytes.
+    Value ``k`` is in byte ``at + k // (run * n) * run + k % run`` from bit ``bits * (k // run % n)`` on, where ``n = 8
+    // bits``: ``n`` runs of `run` consecutive values share their bytes.
 
     Attributes
     ----------
+    bits : int
+        Bits of each code in this plane.
     at : int
-        First byte in the block.
+        Offset of its first byte in the block.
+    run : int
+        Consecutive values in consecutive bytes.
     """
 
     bits: int
@@ -41,16 +45,16 @@ class Plane:
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of a block: bytes that are kept as they are, or a signed byte for each group that is made of them.
+    """Scales of a block: bytes stored unchanged, or converted to one signed byte per group.
 
     Attributes
     ----------
     at, nbytes : int
-        Where they lie in the block of a file.
+        Their offset and size in a block of the file.
     steps : callable, optional
-        uint8 ``(blocks, block_bytes)`` -> int8 ``(blocks, groups)``, what multiplies the delta; the device holds these.
+        uint8 ``(blocks, block_bytes)`` -> int8 ``(blocks, groups)``: multipliers of the delta, which the device stores.
     groups : int
-        How many, with `steps`.
+        Number of groups, if there are `steps`.
     """
 
     at: int
@@ -60,46 +64,46 @@ class Scales:
 
     @property
     def held(self) -> int:
-        """Bytes of a block on the device."""
+        """Bytes per block on the device."""
         return self.groups if self.steps else self.nbytes
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Codes that name vectors of numbers in the file: the device holds a code for each number."""
+    """Codes that index vectors of numbers in the file; the device stores a code for each number instead."""
 
-    nbytes: int  # of a block in the file, without its scales
+    nbytes: int  # bytes of a block in the file, without its scales
     codes: Callable[[Bytes], Bytes]  # uint8 ``(blocks, block_bytes)`` -> uint8 ``(blocks, block)``
     grid: Callable[[], npt.NDArray[Any]]  # the vectors, as words: uint32 of four signed bytes
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a block lies in memory.
+    """Memory layout of a block.
 
     Attributes
     ----------
     block : int
-        Values of a block.
+        Values per block.
     low : Plane
-        The lower bits of the codes, or all of them. With `vectors`, their bits on the device alone.
+        The lower bits of the codes, or all of them. With `vectors`, the bits on the device only.
     high : Plane, optional
         The upper bits.
     scales : Scales, optional
-        The scales of the block, minima with them; none for plain numbers.
+        The scales of the block, including minima; none for plain numbers.
     delta : Scales, optional
-        A float16 that multiplies the scales, where it does not lie among them.
+        A float16 that multiplies the scales, if it is separate from them.
     group : int
-        Values that a scale covers.
+        Values per scale.
     minima : bool
-        Whether codes count from 0 and a minimum is taken off (super-blocks) or added (blocks of 32); otherwise they
-        count from the middle of their range.
+        True if codes start at 0 and a minimum is subtracted (super-blocks) or added (blocks of 32); otherwise codes are
+        centred on the middle of their range.
     signed : bool
-        Whether codes lie in the file as two's complement; kernels hold them unsigned, with the middle added.
+        True if the file stores codes as two's complement; kernels store them unsigned, with the middle added.
     values : tuple of int
-        What the codes stand for, in their order, where that is not the codes themselves.
+        The numbers that the codes represent, by code, if these are not the codes themselves.
     vectors : Vectors, optional
-        Where codes of the file name vectors.
+        The vectors that codes of the file index, if they do.
 
     Examples
     --------
@@ -127,33 +131,33 @@ class Packing:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Bits per code."""
         return sum(plane.bits for plane in self.planes)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in the file."""
+        """Bytes per block in the file."""
         codes = self.vectors.nbytes if self.vectors else self.block * self.bits // 8
         return codes + sum(part.nbytes for part in (self.scales, self.delta) if part)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a block on the device."""
+        """Bytes per block on the device."""
         return self.block * self.bits // 8 + sum(part.held for part in (self.scales, self.delta) if part)
 
     @property
     def plain(self) -> bool:
-        """Whether the codes are numbers by themselves."""
+        """True if the codes are numbers by themselves, without scales."""
         return self.scales is None
 
     @property
     def tiled(self) -> bool:
-        """Whether matrix kernels read it; of other formats only rows are gathered."""
+        """True if matrix kernels read it; of other formats only rows are gathered."""
         return self.bits <= 16
 
     @property
     def super(self) -> bool:
-        """Whether a block is a super-block, of several tiles' inputs and groups, as those of K-quants are."""
+        """True if a block is a super-block, which spans several tiles and groups, as those of K-quants do."""
         return self.block > TILE
 
     @property
@@ -163,17 +167,17 @@ class Packing:
 
     @property
     def zero(self) -> int:
-        """The unsigned code that stands for 0, where there are no minima."""
+        """The unsigned code that represents 0, if there are no minima."""
         return 0 if self.minima else self.middle
 
     @property
     def lookup(self) -> bool:
-        """Whether codes stand for unevenly spaced numbers, of 7 bits and a sign, which must be looked up."""
+        """True if codes represent unevenly spaced numbers, of 7 bits and a sign, which need a lookup."""
         return len({after - before for before, after in zip(self.values, self.values[1:], strict=False)}) > 1
 
     def held_codes(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Codes as the device holds them, from those of the file, and back: looked-up ones exchange bits 2 and 3. Codes
-        that differ in the top bit alone then stand for numbers of one sign, which spares kernels a choice."""
+        """Convert codes of the file to those of the device, or back: looked-up codes exchange bits 2 and 3. Codes that
+        differ in the top bit only then represent numbers of one sign, which saves kernels a selection."""
         return codes & 3 | (codes & 4) << 1 | (codes & 8) >> 1 if self.lookup else codes
 
     @property
@@ -183,44 +187,46 @@ class Packing:
 
     @property
     def raised(self) -> int:
-        """What is added to looked-up numbers as bytes: codes that differ in the top bit alone then have one sign."""
+        """The offset added to looked-up numbers stored as bytes, so that codes that differ in the top bit only have one
+        sign."""
         values, half = self.held_values, len(self.values) // 2
         one_sign = all((a < 0) == (b < 0) for a, b in zip(values[:half], values[half:], strict=True))
         return 0 if one_sign or not self.lookup else -min(values)
 
     @property
     def counted(self) -> bool:
-        """Whether bytes of codes or of looked-up numbers count from another number than 0, as sums of inputs allow."""
+        """True if the bytes of codes or of looked-up numbers have an offset, which kernels correct by the sums of the
+        inputs."""
         return self.raised != 0 if self.lookup else self.bits < 8 and self.first != 0
 
     @property
     def stride(self) -> int:
-        """What one code stands for more than the one before, where nothing is looked up."""
+        """Difference between the numbers of neighbouring codes, if there is no lookup."""
         return self.values[1] - self.values[0] if self.values and not self.lookup else 1
 
     @property
     def first(self) -> int:
-        """What code 0 stands for."""
+        """The number that code 0 represents."""
         return self.values[0] if self.values else -self.zero
 
     @property
     def centre(self) -> int:
-        """What the middle code stands for, where nothing is looked up."""
+        """The number that the middle code represents, if there is no lookup."""
         return self.stride * self.middle + self.first
 
     @property
     def flip(self) -> int:
-        """What codes of the file are xor-ed with to be unsigned."""
+        """The mask that makes codes of the file unsigned, by XOR."""
         return self.middle if self.signed else 0
 
     @property
     def span(self) -> int:
-        """Inputs that rows are whole multiples of: those whose scales lie together."""
+        """Inputs whose scales are stored together; rows are whole multiples of them."""
         return max(self.block, TILE)
 
     @property
     def tiles(self) -> int:
-        """Tiles of a span."""
+        """Tiles per span."""
         return self.span // TILE
 
     @property

@@ -1,4 +1,4 @@
-"""The formats that `sp` knows: each says so itself, by one call of `register_format`."""
+"""The registry of weight formats: each format is added by one call of `register_format`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ FORMATS: Mapping[int, BlockFormat] = MappingProxyType(_formats)  # every registe
 
 
 def register_format(fmt: BlockFormat) -> BlockFormat:
-    """Make a format known by its ggml type and its name, to the reader of files and all behind it.
+    """Register a format by its ggml type and its name, for the file reader and everything after it.
 
-    Those of the package call this in their file of `sp.quant.formats`, where they are found; others before a file is
-    opened.
+    Formats of this package are registered in their file of `sp.quant.formats`, which is imported automatically; others
+    must be registered before a file is opened.
 
     Returns
     -------
     BlockFormat
-        The same.
+        `fmt` itself.
 
     Raises
     ------
     ConfigError
-        When the name or the type is taken, or the packing tells of other blocks.
+        If the name or the type is already registered, or the packing describes other blocks.
 
     Examples
     --------
     >>> from sp.quant import Q8_0
     >>> register_format(Q8_0)
     Traceback (most recent call last):
-    sp.errors.ConfigError: weight format Q8_0 (ggml type 8) is there already, as Q8_0
+    sp.errors.ConfigError: weight format Q8_0 (ggml type 8) is already registered, as Q8_0
     """
     for known in _formats.values():
         if known.ggml_type == fmt.ggml_type or known.name == fmt.name:
-            raise ConfigError(f"weight format {fmt.name} (ggml type {fmt.ggml_type}) is there already, as {known.name}")
+            kind = f"{fmt.name} (ggml type {fmt.ggml_type})"
+            raise ConfigError(f"weight format {kind} is already registered, as {known.name}")
     packing = fmt.packing
     if packing and (packing.block, packing.block_bytes) != (fmt.block_size, fmt.block_bytes):
         raise ConfigError(
@@ -52,7 +53,7 @@ def register_format(fmt: BlockFormat) -> BlockFormat:
 
 
 def format_by_name(name: str) -> BlockFormat:
-    """Find a format by its name, in any case; ConfigError with the nearest names when there is none.
+    """Return the format of a name, in any case; ConfigError with the nearest names if there is none.
 
     >>> format_by_name("q8_0").block_bytes
     34
@@ -64,7 +65,7 @@ def format_by_name(name: str) -> BlockFormat:
 
 
 def packing_of(kind: int) -> Packing:
-    """How kernels find a format by its ggml type; it must be one of `kernel_formats`.
+    """Return the packing of a format by its ggml type; it must be one of `kernel_formats`.
 
     >>> packing_of(8).unit_bytes
     4352
@@ -75,18 +76,19 @@ def packing_of(kind: int) -> Packing:
 
 
 def kernel_formats() -> tuple[BlockFormat, ...]:
-    """Formats that matrix kernels read, those of the largest blocks and the widest codes first.
+    """Return the formats that matrix kernels read, those with the largest blocks and the widest codes first.
 
     >>> names = [fmt.name for fmt in kernel_formats()]
     >>> names[0], names[-2:]
     ('Q4_K', ['F16', 'BF16'])
     """
-    found = [(fmt, fmt.packing) for fmt in _formats.values() if fmt.packing is not None and fmt.packing.tiled]
-    return tuple(fmt for fmt, _ in sorted(found, key=lambda one: (-one[1].block, -one[1].low.bits, one[0].ggml_type)))
+    tiled = [(fmt, fmt.packing) for fmt in _formats.values() if fmt.packing is not None and fmt.packing.tiled]
+    tiled.sort(key=lambda pair: (-pair[1].block, -pair[1].low.bits, pair[0].ggml_type))
+    return tuple(fmt for fmt, _ in tiled)
 
 
 def format_bits(*kinds: int) -> int:
-    """A set of ggml types as the bits of a number, as kernels are told of it.
+    """Encode a set of ggml types as the bits of a number, as kernels take it.
 
     >>> format_bits(12, 14, 12) == 1 << 12 | 1 << 14
     True
@@ -96,5 +98,5 @@ def format_bits(*kinds: int) -> int:
 
 @cache
 def packings_in(bits: int) -> tuple[Packing, ...]:
-    """Packings of a set of ggml types, see `format_bits`."""
+    """Return the packings of a set of ggml types, see `format_bits`."""
     return tuple(packing_of(fmt.ggml_type) for fmt in kernel_formats() if bits >> fmt.ggml_type & 1)

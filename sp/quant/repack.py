@@ -1,7 +1,7 @@
-"""What the device holds of formats that no kernel reads: the same numbers in another format, and what that costs.
+"""Formats in which the device stores weights that no kernel reads: the same numbers re-packed, and the cost in memory.
 
-Codes of 8 bits with a scale for 32 values (Q8_0) where the format has no more bits than that, BF16 where it has, or
-where a row is not whole blocks. A narrow F32 matrix is three of BF16 that add up to it."""
+They become Q8_0 (8-bit codes with a scale per 32 values) if the format has no more bits per value than that, and BF16
+if it has more or a row is not whole blocks. A narrow F32 matrix becomes three BF16 matrices that add up to it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sp.quant.formats.plain import BF16, F32
 from sp.quant.packing import TILE
 from sp.quant.registry import FORMATS
 
-PIECE = 1 << 20  # values that a thread decodes and encodes at a time
+PIECE = 1 << 20  # values that a thread converts at a time
 EXACT_ROWS = 512
-"""F32 matrices of at most so many rows keep every bit; those that files have are gates, of a row a head."""
-EXACT_TERMS = 3  # BF16 matrices that add up to one of F32
+"""F32 matrices of at most this many rows keep every bit; those in real files are gates, with a row per head."""
+EXACT_TERMS = 3  # BF16 matrices that add up to an F32 one: 3 x 8 significant bits cover its 24
 
 
 def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> BlockFormat:
-    """The format in which the device holds a matrix. `fmt`: of the file; `width`: values of a row; `table`: whether
-    only rows are picked, as of an embedding, which needs no kernel that multiplies.
+    """Return the format in which the device stores a matrix. `fmt`: its format in the file; `width`: values per row;
+    `table`: True if rows are only gathered, as from an embedding, which needs no matrix kernel.
 
     >>> from sp.quant import F32, Q4_K
     >>> device_format(Q4_K, 512).name, device_format(F32, 512).name, device_format(F32, 512, table=True).name
@@ -40,7 +40,7 @@ def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> Block
 
 
 def is_split(fmt: BlockFormat, shape: tuple[int, ...]) -> bool:
-    """Whether the device holds a matrix (out, in) as BF16 matrices that add up to it.
+    """Return True if the device stores a matrix (out, in) as several BF16 matrices that add up to it.
 
     >>> is_split(F32, (48, 5120)), is_split(F32, (17408, 5120))
     (True, False)
@@ -49,8 +49,8 @@ def is_split(fmt: BlockFormat, shape: tuple[int, ...]) -> bool:
 
 
 def repack(rows: Bytes, fmt: BlockFormat, target: BlockFormat) -> Bytes:
-    """Rows of one format in another: uint8 (n, row_bytes) -> (n, row_bytes of `target`), on all cores. ConfigError when
-    values are NaN, Inf or too large for `target`.
+    """Convert rows from one format to another: uint8 (n, row_bytes) -> (n, row_bytes of `target`), on all cores.
+    ConfigError if values are NaN, Inf or too large for `target`.
 
     >>> from sp.quant import Q4_0, Q8_0
     >>> repack(Q4_0.encode(np.ones((3, 64), np.float32)), Q4_0, Q8_0).shape
@@ -72,14 +72,16 @@ def repack(rows: Bytes, fmt: BlockFormat, target: BlockFormat) -> Bytes:
 
 @dataclass(frozen=True)
 class Repacked:
-    """Matrices of one format that the device holds in another.
+    """Matrices of one format that the device stores in another.
 
     Attributes
     ----------
     source, target : str
         Names of the formats.
+    tensors : int
+        Number of matrices.
     source_bytes, target_bytes : int
-        Of all of them, in the file and on the device.
+        Their total bytes, in the file and on the device.
 
     Examples
     --------
@@ -94,35 +96,34 @@ class Repacked:
     target_bytes: int
 
     def __str__(self) -> str:
-        what = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
-        are = "is" if self.tensors == 1 else "are"
+        tensors, verb = ("1 tensor", "is") if self.tensors == 1 else (f"{self.tensors} tensors", "are")
         sizes = f"{_size(self.source_bytes)} -> {_size(self.target_bytes)}"
-        return f"{what} of {self.source} {are} re-packed as {self.target} for the GPU: {sizes}"
+        return f"{tensors} of {self.source} {verb} re-packed as {self.target} for the GPU: {sizes}"
 
 
 def count_repacked(matrices: Iterable[tuple[BlockFormat, tuple[int, ...], bool]]) -> tuple[Repacked, ...]:
-    """What of `matrices` the device holds in another format, the most bytes first. `matrices`: iterable of (format,
-    shape, table), see `device_format`.
+    """Return the groups of `matrices` that the device stores in another format, the most bytes first. `matrices`:
+    iterable of (format, shape, table), see `device_format`.
 
     >>> from sp.quant import F32, Q4_K
-    >>> [str(each) for each in count_repacked([(F32, (1000, 512), False), (Q4_K, (1000, 512), False)])]
+    >>> [str(group) for group in count_repacked([(F32, (1000, 512), False), (Q4_K, (1000, 512), False)])]
     ['1 tensor of F32 is re-packed as BF16 for the GPU: 2.0 MB -> 1.0 MB']
     """
-    found: dict[tuple[str, str], Repacked] = {}
+    groups: dict[tuple[str, str], Repacked] = {}
     for fmt, shape, table in matrices:
         target = device_format(fmt, shape[-1], table=table)
         if target is fmt:
             continue
         terms = EXACT_TERMS if is_split(fmt, shape) and not table else 1
         key = fmt.name, target.name if terms == 1 else f"{terms} x {target.name}"
-        so_far = found.get(key, Repacked(*key, 0, 0, 0))
-        sizes = so_far.source_bytes + fmt.nbytes(shape), so_far.target_bytes + terms * target.nbytes(shape)
-        found[key] = Repacked(*key, so_far.tensors + 1, *sizes)
-    return tuple(sorted(found.values(), key=lambda each: -each.target_bytes))
+        group = groups.get(key, Repacked(*key, 0, 0, 0))
+        sizes = group.source_bytes + fmt.nbytes(shape), group.target_bytes + terms * target.nbytes(shape)
+        groups[key] = Repacked(*key, group.tensors + 1, *sizes)
+    return tuple(sorted(groups.values(), key=lambda group: -group.target_bytes))
 
 
-class Tensor(Protocol):
-    """What a file's table says of a tensor."""
+class TensorEntry(Protocol):
+    """A tensor's entry in the header of a file."""
 
     @property
     def ggml_type(self) -> int: ...
@@ -130,10 +131,10 @@ class Tensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def repacked_tensors(tensors: Mapping[str, Tensor]) -> tuple[Repacked, ...]:
-    """What the device would hold in another format of a GGUF file: its matrices, but for taps of convolutions.
+def repacked_tensors(tensors: Mapping[str, TensorEntry]) -> tuple[Repacked, ...]:
+    """Return the matrices of a GGUF file that the device would store in another format, except convolution taps.
 
-    A head that is tied to the embedding is not counted. Matrices of experts lie one under the other.
+    A head tied to the embedding is not counted twice. Expert matrices are stacked along the rows.
     """
     matrices = (
         (FORMATS[info.ggml_type], (prod(info.shape[:-1]), info.shape[-1]), name == "token_embd.weight")

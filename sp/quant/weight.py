@@ -1,4 +1,4 @@
-"""A weight: packed blocks, their format and the logical shape. Only ops look inside."""
+"""A weight: packed blocks, their format and the logical shape. Only ops read the blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Found = TypeVar("Found")
 
 
 class Math(StrEnum):
-    """Operands of the tensor cores; sums are float32, of int8 whole numbers first.
+    """Operand precision of the tensor cores; sums are float32, for int8 integers first.
 
-    A weight says which (`Weight.math`). Products of few rows, as in decoding, are bound by reading weights and always
-    made from these as they are. On the CPU BF16 is float32, and the others are the twins of what the device does.
+    Each weight has its own (`Weight.math`). Products of few rows, as in decoding, are bound by reading weights and
+    always use the packed weights directly. On the CPU BF16 is float32, and the others are NumPy references of the
+    device's kernels.
     """
 
     BF16 = "bf16"
@@ -31,7 +32,7 @@ class Math(StrEnum):
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor as it lies in the file.
+    """A tensor as it is stored in the file.
 
     Attributes
     ----------
@@ -44,12 +45,12 @@ class Weight:
     data : uint8 array of shape ``shape[:-1] + (row_bytes,)``
         The packed rows; usually a view of a memory-mapped file.
     math : Math
-        What products of a prompt with it are made in.
+        Operand precision of products with many rows, as in prefill.
 
     Raises
     ------
     ConfigError
-        When `data` has not the shape that `shape` and `format` ask for.
+        If `data` does not have the shape that `shape` and `format` require.
 
     Examples
     --------
@@ -77,11 +78,11 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Packed size."""
+        """Packed size in bytes."""
         return self.format.nbytes(self.shape)
 
     def dense(self) -> Floats:
-        """All values as float32 of shape `shape`; a view of the bytes when the format is F32."""
+        """Return all values as float32 of shape `shape`; a view of the bytes if the format is F32."""
         return self.format.decode(self.data)
 
     @cached_property
@@ -89,11 +90,12 @@ class Weight:
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of: facts may be of this very place in memory."""
+        """Return the attributes to copy or pickle: cached facts are left out, as they may refer to this address in
+        memory."""
         return {name: value for name, value in self.__dict__.items() if name != "_facts"}
 
     def found(self, find: Callable[[Weight], Found]) -> Found:
-        """What a function finds in this weight, looked for once.
+        """Return ``find(self)``, computed once and cached with the weight.
 
         >>> from sp.quant import F32
         >>> Weight.from_floats("w", np.ones((4, 64), np.float32), F32).found(lambda w: w.data.nbytes)
@@ -101,8 +103,8 @@ class Weight:
         """
         if find not in self._facts:
             self._facts[find] = find(self)
-        found: Found = self._facts[find]
-        return found
+        fact: Found = self._facts[find]
+        return fact
 
     @classmethod
     def from_floats(cls, name: str, values: Floats, fmt: BlockFormat) -> Weight:

@@ -97,7 +97,7 @@ def test_a_synthetic_vocabulary_cuts_text_as_that_of_scores() -> None:
         ({"merges": None}, "'tokenizer.ggml.merges' is missing"),
         ({"merges": ["a c"]}, "merge 0, 'a c', does not join two tokens"),
         ({"token_type": None}, "'tokenizer.ggml.token_type' is not"),
-        ({"bos_token_id": None}, "prompts are to have a token bos"),
+        ({"bos_token_id": None}, "prompts need a bos token"),
     ],
 )
 def test_what_is_amiss_is_named(changes: dict[str, Any], problem: str) -> None:

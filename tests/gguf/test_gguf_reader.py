@@ -75,7 +75,7 @@ def test_array_of_strings_that_are_not_utf8_fails_only_when_read(tmp_path: Path)
 def test_bools_are_0_or_1(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(build([array("flags", BOOL, 3, b"\x00\x01\x02")]))
-    with GGUFFile.open(path) as file, pytest.raises(GGUFError, match="'flags' holds bools that are not 0 or 1"):
+    with GGUFFile.open(path) as file, pytest.raises(GGUFError, match="'flags' contains bools that are not 0 or 1"):
         file.metadata["flags"]
 
 
@@ -188,10 +188,10 @@ def test_damaged_shard_is_named(shards: list[Path]) -> None:
     ("index", "content", "message"),
     [
         (0, shard(0, "w0", 3, count=4), "one of 4 shards but its name says 3"),
-        (1, shard(1, "w1", 3, number=2), "another shard"),
-        (1, shard(1, "w1", 3, count=2), "another shard"),
+        (1, shard(1, "w1", 3, number=2), "different shard numbers"),
+        (1, shard(1, "w1", 3, count=2), "different shard numbers"),
         (1, shard(1, "w0", 3), "'w0' is in two shards"),
-        (0, shard(0, "w0", 7), "hold 3 tensors, not 7"),
+        (0, shard(0, "w0", 7), "contain 3 tensors, not 7"),
         (0, build([u16("split.no", 0), string("split.count", "3")]), "'split.count' is not an integer"),
     ],
 )

@@ -120,7 +120,7 @@ def test_remembered_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_metadata(SYNTHETIC)
     text = "one two three four five six one"
     assert tokenizer.encode(text).ids.tolist() == expected(SYNTHETIC, text)
-    assert len(tokenizer._model._known) <= 3
+    assert len(tokenizer._model._cache) <= 3
 
 
 def test_spans_of_the_space_in_front_and_of_a_written_one() -> None:

@@ -63,7 +63,7 @@ def test_vocabulary_of_all_bytes_one_of_which_is_a_control_token() -> None:
     }
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.encode("a狐").ids.tolist() == [97, *"狐".encode()]
-    with pytest.raises(GGUFError, match="spells another text from byte 1 on"):
+    with pytest.raises(GGUFError, match="spell another text from byte 1 on"):
         tokenizer.encode("a b")
 
 

@@ -149,9 +149,9 @@ def made(**changes: object) -> BlockFormat:
 
 def test_what_is_not_registered() -> None:
     before = dict(FORMATS)
-    with pytest.raises(ConfigError, match="there already, as Q4_0"):
+    with pytest.raises(ConfigError, match="already registered, as Q4_0"):
         register_format(made(name="Q4_0"))
-    with pytest.raises(ConfigError, match="there already, as Q6_K"):
+    with pytest.raises(ConfigError, match="already registered, as Q6_K"):
         register_format(made(ggml_type=14))
     with pytest.raises(ConfigError, match="32 values in 18 bytes, but its packing has 32 values in 20"):
         register_format(made(packing=Packing(32, Plane(4, 4, 16), scales=Scales(0, 4))))

@@ -123,7 +123,7 @@ def test_from_floats(fmt: BlockFormat) -> None:
 
 
 def test_formats_that_are_only_read_say_so() -> None:
-    assert "only read" in one_line(lambda: IQ3_S.encode(np.zeros(256, np.float32)))
+    assert "read-only" in one_line(lambda: IQ3_S.encode(np.zeros(256, np.float32)))
 
 
 @written

@@ -38,7 +38,7 @@ def test_a_file_that_is_written_to_is_noticed(copy: Path, change: Callable[[Path
     pair = Pipeline(load(copy, device="cpu"))
     pair.check_files()
     change(copy)
-    with pytest.raises(ChangedError, match=r"^m\.gguf was changed while it was in use; put"):
+    with pytest.raises(ChangedError, match=r"^m\.gguf was changed while in use; restore"):
         pair.check_files()
 
 

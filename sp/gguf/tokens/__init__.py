@@ -1,1 +1,1 @@
-"""What a tokenizer is made of: special tokens found, text cut and merged, tokens turned back to bytes."""
+"""Parts of a tokenizer: text is normalized, split and merged to tokens, and tokens are decoded to bytes."""

@@ -1,7 +1,6 @@
 """Byte-level BPE: text to tokens by the merges of a vocabulary.
 
-As in llama.cpp there is no NFC step, so the bytes of the text are never changed.
-"""
+As in llama.cpp there is no NFC step, so the bytes of the text never change."""
 
 from __future__ import annotations
 
@@ -16,32 +15,32 @@ from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Bools, Ints
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.tokens.text import Fragment, Written
+from sp.gguf.tokens.text import Fragment, NormalizedText
 from sp.gguf.vocabulary import ADDED, Vocabulary
 
-CUT = re.compile("(?<=[A-Za-z0-9]) ")
+CUT = re.compile("(?<=[A-Za-z0-9]) ")  # pre-tokenizers split before a space that follows a letter or digit
 PIECE = 4096  # characters of a part: a millisecond of work
 
 
 def pieces(text: str, size: int = PIECE) -> list[str]:
-    """The text in parts of about `size` (at least 1) characters; longer where there is no safe place.
+    """Split a text into parts of about `size` (at least 1) characters; longer where there is no safe place.
 
     >>> pieces("one two  three, four", 4)
     ['one two', '  three, four']
     """
     cuts = [0]
-    while (found := CUT.search(text, cuts[-1] + size)) is not None:
-        cuts.append(found.start())
+    while (match := CUT.search(text, cuts[-1] + size)) is not None:
+        cuts.append(match.start())
     cuts.append(len(text))
     return [text[start:end] for start, end in pairwise(cuts)]
 
 
 class BytePairs:
-    """Text without special tokens to ids, and what each token stands for.
+    """Encodes text without special tokens, and knows the bytes of each token.
 
-    `bytes`, `spelled`: of each token. `space_prefix`: nothing is written in front of a text. `lacking`, bool (256,):
-    bytes that have no token of their own; they are dropped. `complete`: every byte has a token. Then all of a text is
-    spelled, and tokens that are as long as it together spell it.
+    `bytes`, `spelled`: the bytes of each token. `space_prefix`: no space is written in front of a text. `lacking`, bool
+    (256,): bytes that have no token of their own; they are dropped. `complete`: True if every byte has a token. Then
+    all of a text is spelled, so tokens whose total length equals that of the text spell it.
     """
 
     space_prefix = False
@@ -51,26 +50,26 @@ class BytePairs:
         self._backend, self.lacking = _backend(vocabulary)
         self.complete = not self.lacking.any()
 
-    def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
-        """The text as it stands."""
-        return Written([part for part in fragments if isinstance(part, str)], raw)
+    def normalize(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> NormalizedText:
+        """Return the text unchanged."""
+        return NormalizedText([part for part in fragments if isinstance(part, str)], raw)
 
     def encode(self, texts: Sequence[str]) -> list[Ints]:
-        """Ids of each text; of long ones in parts side by side."""
-        cut = [pieces(text) for text in texts]
-        found = self._backend.encode_batch_fast(list(chain.from_iterable(cut)), add_special_tokens=False)
-        # An `array` takes a list of numbers in half the time that NumPy does.
-        ids = (np.frombuffer(array("I", encoding.ids), np.uint32) for encoding in found)
-        return [np.concatenate([next(ids) for _ in parts]).astype(np.int64) for parts in cut]
+        """Return the ids of each text; long texts are split into parts that are encoded in parallel."""
+        split = [pieces(text) for text in texts]
+        encodings = self._backend.encode_batch_fast(list(chain.from_iterable(split)), add_special_tokens=False)
+        # `array` converts a list of integers in half the time that NumPy takes.
+        ids = (np.frombuffer(array("I", encoding.ids), np.uint32) for encoding in encodings)
+        return [np.concatenate([next(ids) for _ in parts]).astype(np.int64) for parts in split]
 
 
 def _backend(vocabulary: Vocabulary) -> tuple[Backend, Bools]:
-    """What makes the merges, and which bytes it drops."""
+    """Return the tokenizer that does the merges, and the mask of bytes that it drops."""
     pre = PRE_TOKENIZERS[vocabulary.pre]
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    if pre.whole_words:  # a word of the text is never a special token
+    if pre.whole_words:  # words are looked up in `ids`, where a word of the text must not match a special token
         special = {token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in ADDED}
-        parts = (part for left, right in vocabulary.merges for part in (left, right, left + right))
+        parts = (part for first, second in vocabulary.merges for part in (first, second, first + second))
         for token in special.difference(part for part in parts if part in special):
             del ids[token]
     backend = Backend(models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=pre.whole_words))
@@ -79,7 +78,7 @@ def _backend(vocabulary: Vocabulary) -> tuple[Backend, Bools]:
     alphabet = [chr(point) for point in byte_alphabet()]
     lacking = np.array([backend.token_to_id(char) is None for char in alphabet])
     steps = [*splits, byte_level]
-    if lacking.any():  # no merge joins what stands before and behind a byte that is dropped
+    if lacking.any():  # no merge joins the text before and after a dropped byte
         dropped = "|".join(re.escape(char) for char, lacks in zip(alphabet, lacking, strict=True) if lacks)
         steps.append(pre_tokenizers.Split(Regex(dropped), behavior="isolated"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -87,7 +86,7 @@ def _backend(vocabulary: Vocabulary) -> tuple[Backend, Bools]:
 
 
 def byte_alphabet() -> list[int]:
-    """Code point that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table).
+    """Return the code point that represents each of the 256 bytes in a byte-level vocabulary (GPT-2's table).
 
     >>> chr(byte_alphabet()[ord(" ")]), chr(byte_alphabet()[ord("a")])
     ('Ġ', 'a')
@@ -98,11 +97,11 @@ def byte_alphabet() -> list[int]:
 
 
 def token_bytes(tokens: list[str], token_types: list[int]) -> list[bytes]:
-    """Bytes of every token: byte-level for ordinary ones, plain UTF-8 for special and odd ones."""
-    table = dict.fromkeys(range(256), 0xFFFF)  # what is outside the alphabet must fail to encode
+    """Return the bytes of every token: byte-level for ordinary ones, plain UTF-8 for special and odd ones."""
+    table = dict.fromkeys(range(256), 0xFFFF)  # a character outside the alphabet must fail to encode as Latin-1
     table |= {code: byte for byte, code in enumerate(byte_alphabet())}
     ordinary = [t if kind not in ADDED else "" for t, kind in zip(tokens, token_types, strict=True)]
-    try:  # one pass over the whole vocabulary: a quarter of a million small ones are slow
+    try:  # one conversion of the whole vocabulary: a quarter of a million small ones are slow
         joined = "".join(ordinary).translate(table).encode("latin-1")
     except UnicodeEncodeError:
         return [_odd_bytes(t, table, kind) for t, kind in zip(tokens, token_types, strict=True)]

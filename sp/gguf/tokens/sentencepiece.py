@@ -1,16 +1,15 @@
-"""SentencePiece (``tokenizer.ggml.model`` = ``llama``): neighbours are merged by the score of what they make.
+"""SentencePiece (``tokenizer.ggml.model`` = ``llama``): neighbours are merged by the score of the resulting token.
 
-The rule is that of llama.cpp's ``llm_tokenizer_spm``: spaces are written as U+2581, one may be written in front; of all
-neighbours that together are a token those with the best score are merged, the leftmost among equals, until there are
-none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. A U+2581 of the text comes
-back as a space. ``remove_extra_whitespaces`` does nothing there, and here. Files of Gemma 4 (``gemma4``) list the
-merges that there are, best first, in place of scores; there a run of line ends is apart from all else, and one token
-if it is one.
+The algorithm is that of llama.cpp's ``llm_tokenizer_spm``: spaces are written as U+2581, and one may be written in
+front; of all neighbours that together are a token those with the best score are merged, the leftmost among equals,
+until there are none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. A U+2581 in
+the text is decoded as a space. ``remove_extra_whitespaces`` has no effect there, nor here. Files of Gemma 4
+(``gemma4``) list the merges, best first, instead of scores; in these a run of line ends is separate from other text,
+and one token if the vocabulary has it.
 
-Two things are done differently. Special tokens and bytes are never made by merging, as in SentencePiece itself: what
-spells ``</s>`` is text. And the text is first cut wherever no token holds the two characters side by side: no merge
-reaches over such a place, so each part is merged alone, and those that come again are remembered.
-"""
+Two things differ. Special tokens and bytes are never the result of a merge, as in SentencePiece itself: text that
+spells ``</s>`` is text. And the text is first split wherever no token contains the two adjacent characters: no merge
+crosses such a place, so each part is merged separately, and the results for short parts are cached."""
 
 from __future__ import annotations
 
@@ -23,21 +22,21 @@ from itertools import pairwise
 import numpy as np
 
 from sp.arrays import Bools, Ints
-from sp.gguf.tokens.text import Fragment, Written
+from sp.gguf.tokens.text import Fragment, NormalizedText
 from sp.gguf.vocabulary import ADDED, BYTE, LONGEST_PIECE, MERGED_PIECES, Vocabulary
 
 SPACE = "\u2581"
-PAIR_BITS = 22  # of a hash of two characters; a clash only leaves a place uncut
-REMEMBERED, LONGEST_REMEMBERED = 1 << 17, 32  # parts whose tokens are kept, and the characters of the longest of them
+PAIR_BITS = 22  # bits of a hash of two characters; a collision only misses a place to split at
+REMEMBERED, LONGEST_REMEMBERED = 1 << 17, 32  # most cached parts, and most characters of one
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
-class Pieces:
-    """Text without special tokens to ids, and what each token stands for.
+class SentencePieces:
+    """Encodes text without special tokens, and knows the bytes of each token.
 
-    `bytes`: of each token: what it stands for in text; `spelled`: what it spells, spaces as U+2581; `space_prefix`:
-    whether a space is written in front; `lacking`, bool (256,): bytes without a token of their own: of a character that
-    is no token they are dropped; `complete`: not known, see `BytePairs`.
+    `bytes`: the text that each token stands for; `spelled`: its spelling, with spaces as U+2581; `space_prefix`: True
+    if a space is written in front of a text; `lacking`, bool (256,): bytes without a token of their own: in a character
+    that is no token they are dropped; `complete`: False, as it is not known, see `BytePairs`.
     """
 
     complete = False
@@ -45,10 +44,10 @@ class Pieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space_prefix = vocabulary.add_space_prefix
         self._listed = vocabulary.pre == MERGED_PIECES
-        self._joint = " " if self._listed else ""  # between the two of a merge, by whose spelling it is looked up
+        self._joint = " " if self._listed else ""  # between the two parts of a merge in the keys of `_ranks`
         self._ranks = {f"{left} {right}": rank for rank, (left, right) in enumerate(vocabulary.merges)}
         scores = vocabulary.scores or [0.0] * len(vocabulary.tokens)
-        ranks = np.unique(-np.array(scores), return_inverse=True)[1].tolist()  # best first, equals alike
+        ranks = np.unique(-np.array(scores), return_inverse=True)[1].tolist()  # 0 is best; equal scores share a rank
         self._ids: dict[str, int] = {}
         self._byte_ids: dict[int, int] = {}
         self.bytes, self.spelled = [], []
@@ -65,51 +64,52 @@ class Pieces:
             self.bytes.append(stands_for)
             self.spelled.append(spelled)
         self.lacking = np.array([byte not in self._byte_ids for byte in range(256)])
-        self._known: dict[str, list[int]] = {}
+        self._cache: dict[str, list[int]] = {}
 
-    def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
-        """A text with its spaces as U+2581, and one in front of it if it `begins` and behind every special token."""
+    def normalize(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> NormalizedText:
+        """Replace spaces by U+2581, and write one in front of the text if it `begins` and after every special token."""
         texts, spelled = [], []
+        # Bytes that each byte of the text takes in the result, and bytes inserted in front of it.
         widths, in_front = np.ones(len(raw), np.int64), np.zeros(len(raw) + 1, np.int64)
         spaces = np.frombuffer(raw, np.uint8) == ord(" ")
-        at, fresh = 0, begins
+        pos, fresh = 0, begins
         for part in fragments:
             if isinstance(part, int):
                 spelled.append(self.spelled[part])
-                spaces[at : at + len(spelled[-1])] = False
-                at, fresh = at + len(spelled[-1]), True
+                spaces[pos : pos + len(spelled[-1])] = False
+                pos, fresh = pos + len(spelled[-1]), True
                 continue
             texts.append(SPACE * (fresh and self.space_prefix) + part.replace(" ", SPACE))
             spelled.append(texts[-1].encode())
-            in_front[at] = len(SPACE.encode()) * (fresh and self.space_prefix)
-            at, fresh = at + len(part.encode()), False
+            in_front[pos] = len(SPACE.encode()) * (fresh and self.space_prefix)
+            pos, fresh = pos + len(part.encode()), False
         widths[spaces] = len(SPACE.encode())
-        return Written(texts, b"".join(spelled), np.cumsum(widths) - widths + np.cumsum(in_front)[:-1])
+        return NormalizedText(texts, b"".join(spelled), np.cumsum(widths) - widths + np.cumsum(in_front)[:-1])
 
     def encode(self, texts: Sequence[str]) -> list[Ints]:
-        """Ids of each text, as written."""
+        """Return the ids of each normalized text."""
         return [np.array(self._encode(text), np.int64) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        known = self._known
+        cache = self._cache
         for start, end in pairwise([0, *self._cuts(text), len(text)] if text else []):
             part = text[start:end]
-            found = known.get(part)
-            if found is None:
+            part_ids = cache.get(part)
+            if part_ids is None:
                 whole = self._listed and part[0] == "\n" and part in self._ids
-                found = [self._ids[part]] if whole else self._merge(part)
+                part_ids = [self._ids[part]] if whole else self._merge(part)
                 if len(part) <= LONGEST_REMEMBERED:
-                    if len(known) >= REMEMBERED:
-                        known.clear()
-                    known[part] = found
-            ids += found
+                    if len(cache) >= REMEMBERED:
+                        cache.clear()
+                    cache[part] = part_ids
+            ids += part_ids
         return ids
 
     def _cuts(self, text: str) -> list[int]:
-        """Characters that no merge joins with the one before."""
+        """Return the indices of characters that no merge joins with the one before."""
         apart = ~self._side_by_side[_pairs(text)]
-        if self._listed:
+        if self._listed:  # split at both ends of a run of line ends, and not inside
             ends = np.frombuffer(text.encode("utf-32-le"), "<u4") == ord("\n")
             apart = (apart & ~(ends[:-1] & ends[1:])) | (ends[:-1] != ends[1:])
         cuts: list[int] = (np.flatnonzero(apart) + 1).tolist()
@@ -117,58 +117,58 @@ class Pieces:
 
     @cached_property
     def _side_by_side(self) -> Bools:
-        """Whether some token holds two characters side by side, by their hash."""
+        """Mask of hashes of two adjacent characters in some token."""
         table = np.zeros(1 << PAIR_BITS, bool)
         table[_pairs("\0".join(self._ids))] = True
         return table
 
     def _merge(self, text: str) -> list[int]:
-        """Ids of a part: a heap of the merges that are possible, and symbols linked to their neighbours."""
+        """Return the ids of a part: a heap of possible merges, over symbols linked to their neighbours."""
         symbols, rank_of, ids, joint = list(text), self._ranks.get, self._ids, self._joint
         count = len(symbols)
         after, before = list(range(1, count + 1)), list(range(-1, count - 1))
         heap = [
-            _key(rank, left, 2)
-            for left, pair in enumerate(map(joint.join, pairwise(symbols)))
+            _key(rank, first, 2)
+            for first, pair in enumerate(map(joint.join, pairwise(symbols)))
             if (rank := rank_of(pair)) is not None
         ]
         heapify(heap)
         while heap:
             key = heappop(heap)
-            left, size = key >> 11 & 0xFFFFFFFF, key & 0x7FF
-            right, symbol = after[left], symbols[left]
-            if not symbol or right == count or len(symbol) + len(symbols[right]) != size:
-                continue  # one of the two was merged with another since
-            merged = symbols[left] = symbol + symbols[right]
-            symbols[right] = ""
-            follower, previous = after[right], before[left]
-            after[left] = follower
+            first, size = key >> 11 & 0xFFFFFFFF, key & 0x7FF
+            second, symbol = after[first], symbols[first]
+            if not symbol or second == count or len(symbol) + len(symbols[second]) != size:
+                continue  # stale: one of the two has been merged with another symbol
+            merged = symbols[first] = symbol + symbols[second]
+            symbols[second] = ""
+            follower, previous = after[second], before[first]
+            after[first] = follower
             if follower < count:
-                before[follower] = left
+                before[follower] = first
                 reach = size + len(symbols[follower])
                 if reach <= LONGEST_PIECE and (rank := rank_of(merged + joint + symbols[follower])) is not None:
-                    heappush(heap, _key(rank, left, reach))
+                    heappush(heap, _key(rank, first, reach))
             if previous >= 0:
                 reach = size + len(symbols[previous])
                 if reach <= LONGEST_PIECE and (rank := rank_of(symbols[previous] + joint + merged)) is not None:
                     heappush(heap, _key(rank, previous, reach))
-        found: list[int] = []
+        tokens: list[int] = []
         for symbol in filter(None, symbols):
             token = ids.get(symbol)
             if token is not None:
-                found.append(token)
+                tokens.append(token)
             else:  # a byte without a token is dropped
-                found += [self._byte_ids[byte] for byte in symbol.encode() if byte in self._byte_ids]
-        return found
+                tokens += [self._byte_ids[byte] for byte in symbol.encode() if byte in self._byte_ids]
+        return tokens
 
 
-def _key(rank: int, left: int, size: int) -> int:
-    """A merge as one number, smaller for those that come first; its size tells whether it is still possible."""
-    return (rank << 32 | left) << 11 | size
+def _key(rank: int, first: int, size: int) -> int:
+    """Encode a merge as one integer that sorts by rank, then position; the size shows if it is still possible."""
+    return (rank << 32 | first) << 11 | size
 
 
 def _pairs(text: str) -> Ints:
-    """A hash of each character and the next."""
+    """Hash each character with the next one."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     mixed = codes[:-1] * np.uint32(0x9E3779B1) ^ codes[1:] * np.uint32(0x85EBCA77)
     return np.asarray(mixed >> np.uint32(32 - PAIR_BITS), np.int64)

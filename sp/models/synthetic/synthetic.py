@@ -123,8 +123,8 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, blocks: int, std: 
 
     Encoding random values would take minutes for a large model. Instead all bytes of a block are drawn at once, and
     only its scales are put right afterwards: codes are then uniform over their range, and the block's scale, which
-    varies from block to block, sets the spread. How is for the format to say (`BlockFormat.spread`); values of one that
-    does not are drawn and encoded.
+    varies from block to block, sets the spread. Formats do this by `BlockFormat.fit_scales`; for a format without it,
+    values are drawn and encoded.
 
     Parameters
     ----------
@@ -148,11 +148,11 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, blocks: int, std: 
         values = codes.astype(np.float32)
         values *= np.float32(std * np.sqrt(12) / 65536)
         return fmt.encode(values).reshape(blocks, fmt.block_bytes)
-    if fmt.spread is None:
+    if fmt.fit_scales is None:
         drawn = rng.standard_normal((blocks, fmt.block_size), np.float32)
         return fmt.encode(drawn * np.float32(std))
     out = _random_bytes(rng, blocks * fmt.block_bytes).reshape(blocks, fmt.block_bytes)
-    fmt.spread(out, std)
+    fmt.fit_scales(out, std)
     return out
 
 

@@ -1,4 +1,4 @@
-"""What decoders share: nibbles, tables for codes that are looked up, scales of groups."""
+"""Helpers that decoders share: nibbles, look-up tables for codes, scales of groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sp.arrays import Bytes, Floats, Int8s
 
 
 def split_nibbles(packed: Bytes, codes: Bytes) -> None:
-    """Low nibbles of `packed` (..., n) into the first half of `codes` (..., 2 n), high nibbles into the second.
+    """Split bytes (..., n) into codes (..., 2 n): low nibbles fill the first half, high nibbles the second.
 
     >>> codes = np.empty(4, np.uint8)
     >>> split_nibbles(np.array([0x21, 0x43], np.uint8), codes)
@@ -23,7 +23,7 @@ def split_nibbles(packed: Bytes, codes: Bytes) -> None:
 
 
 def nibble_tables(values: Sequence[int]) -> tuple[Int8s, Int8s]:
-    """What the low and the high nibble of each of the 256 bytes stand for, each int8 (256,).
+    """Return the values of the low and of the high nibble of each of the 256 bytes, each int8 (256,).
 
     >>> low, high = nibble_tables(range(0, 80, 5))
     >>> int(low[0x21]), int(high[0x21])

@@ -1,10 +1,10 @@
 """K-quants: 256 values in sub-blocks, whose scales are small integers under one fp16.
 
-Both searches repeat ggml's reference quantisers step for step in float32, sums included: values are laid out
-``(values of a sub-block, sub-blocks)``, and NumPy adds along the first axis row by row, in the order of a scalar loop.
-So the packed bytes come out the same, with one sub-block per lane instead of one at a time. Source: I. Kawrakow,
-"k-quants", https://github.com/ggml-org/llama.cpp/pull/1684, with the weighted search that ggml's reference quantisers
-later took up."""
+Both searches reproduce ggml's reference quantisers step by step in float32, including the order of sums: values are
+laid out ``(values of a sub-block, sub-blocks)``, and NumPy adds along the first axis row by row, in the order of a
+scalar loop. The packed bytes are therefore identical, with one sub-block per lane instead of one at a time. Source: I.
+Kawrakow, "k-quants", https://github.com/ggml-org/llama.cpp/pull/1684, with the weighted search that ggml's reference
+quantisers adopted later."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sp.arrays import Bytes, Floats, Int8s
 from sp.quant.base import BlockFormat, fp16_scales, no_encoder, slab_decoder, slab_encoder
 from sp.quant.formats.codes import scale_groups, split_nibbles
 from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.random_scales import FACTORS, OUTER_RMS, SIGN, equal_bits, put_scale, rms
 from sp.quant.registry import register_format
-from sp.quant.spread import OUTER_RMS, SIGN, SPREAD, equal_bits, put_scale, rms
 
 GROUP_MAX_EPS = np.float32(1e-15)  # a sub-block whose largest magnitude is below this is stored as zeros
 
 
 def unpack_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight 6-bit scales and eight 6-bit minima, each (blocks, 8), from (blocks, 12) bytes of Q4_K or Q5_K. Scales 0-3
-    and minima 0-3 lie in the low six bits of bytes 0-3 and 4-7; the low nibbles of scales and minima 4-7 share bytes
-    8-11, and their upper two bits fill the tops of bytes 0-3 and 4-7."""
+    """Unpack eight 6-bit scales and eight 6-bit minima, each (blocks, 8), from (blocks, 12) bytes of Q4_K or Q5_K.
+    Scales 0-3 and minima 0-3 are the low six bits of bytes 0-3 and 4-7; the low nibbles of scales and minima 4-7 share
+    bytes 8-11, and their upper two bits are the top bits of bytes 0-3 and 4-7."""
     low = packed[:, :8]
     top = (low >> 6) << 4
     scales = np.empty((len(packed), 8), np.uint8)
@@ -46,7 +46,7 @@ def pack_scales(scales: Bytes, minima: Bytes, out: Bytes) -> None:
 
 
 def decode_affine(blocks: Bytes, codes: Bytes, out: Floats) -> None:
-    """Write ``d * scale * code - dmin * minimum`` for (blocks, 256) `codes`; `blocks` open with d and dmin."""
+    """Write ``d * scale * code - dmin * minimum`` for (blocks, 256) `codes`; `blocks` start with d and dmin."""
     scales, minima = unpack_scales(blocks[:, 4:16])
     step = blocks[:, :2].view("<f2").astype(np.float32) * scales
     offset = blocks[:, 2:4].view("<f2").astype(np.float32) * minima
@@ -57,10 +57,9 @@ def decode_affine(blocks: Bytes, codes: Bytes, out: Floats) -> None:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What a search found for each sub-block, all of shape (sub-blocks,). ``code = clip(rint((x - offset) * inverse))``
-    are the codes it ended with, ``scale`` and ``minimum >= 0`` the least-squares fit ``x = scale * code - minimum`` to
-    them."""
+class ScaleFit:
+    """The fit of each sub-block, arrays of shape (sub-blocks,). ``code = clip(rint((x - offset) * inverse))`` are the
+    best codes, ``scale`` and ``minimum >= 0`` the least-squares fit ``x = scale * code - minimum`` to them."""
 
     scale: Floats
     minimum: Floats
@@ -68,15 +67,15 @@ class Search:
     offset: Floats
 
 
-def search_affine(x: Floats, top: int, first: float, steps: int) -> Search:
-    """Fit ``scale * code - minimum`` with codes 0..`top` to each column of `x` (32, sub-blocks). Tries the plain range
+def search_affine(x: Floats, top: int, first: float, steps: int) -> ScaleFit:
+    """Fit ``scale * code - minimum`` with codes 0..`top` to each column of `x` (32, sub-blocks). Try the plain range
     ``(max - min) / top``, then ``steps + 1`` stretched ones with ``top + first + 0.1 * step`` codes to the range. For
     each, a weighted least-squares fit to the rounded codes (weights ``rms(x) + |x|``) replaces the best so far if its
-    weighted error is less. The range of later steps starts at the best minimum so far."""
+    weighted error is smaller. The range of later steps starts at the best minimum so far."""
     low = np.minimum(x.min(axis=0), np.float32(0))
     high = x.max(axis=0)
     flat = high == low
-    high[flat] += 1  # any range will do: these columns end with scale 0
+    high[flat] += 1  # any range will do: these columns get scale 0
     codes, wl, buffer = np.empty_like(x), np.empty_like(x), np.empty_like(x)
 
     def quantise(inverse: Floats) -> None:
@@ -110,6 +109,7 @@ def search_affine(x: Floats, top: int, first: float, steps: int) -> Search:
             sum_l = np.add.reduce(np.multiply(w, codes, out=wl), axis=0)
             sum_ll = np.add.reduce(np.multiply(wl, codes, out=buffer), axis=0)
             sum_xl = np.add.reduce(np.multiply(wl, x, out=buffer), axis=0)
+            # Normal equations of min sum w (fit * code + fit_low - x)^2; a minimum above 0 is clamped to 0.
             determinant = sum_w * sum_ll - sum_l * sum_l
             fit = (sum_w * sum_xl - sum_x * sum_l) / determinant
             fit_low = (sum_ll * sum_x - sum_l * sum_xl) / determinant
@@ -124,13 +124,13 @@ def search_affine(x: Floats, top: int, first: float, steps: int) -> Search:
             np.copyto(offset, low, where=better)
             np.copyto(low, fit_low, where=better)
     scale[flat] = inverse[flat] = 0
-    return Search(scale, -low, inverse, offset)
+    return ScaleFit(scale, -low, inverse, offset)
 
 
-def search_symmetric(x: Floats, top: int) -> Search:
-    """Fit ``scale * code`` with codes -`top`..`top` - 1 to each column of `x` (values, sub-blocks). Tries
-    ``-(top + 0.1 * step) / m`` for steps 0, -9..-1, 1..9, ``m`` the signed value of largest magnitude, and keeps the
-    codes whose ``x**2``-weighted least-squares scale explains the most. ``minimum`` and ``offset`` are zero."""
+def search_symmetric(x: Floats, top: int) -> ScaleFit:
+    """Fit ``scale * code`` with codes -`top`..`top` - 1 to each column of `x` (values, sub-blocks). Try ``-(top + 0.1 *
+    step) / m`` for steps 0, -9..-1, 1..9, ``m`` the signed value of largest magnitude, and take the codes whose
+    ``x**2``-weighted least-squares scale explains most. ``minimum`` and ``offset`` are zero."""
     magnitude = np.abs(x)
     row = magnitude.argmax(axis=0)[None]
     tiny = np.take_along_axis(magnitude, row, axis=0)[0] < GROUP_MAX_EPS
@@ -150,6 +150,7 @@ def search_symmetric(x: Floats, top: int) -> Search:
             sum_ll = np.add.reduce(np.multiply(buffer, codes, out=buffer), axis=0)
             better = sum_ll > 0
             if step:
+                # (sum w x l)^2 / sum w l^2 is the explained error; compared without the division, as ggml does.
                 better &= sum_lx * sum_lx > best * sum_ll
             fit = sum_lx / sum_ll
             np.copyto(scale, fit, where=better)
@@ -157,33 +158,33 @@ def search_symmetric(x: Floats, top: int) -> Search:
             np.copyto(inverse, trial, where=better if step else ~tiny)
     scale[tiny] = 0
     zero = np.zeros_like(scale)
-    return Search(scale, zero, inverse, zero)
+    return ScaleFit(scale, zero, inverse, zero)
 
 
 def encode_affine(name: str, values: Floats, top: int, first: float, steps: int, out: Bytes) -> Bytes:
-    """Encode (blocks, 256) `values`: d, dmin and scales go to ``out[:, :16]``; returns the (blocks, 256) codes."""
+    """Encode (blocks, 256) `values`: write d, dmin and scales to ``out[:, :16]`` and return the (blocks, 256) codes."""
     columns = values.reshape(-1, 32)
-    found = search_affine(np.ascontiguousarray(columns.T), top, first, steps)
-    d, scales = _six_bit(name, found.scale.reshape(-1, 8))
-    dmin, minima = _six_bit(name, found.minimum.reshape(-1, 8))
+    fit = search_affine(np.ascontiguousarray(columns.T), top, first, steps)
+    d, scales = _six_bit(name, fit.scale.reshape(-1, 8))
+    dmin, minima = _six_bit(name, fit.minimum.reshape(-1, 8))
     out[:, 0:2] = d.view(np.uint8)
     out[:, 2:4] = dmin.view(np.uint8)
     pack_scales(scales, minima, out[:, 4:16])
-    # The codes are found again for the scales as they were stored.
+    # The codes are recomputed for the scales as stored, which are rounded.
     step = (d.astype(np.float32) * scales).reshape(-1, 1)
     shifted = columns + (dmin.astype(np.float32) * minima).reshape(-1, 1)
     lost = np.flatnonzero(step == 0)
     step[lost] = 1
     shifted /= step
     with np.errstate(invalid="ignore"):  # the search of a column of denormals can end in NaN, code 0
-        shifted[lost] = (columns[lost] - found.offset[lost, None]) * found.inverse[lost, None]
+        shifted[lost] = (columns[lost] - fit.offset[lost, None]) * fit.inverse[lost, None]
     codes = np.rint(shifted, out=shifted)
     np.fmax(codes, 0, out=codes)
     return np.fmin(codes, top, out=codes).astype(np.uint8).reshape(-1, 256)
 
 
 def _six_bit(name: str, parts: Floats) -> tuple[npt.NDArray[np.float16], Bytes]:
-    """The fp16 scale (blocks, 1) and codes 0-63 (blocks, 8) of non-negative sub-block scales or minima."""
+    """Return the fp16 scale (blocks, 1) and codes 0-63 (blocks, 8) of non-negative sub-block scales or minima."""
     largest = np.maximum(parts.max(axis=1, keepdims=True), np.float32(0))
     d = fp16_scales(name, largest / np.float32(63))
     inverse = np.zeros_like(largest)
@@ -192,20 +193,21 @@ def _six_bit(name: str, parts: Floats) -> tuple[npt.NDArray[np.float16], Bytes]:
     return d, codes
 
 
-def spread_affine(out: Bytes, std: float, top: int) -> None:
-    """`BlockFormat.spread` of codes 0..`top`: minima equal the scales, ``dmin = d * top / 2``, so all means are 0."""
+def fit_affine(out: Bytes, std: float, top: int) -> None:
+    """Fit the scales of random blocks with codes 0..`top`: minima equal scales, and ``dmin = d * top / 2`` makes all
+    means 0."""
     words = out[:, :16].view("<u4")
     words[:, 1] |= 0xA0A0A0A0  # bits 5 and 7 of bytes 4-7: all eight scales at least 32
     words[:, 2] = words[:, 1]
     words[:, 3] &= 0x0F0F0F0F
     words[:, 3] |= words[:, 3] << 4
     pick = out[:, 0].copy()
-    d = std * SPREAD / (np.sqrt(((top + 1) ** 2 - 1) / 12) * rms(32, 63))
+    d = std * FACTORS / (np.sqrt(((top + 1) ** 2 - 1) / 12) * rms(32, 63))
     put_scale(out[:, 0:2], pick, d)
     put_scale(out[:, 2:4], pick, d * top / 2)
 
 
-_PAIR = np.array([0, 2, 4, 6], np.uint8)[:, None]  # _PAIR and _BIT: where two bits and one lie in a byte
+_PAIR = np.array([0, 2, 4, 6], np.uint8)[:, None]  # _PAIR and _BIT: shifts of two-bit and one-bit fields in a byte
 _BIT = np.arange(8, dtype=np.uint8)[:, None]
 
 
@@ -220,21 +222,21 @@ def _decode_q2_k(blocks: Bytes, out: Floats) -> None:
     groups -= offset[:, :, None]
 
 
-def _spread_q2_k(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range, minima equal to them and ``dmin = 1.5 d``, so all means are 0."""
+def _fit_q2_k(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range, with equal minima and ``dmin = 1.5 d``, so that all means are 0."""
     scales = out[:, :16]
     scales &= 7
     scales |= 8
     scales |= scales << 4
     pick = out[:, 80].copy()
-    d = std * SPREAD / (np.sqrt(1.25) * rms(8, 15))
+    d = std * FACTORS / (np.sqrt(1.25) * rms(8, 15))
     put_scale(out[:, 80:82], pick, d)
     put_scale(out[:, 82:], pick, 1.5 * d)
 
 
 Q2_K = register_format(
     BlockFormat(
-        "Q2_K", 10, 256, 84, no_encoder("Q2_K"), slab_decoder("Q2_K", 256, 84, _decode_q2_k), spread=_spread_q2_k
+        "Q2_K", 10, 256, 84, no_encoder("Q2_K"), slab_decoder("Q2_K", 256, 84, _decode_q2_k), fit_scales=_fit_q2_k
     )
 )
 """Q2_K: 256 two-bit codes in sixteen affine sub-blocks; 2.625 bits a value.
@@ -245,7 +247,7 @@ of ``q[32 h + l]``. A byte of ``scales`` serves 16 values, its low nibble as sca
 
 
 def _steps_q3_k(blocks: Bytes) -> Int8s:
-    """Scales less 32, int8 (blocks, 16)."""
+    """Return the scales minus 32, int8 (blocks, 16)."""
     scales = np.empty((len(blocks), 16), np.uint8)
     split_nibbles(blocks[:, 96:104], scales)
     top = blocks[:, None, 104:108] >> _PAIR
@@ -269,10 +271,10 @@ def _decode_q3_k(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes.view(np.int8).reshape(n, 256), step, out)
 
 
-def _spread_q3_k(out: Bytes, std: float) -> None:
-    """Scales of 16 or more in magnitude; they and the codes have means, so d takes either sign."""
+def _fit_q3_k(out: Bytes, std: float) -> None:
+    """Give scales a magnitude of 16 or more; their mean and that of the codes are not 0, so d takes either sign."""
     equal_bits(out[:, 104:108])
-    put_scale(out[:, 108:], out[:, 108].copy(), std * SPREAD * SIGN / (rms(-4, 3) * OUTER_RMS))
+    put_scale(out[:, 108:], out[:, 108].copy(), std * FACTORS * SIGN / (rms(-4, 3) * OUTER_RMS))
 
 
 Q3_K = register_format(
@@ -291,7 +293,7 @@ Q3_K = register_format(
             delta=Scales(108, 2),
             group=16,
         ),
-        _spread_q3_k,
+        _fit_q3_k,
     )
 )
 """Q3_K: 256 three-bit codes in sixteen symmetric sub-blocks; 3.4375 bits a value.
@@ -324,7 +326,7 @@ Q4_K = register_format(
         slab_encoder("Q4_K", 256, 144, _encode_q4_k),
         slab_decoder("Q4_K", 256, 144, _decode_q4_k),
         Packing(256, Plane(4, 16, 32), scales=Scales(0, 16), group=32, minima=True),
-        lambda out, std: spread_affine(out, std, 15),
+        lambda out, std: fit_affine(out, std, 15),
     )
 )
 """Q4_K: 256 four-bit codes in eight affine sub-blocks; 4.5 bits a value, about 7.2 % relative RMS error on normal
@@ -362,7 +364,7 @@ Q5_K = register_format(
         slab_encoder("Q5_K", 256, 176, _encode_q5_k),
         slab_decoder("Q5_K", 256, 176, _decode_q5_k),
         Packing(256, Plane(4, 48, 32), Plane(1, 16, 32), scales=Scales(0, 16), group=32, minima=True),
-        lambda out, std: spread_affine(out, std, 31),
+        lambda out, std: fit_affine(out, std, 31),
     )
 )
 """Q5_K: 256 five-bit codes in eight affine sub-blocks; 5.5 bits a value, about 3.6 % relative RMS error on normal
@@ -374,22 +376,22 @@ of sub-block ``j`` in bit ``j`` of ``high[l]``."""
 
 def _encode_q6_k(values: Floats, out: Bytes) -> None:
     columns = values.reshape(-1, 16)
-    found = search_symmetric(np.ascontiguousarray(columns.T), 32)
-    parts = found.scale.reshape(-1, 16)
+    fit = search_symmetric(np.ascontiguousarray(columns.T), 32)
+    parts = fit.scale.reshape(-1, 16)
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=1)[:, None], axis=1)
     zero = np.abs(largest[:, 0]) < GROUP_MAX_EPS
     largest[zero] = 1
-    with np.errstate(all="ignore"):  # an infinite scale is refused on the next line but one
+    with np.errstate(all="ignore"):  # an infinite scale is rejected by fp16_scales below
         inverse = np.float32(-128) / largest
         reciprocal = np.float32(1) / inverse
     d = fp16_scales("Q6_K", reciprocal)
     scales = np.minimum(np.rint(parts * inverse), np.float32(127)).astype(np.int8)
-    # The codes are found again for the scales as they were stored.
+    # The codes are recomputed for the scales as stored, which are rounded.
     step = (d.astype(np.float32) * scales).reshape(-1, 1)
     lost = np.flatnonzero(step == 0)
     step[lost] = 1
     ratio = columns / step
-    ratio[lost] = np.where(found.inverse[lost, None] == 0, np.float32(-32), columns[lost] * found.inverse[lost, None])
+    ratio[lost] = np.where(fit.inverse[lost, None] == 0, np.float32(-32), columns[lost] * fit.inverse[lost, None])
     codes = (np.clip(np.rint(ratio), -32, 31) + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes & 15
     out[:, :128] = (low[:, :, :2] | (low[:, :, 2:] << 4)).reshape(-1, 128)
@@ -414,13 +416,13 @@ def _decode_q6_k(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes.view(np.int8).reshape(n, 256), step, out)
 
 
-def _spread_q6_k(out: Bytes, std: float) -> None:
-    """Scales of either sign, 64 or more in magnitude."""
+def _fit_q6_k(out: Bytes, std: float) -> None:
+    """Give scales either sign and a magnitude of 64 or more."""
     scales = out[:, 192:208]
     scales &= 0xBF
     scales |= ~scales >> 1 & 0x40
     mean_square = (rms(64, 127) ** 2 + rms(65, 128) ** 2) / 2
-    put_scale(out[:, 208:], out[:, 208].copy(), std * SPREAD / (rms(-32, 31) * np.sqrt(mean_square)))
+    put_scale(out[:, 208:], out[:, 208].copy(), std * FACTORS / (rms(-32, 31) * np.sqrt(mean_square)))
 
 
 Q6_K = register_format(
@@ -432,7 +434,7 @@ Q6_K = register_format(
         slab_encoder("Q6_K", 256, 210, _encode_q6_k),
         slab_decoder("Q6_K", 256, 210, _decode_q6_k),
         Packing(256, Plane(4, 0, 64), Plane(2, 128, 32), scales=Scales(192, 16), delta=Scales(208, 2), group=16),
-        _spread_q6_k,
+        _fit_q6_k,
     )
 )
 """Q6_K: 256 six-bit codes in sixteen symmetric sub-blocks; 6.5625 bits a value, about 1.8 % relative RMS error on

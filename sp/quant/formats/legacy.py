@@ -1,8 +1,8 @@
-"""ggml's first formats, still called legacy quants: 32 codes under one scale, around a middle or from a minimum.
+"""ggml's first formats, called legacy quants: 32 codes with one scale, around a middle or above a minimum.
 
-Encoders repeat ggml's reference quantisers. Product and sum are rounded to float32 one after the other, as ggml's C
-source is written; a compiler that fuses them into one multiply-add can move a value that lies within an ulp of a
-rounding border by one code."""
+Encoders reproduce ggml's reference quantisers. Product and sum are rounded to float32 separately, as in ggml's C
+source; a compiler that fuses them into one multiply-add can change a value within an ulp of a rounding border by one
+code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, fp16_scales, inverse_or_zero, slab_decoder, slab_encoder
 from sp.quant.formats.codes import split_nibbles
 from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.random_scales import FACTORS, SIGN, put_scale, rms
 from sp.quant.registry import register_format
-from sp.quant.spread import SIGN, SPREAD, put_scale, rms
 
 
 def encode_symmetric(name: str, values: Floats, middle: int, out: Bytes) -> Bytes:
-    """Codes 0..2 `middle` - 1 of (blocks, 32) `values`; d goes to ``out[:, :2]``. ``d = m / -middle`` for the signed
-    value m of largest magnitude, the first one on a tie, and
-    ``code = min(2 middle - 1, trunc(x * (1 / d) + middle + 0.5))``."""
+    """Return codes 0..2 `middle` - 1 of (blocks, 32) `values` and write d to ``out[:, :2]``. ``d = m / -middle`` for
+    the signed value m of largest magnitude, the first one on a tie, and ``code = min(2 middle - 1, trunc(x * (1 / d) +
+    middle + 0.5))``."""
     largest = np.abs(values).argmax(axis=1, keepdims=True)
     peak = np.take_along_axis(values, largest, axis=1) + np.float32(0)  # -0.0 becomes 0.0, as in the reference
     d = peak / np.float32(-middle)
@@ -28,10 +28,10 @@ def encode_symmetric(name: str, values: Floats, middle: int, out: Bytes) -> Byte
 
 
 def encode_affine(name: str, values: Floats, top: int, out: Bytes) -> Bytes:
-    """Codes 0..`top` of (blocks, 32) `values`; d and m go to ``out[:, :4]``. ``m = min x``, ``d = (max x - m) / top``
-    and ``code = min(top, trunc((x - m) * (1 / d) + 0.5))``."""
+    """Return codes 0..`top` of (blocks, 32) `values` and write d and m to ``out[:, :4]``. ``m = min x``, ``d = (max x -
+    m) / top`` and ``code = min(top, trunc((x - m) * (1 / d) + 0.5))``."""
     minimum = values.min(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # an infinite range is refused on the next line
+    with np.errstate(over="ignore"):  # an infinite range is rejected by fp16_scales below
         d = (values.max(axis=1, keepdims=True) - minimum) / np.float32(top)
     out[:, :2] = fp16_scales(name, d).view(np.uint8)
     out[:, 2:4] = fp16_scales(name, minimum).view(np.uint8)
@@ -45,44 +45,45 @@ def _codes(scaled: Floats, shift: float, top: int) -> Bytes:
 
 
 def decode_symmetric(blocks: Bytes, codes: Bytes, middle: int, out: Floats) -> None:
-    """Write ``d * (code - middle)`` for (blocks, 32) `codes`; `blocks` open with d."""
+    """Write ``d * (code - middle)`` for (blocks, 32) `codes`; `blocks` start with d."""
     np.copyto(out, codes)
     out -= np.float32(middle)
     out *= blocks[:, :2].view("<f2").astype(np.float32)
 
 
 def decode_affine(blocks: Bytes, codes: Bytes, out: Floats) -> None:
-    """Write ``d * code + m`` for (blocks, 32) `codes`; `blocks` open with d and m."""
+    """Write ``d * code + m`` for (blocks, 32) `codes`; `blocks` start with d and m."""
     np.copyto(out, codes)
     out *= blocks[:, :2].view("<f2").astype(np.float32)
     out += blocks[:, 2:4].view("<f2").astype(np.float32)
 
 
 def pack_low(codes: Bytes, out: Bytes) -> None:
-    """Low nibbles of (blocks, 32) codes into (blocks, 16) bytes, of value j in the low and j + 16 in the high one."""
+    """Pack the low nibbles of (blocks, 32) codes into (blocks, 16) bytes: value j is the low nibble, j + 16 the high
+    one."""
     np.left_shift(codes[:, 16:], 4, out=out)
     out |= codes[:, :16] & 15
 
 
 def pack_fifth(codes: Bytes, out: Bytes) -> None:
-    """Fifth bits of (blocks, 32) codes into (blocks, 4) bytes, the lowest bit first."""
+    """Pack the fifth bits of (blocks, 32) codes into (blocks, 4) bytes, the lowest bit first."""
     out[...] = np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
 def unpack_fifth(packed: Bytes) -> Bytes:
-    """Inverse of `pack_fifth`, in place: 0 or 16 for each of 32 values."""
+    """Undo `pack_fifth`: return 0 or 16 for each of 32 values, so that it can be or-ed to the low bits."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
-def spread_symmetric(out: Bytes, std: float, middle: int) -> None:
-    """`BlockFormat.spread` of codes -`middle`..`middle` - 1: they have a mean, so the scale takes either sign."""
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * SIGN / rms(-middle, middle - 1))
+def fit_symmetric(out: Bytes, std: float, middle: int) -> None:
+    """Fit the scales of random codes -`middle`..`middle` - 1: their mean is not 0, so the scale takes either sign."""
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * SIGN / rms(-middle, middle - 1))
 
 
-def spread_affine(out: Bytes, std: float, top: int) -> None:
-    """`BlockFormat.spread` of codes 0..`top`: ``m = -d * top / 2``, so all means are 0."""
+def fit_affine(out: Bytes, std: float, top: int) -> None:
+    """Fit the scales of random codes 0..`top`: ``m = -d * top / 2`` makes all means 0."""
     pick = out[:, 0].copy()
-    d = std * SPREAD / np.sqrt(((top + 1) ** 2 - 1) / 12)
+    d = std * FACTORS / np.sqrt(((top + 1) ** 2 - 1) / 12)
     put_scale(out[:, :2], pick, d)
     put_scale(out[:, 2:4], pick, -d * top / 2)
 
@@ -107,7 +108,7 @@ Q4_0 = register_format(
         slab_encoder("Q4_0", 32, 18, _encode_q4_0),
         slab_decoder("Q4_0", 32, 18, _decode_q4_0),
         Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32),
-        lambda out, std: spread_symmetric(out, std, 8),
+        lambda out, std: fit_symmetric(out, std, 8),
     )
 )
 """Q4_0: 32 four-bit codes and one fp16 scale; 4.5 bits a value, about 8.6 % relative RMS error on normal weights.
@@ -136,7 +137,7 @@ Q4_1 = register_format(
         slab_encoder("Q4_1", 32, 20, _encode_q4_1),
         slab_decoder("Q4_1", 32, 20, _decode_q4_1),
         Packing(32, Plane(4, 4, 16), scales=Scales(0, 4), group=32, minima=True),
-        lambda out, std: spread_affine(out, std, 15),
+        lambda out, std: fit_affine(out, std, 15),
     )
 )
 """Q4_1: 32 four-bit codes, one fp16 scale and one fp16 minimum; 5 bits a value, about 7.8 % relative RMS error on
@@ -168,7 +169,7 @@ Q5_0 = register_format(
         slab_encoder("Q5_0", 32, 22, _encode_q5_0),
         slab_decoder("Q5_0", 32, 22, _decode_q5_0),
         Packing(32, Plane(4, 6, 16), Plane(1, 2), scales=Scales(0, 2), group=32),
-        lambda out, std: spread_symmetric(out, std, 16),
+        lambda out, std: fit_symmetric(out, std, 16),
     )
 )
 """Q5_0: 32 five-bit codes and one fp16 scale; 5.5 bits a value, about 4.3 % relative RMS error on normal weights.
@@ -199,7 +200,7 @@ Q5_1 = register_format(
         slab_encoder("Q5_1", 32, 24, _encode_q5_1),
         slab_decoder("Q5_1", 32, 24, _decode_q5_1),
         Packing(32, Plane(4, 8, 16), Plane(1, 4), scales=Scales(0, 4), group=32, minima=True),
-        lambda out, std: spread_affine(out, std, 31),
+        lambda out, std: fit_affine(out, std, 31),
     )
 )
 """Q5_1: 32 five-bit codes, one fp16 scale and one fp16 minimum; 6 bits a value, about 3.8 % relative RMS error on
@@ -225,11 +226,11 @@ def _decode_q8_0(blocks: Bytes, out: Floats) -> None:
     out *= blocks[:, :2].view("<f2").astype(np.float32)
 
 
-def _spread_q8_0(out: Bytes, std: float) -> None:
-    """Code -128, which has no counterpart and which no encoder writes, becomes 0."""
+def _fit_q8_0(out: Bytes, std: float) -> None:
+    """Fit the scales; code -128, which has no counterpart and which no encoder writes, becomes 0."""
     codes = out[:, 2:].view(np.int8)
     codes *= codes != -128
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD / (rms(-127, 127) * np.sqrt(255 / 256)))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS / (rms(-127, 127) * np.sqrt(255 / 256)))
 
 
 Q8_0 = register_format(
@@ -241,7 +242,7 @@ Q8_0 = register_format(
         slab_encoder("Q8_0", 32, 34, _encode_q8_0),
         slab_decoder("Q8_0", 32, 34, _decode_q8_0),
         Packing(32, Plane(8, 2), scales=Scales(0, 2), group=32, signed=True),
-        _spread_q8_0,
+        _fit_q8_0,
     )
 )
 """Q8_0: 32 signed bytes and one fp16 scale; 8.5 bits a value, about 0.5 % relative RMS error on normal weights.

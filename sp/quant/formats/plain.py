@@ -30,15 +30,16 @@ def _encode_f16(values: Floats, out: Bytes) -> None:
 
 
 def _decode_f16(blocks: Bytes, out: Floats) -> None:
-    """Widen in integers, several times faster than NumPy's cast: move sign, exponent and fraction, mend the bias."""
+    """Widen in integers, several times faster than NumPy's cast: shift sign, exponent and fraction, then correct the
+    bias."""
     half = blocks.view("<i2")
     wide = out.view(np.int32)
     np.left_shift(half, 13, out=wide, dtype=np.int32)
-    wide &= np.int32(-0x70002000)  # 0x8fffe000: the sign's copies above the exponent go
+    wide &= np.int32(-0x70002000)  # 0x8fffe000 clears the copies of the sign bit above the exponent
     if (wide & 0x0F800000 == 0x0F800000).any():  # Inf or NaN, whose exponent does not scale
         out[...] = blocks.view("<f2")
     else:
-        out *= np.float32(2.0**112)  # exact, subnormals included
+        out *= np.float32(2.0**112)  # the difference of the biases, 127 - 15; exact, also for subnormals
 
 
 F16 = register_format(
@@ -59,7 +60,7 @@ _INF_BITS = 0x7F80
 
 def _encode_bf16(values: Floats, out: Bytes) -> None:
     bits = values.view(np.uint32)
-    rounded = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    rounded = ((bits >> 16) & 1) + np.uint32(0x7FFF)  # half a step, less one where the even neighbour is below
     rounded += bits  # finite bits are below 0xFF800000, so this cannot wrap
     rounded >>= 16
     if int((rounded & 0x7FFF).max()) >= _INF_BITS:

@@ -7,11 +7,13 @@ import numpy as np
 from sp.arrays import Bytes, Floats, Int8s
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import scale_groups
+from sp.quant.random_scales import FACTORS, SIGN, put_scale
 from sp.quant.registry import register_format
-from sp.quant.spread import SIGN, SPREAD, put_scale
 
 
 def _digits() -> Int8s:
+    # Multiplying a fraction of 256ths by 3^k modulo 256 drops its first k ternary digits; the next one is its integer
+    # part.
     fractions = np.arange(256) * 3 ** np.arange(5)[:, None] % 256
     return (fractions * 3 // 256 - 1).astype(np.int8)
 
@@ -30,14 +32,14 @@ def _decode_tq1_0(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes, blocks[:, 52:].view("<f2").astype(np.float32), out)
 
 
-def _spread_tq1_0(out: Bytes, std: float) -> None:
-    """Digits of random bytes are not quite even, so the scale takes either sign."""
-    put_scale(out[:, 52:], out[:, 52].copy(), std * SPREAD * SIGN / _TQ1_0_RMS)
+def _fit_tq1_0(out: Bytes, std: float) -> None:
+    """Fit the scales; ternary digits of random bytes are not quite uniform, so the scale takes either sign."""
+    put_scale(out[:, 52:], out[:, 52].copy(), std * FACTORS * SIGN / _TQ1_0_RMS)
 
 
 TQ1_0 = register_format(
     BlockFormat(
-        "TQ1_0", 34, 256, 54, no_encoder("TQ1_0"), slab_decoder("TQ1_0", 256, 54, _decode_tq1_0), spread=_spread_tq1_0
+        "TQ1_0", 34, 256, 54, no_encoder("TQ1_0"), slab_decoder("TQ1_0", 256, 54, _decode_tq1_0), fit_scales=_fit_tq1_0
     )
 )
 """TQ1_0: 256 ternary codes, five to a byte, and one fp16 scale; 1.6875 bits a value.
@@ -57,16 +59,16 @@ def _decode_tq2_0(blocks: Bytes, out: Floats) -> None:
     out *= blocks[:, 64:].view("<f2").astype(np.float32)
 
 
-def _spread_tq2_0(out: Bytes, std: float) -> None:
-    """Code 3, which stands for nothing, becomes 1: half of all values are 0, a quarter each 1 and -1."""
+def _fit_tq2_0(out: Bytes, std: float) -> None:
+    """Fit the scales; code 3, which has no meaning, becomes 1: half of all values are 0, a quarter each 1 and -1."""
     codes = out[:, :64]
     codes &= ~((codes & codes >> 1 & 0x55) << 1)
-    put_scale(out[:, 64:], out[:, 64].copy(), std * SPREAD * np.sqrt(2))
+    put_scale(out[:, 64:], out[:, 64].copy(), std * FACTORS * np.sqrt(2))
 
 
 TQ2_0 = register_format(
     BlockFormat(
-        "TQ2_0", 35, 256, 66, no_encoder("TQ2_0"), slab_decoder("TQ2_0", 256, 66, _decode_tq2_0), spread=_spread_tq2_0
+        "TQ2_0", 35, 256, 66, no_encoder("TQ2_0"), slab_decoder("TQ2_0", 256, 66, _decode_tq2_0), fit_scales=_fit_tq2_0
     )
 )
 """TQ2_0: 256 ternary codes of two bits and one fp16 scale; 2.0625 bits a value.

@@ -11,24 +11,24 @@ from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import scale_groups
 from sp.quant.formats.iquants.grids import grid, nibbles_in_turn
+from sp.quant.random_scales import FACTORS, SIGN, put_scale
 from sp.quant.registry import register_format
-from sp.quant.spread import SIGN, SPREAD, put_scale
 
 _IQ1_S_CODE = np.array([0, 3, 6, 9], np.uint16)
 SCALES_RMS = float(np.sqrt(np.mean(np.square([9, 11, 13, 15]))))
-"""Of the scales that random blocks get, which are the upper half."""
+"""Root mean square of the scales that random blocks have, the upper half of the range."""
 
 
 @cache
 def eighths() -> npt.NDArray[np.uint64]:
-    """The grid in eighths, moved up by one and then moved down by one: 4096 words of eight int8."""
+    """Return the grid in eighths, raised by one and then lowered by one: 4096 words of eight int8."""
     whole = 8 * grid("IQ1_S").view(np.int8).reshape(-1, 8)
     return np.concatenate([whole + np.int8(1), whole - np.int8(1)]).view("<u8")[:, 0]
 
 
 @cache
 def eighths_rms() -> float:
-    """Root mean square of all numbers of `eighths`, as numbers."""
+    """Return the root mean square of all numbers of `eighths`, in units of 1."""
     return float(np.sqrt(np.mean(np.square(eighths().view(np.int8) / 8))))
 
 
@@ -46,15 +46,15 @@ def _decode_iq1_s(blocks: Bytes, out: Floats) -> None:
     scale_groups(eighths().take(picks).view(np.int8), step, out)
 
 
-def _spread_iq1_s(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range; d of either sign, for the grid has a mean."""
+def _fit_iq1_s(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range; d takes either sign, because the grid has a mean."""
     out[:, 35::2] |= 0x40
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * SIGN / (eighths_rms() * SCALES_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * SIGN / (eighths_rms() * SCALES_RMS))
 
 
 IQ1_S = register_format(
     BlockFormat(
-        "IQ1_S", 19, 256, 50, no_encoder("IQ1_S"), slab_decoder("IQ1_S", 256, 50, _decode_iq1_s), spread=_spread_iq1_s
+        "IQ1_S", 19, 256, 50, no_encoder("IQ1_S"), slab_decoder("IQ1_S", 256, 50, _decode_iq1_s), fit_scales=_fit_iq1_s
     )
 )
 """IQ1_S: 256 values as vectors of eight from a grid of 2048, all moved up or down an eighth; 1.5625 bits a value.
@@ -81,9 +81,9 @@ def _decode_iq1_m(blocks: Bytes, out: Floats) -> None:
     scale_groups(eighths().take(picks).view(np.int8), step, out)
 
 
-def _spread_iq1_m(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range; d of either sign, for the grid has a mean."""
-    d = (std * SPREAD * SIGN / (eighths_rms() * SCALES_RMS)).astype("<f2").view("<u2")
+def _fit_iq1_m(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range; d takes either sign, because the grid has a mean."""
+    d = (std * FACTORS * SIGN / (eighths_rms() * SCALES_RMS)).astype("<f2").view("<u2")
     words = out[:, 48:].view("<u2")
     words &= 0x0FFF
     words |= 0x0924
@@ -92,7 +92,7 @@ def _spread_iq1_m(out: Bytes, std: float) -> None:
 
 IQ1_M = register_format(
     BlockFormat(
-        "IQ1_M", 29, 256, 56, no_encoder("IQ1_M"), slab_decoder("IQ1_M", 256, 56, _decode_iq1_m), spread=_spread_iq1_m
+        "IQ1_M", 29, 256, 56, no_encoder("IQ1_M"), slab_decoder("IQ1_M", 256, 56, _decode_iq1_m), fit_scales=_fit_iq1_m
     )
 )
 """IQ1_M: 256 values as vectors of eight from the grid of IQ1_S, each moved by itself; 1.75 bits a value.

@@ -17,8 +17,8 @@ from sp.quant.formats.iquants.grids import (
     signed_vectors,
     word_signs,
 )
+from sp.quant.random_scales import FACTORS, put_scale
 from sp.quant.registry import register_format
-from sp.quant.spread import SPREAD, put_scale
 
 
 def _decode_iq2_xxs(blocks: Bytes, out: Floats) -> None:
@@ -31,10 +31,10 @@ def _decode_iq2_xxs(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes, step, out)
 
 
-def _spread_iq2_xxs(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range."""
+def _fit_iq2_xxs(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range."""
     out[:, 9::8] |= 0x80
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * 4 / (grid_rms("IQ2_XXS") * HALVES_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * 4 / (grid_rms("IQ2_XXS") * HALVES_RMS))
 
 
 IQ2_XXS = register_format(
@@ -45,7 +45,7 @@ IQ2_XXS = register_format(
         66,
         no_encoder("IQ2_XXS"),
         slab_decoder("IQ2_XXS", 256, 66, _decode_iq2_xxs),
-        spread=_spread_iq2_xxs,
+        fit_scales=_fit_iq2_xxs,
     )
 )
 """IQ2_XXS: 256 values as signed vectors of eight from a grid of 256; 2.0625 bits a value.
@@ -64,10 +64,10 @@ def _decode_iq2_xs(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes, step, out)
 
 
-def _spread_iq2_xs(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range."""
+def _fit_iq2_xs(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range."""
     out[:, 66:] |= 0x88
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * 4 / (grid_rms("IQ2_XS") * HALVES_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * 4 / (grid_rms("IQ2_XS") * HALVES_RMS))
 
 
 IQ2_XS = register_format(
@@ -78,7 +78,7 @@ IQ2_XS = register_format(
         74,
         no_encoder("IQ2_XS"),
         slab_decoder("IQ2_XS", 256, 74, _decode_iq2_xs),
-        spread=_spread_iq2_xs,
+        fit_scales=_fit_iq2_xs,
     )
 )
 """IQ2_XS: 256 values as signed vectors of eight from a grid of 512; 2.3125 bits a value.
@@ -101,15 +101,15 @@ def _decode_iq2_s(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes, step, out)
 
 
-def _spread_iq2_s(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range."""
+def _fit_iq2_s(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range."""
     out[:, 74:] |= 0x88
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * 4 / (grid_rms("IQ2_S") * HALVES_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * 4 / (grid_rms("IQ2_S") * HALVES_RMS))
 
 
 IQ2_S = register_format(
     BlockFormat(
-        "IQ2_S", 22, 256, 82, no_encoder("IQ2_S"), slab_decoder("IQ2_S", 256, 82, _decode_iq2_s), spread=_spread_iq2_s
+        "IQ2_S", 22, 256, 82, no_encoder("IQ2_S"), slab_decoder("IQ2_S", 256, 82, _decode_iq2_s), fit_scales=_fit_iq2_s
     )
 )
 """IQ2_S: 256 values as signed vectors of eight from a grid of 1024; 2.5625 bits a value.

@@ -17,8 +17,8 @@ from sp.quant.formats.iquants.grids import (
     word_signs,
 )
 from sp.quant.packing import Packing, Plane, Scales, Vectors
+from sp.quant.random_scales import FACTORS, put_scale
 from sp.quant.registry import register_format
-from sp.quant.spread import SPREAD, put_scale
 
 
 def _decode_iq3_xxs(blocks: Bytes, out: Floats) -> None:
@@ -29,10 +29,10 @@ def _decode_iq3_xxs(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes, step, out)
 
 
-def _spread_iq3_xxs(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range."""
+def _fit_iq3_xxs(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range."""
     out[:, 69::4] |= 0x80
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * 2 / (grid_rms("IQ3_XXS") * HALVES_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * 2 / (grid_rms("IQ3_XXS") * HALVES_RMS))
 
 
 IQ3_XXS = register_format(
@@ -43,7 +43,7 @@ IQ3_XXS = register_format(
         98,
         no_encoder("IQ3_XXS"),
         slab_decoder("IQ3_XXS", 256, 98, _decode_iq3_xxs),
-        spread=_spread_iq3_xxs,
+        fit_scales=_fit_iq3_xxs,
     )
 )
 """IQ3_XXS: 256 values as signed vectors of four from a grid of 256; 3.0625 bits a value.
@@ -59,22 +59,22 @@ IQ3_S_VALUES = tuple(range(-15, 16, 2))  # every number of the grid with either 
 
 
 def _numbers_iq3_s(blocks: Bytes) -> Int8s:
-    """Vectors times signs, int8 (blocks, 256): odd numbers from -15 to 15."""
+    """Return vectors times signs, int8 (blocks, 256): odd numbers from -15 to 15."""
     picks = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16) << 8
     picks |= blocks[:, 2:66]
     return signed_vectors(grid("IQ3_S").take(picks), SIGNS.take(blocks[:, 74:106]))
 
 
 def _codes_iq3_s(blocks: Bytes) -> Bytes:
-    """Numbers as places in `IQ3_S_VALUES`."""
+    """Return the indices of the numbers in `IQ3_S_VALUES`."""
     codes = _numbers_iq3_s(blocks).view(np.uint8)
-    codes += 15  # wraps to what is not negative
+    codes += 15  # wraps to 0, 2, .. 30
     codes >>= 1
     return codes
 
 
 def _steps_iq3_s(blocks: Bytes) -> Int8s:
-    """What multiplies d, int8 (blocks, 8): 1, 3, .. 31."""
+    """Return the multipliers of d, int8 (blocks, 8): 1, 3, .. 31."""
     return (1 + 2 * nibbles_in_turn(blocks[:, 106:])).view(np.int8)
 
 
@@ -83,10 +83,10 @@ def _decode_iq3_s(blocks: Bytes, out: Floats) -> None:
     scale_groups(_numbers_iq3_s(blocks), step, out)
 
 
-def _spread_iq3_s(out: Bytes, std: float) -> None:
-    """Scales of the upper half of their range."""
+def _fit_iq3_s(out: Bytes, std: float) -> None:
+    """Put scales in the upper half of their range."""
     out[:, 106:] |= 0x88
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD / (grid_rms("IQ3_S") * _IQ3_S_SCALE_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS / (grid_rms("IQ3_S") * _IQ3_S_SCALE_RMS))
 
 
 IQ3_S = register_format(
@@ -106,7 +106,7 @@ IQ3_S = register_format(
             values=IQ3_S_VALUES,
             vectors=Vectors(104, _codes_iq3_s, lambda: grid("IQ3_S")),
         ),
-        _spread_iq3_s,
+        _fit_iq3_s,
     )
 )
 """IQ3_S: 256 values as signed vectors of four from a grid of 512; 3.4375 bits a value.

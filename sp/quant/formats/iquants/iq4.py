@@ -8,11 +8,11 @@ from sp.arrays import Bytes, Floats, Int8s
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import nibble_tables, scale_groups
 from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.random_scales import FACTORS, OUTER_RMS, SIGN, equal_bits, put_scale
 from sp.quant.registry import register_format
-from sp.quant.spread import OUTER_RMS, SIGN, SPREAD, equal_bits, put_scale
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the codes of IQ4_NL and IQ4_XS stand for."""
+"""The numbers that the codes of IQ4_NL and IQ4_XS represent."""
 IQ4_LOW, IQ4_HIGH = nibble_tables(IQ4_VALUES)
 IQ4_RMS = float(np.sqrt(np.mean(np.square(IQ4_VALUES))))
 
@@ -24,9 +24,9 @@ def _decode_iq4_nl(blocks: Bytes, out: Floats) -> None:
     out *= blocks[:, :2].view("<f2").astype(np.float32)
 
 
-def _spread_iq4_nl(out: Bytes, std: float) -> None:
-    """The values have a mean, so the scale takes either sign."""
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * SIGN / IQ4_RMS)
+def _fit_iq4_nl(out: Bytes, std: float) -> None:
+    """Fit the scales; the values have a mean, so the scale takes either sign."""
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * SIGN / IQ4_RMS)
 
 
 IQ4_NL = register_format(
@@ -38,7 +38,7 @@ IQ4_NL = register_format(
         no_encoder("IQ4_NL"),
         slab_decoder("IQ4_NL", 32, 18, _decode_iq4_nl),
         Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32, values=IQ4_VALUES),
-        _spread_iq4_nl,
+        _fit_iq4_nl,
     )
 )
 """IQ4_NL: 32 four-bit codes that stand for sixteen unevenly spaced numbers, and one fp16 scale; 4.5 bits a value.
@@ -50,7 +50,7 @@ _IQ4_XS_PAIR = np.array([0, 2, 4, 6], np.uint8)
 
 
 def _steps_iq4_xs(blocks: Bytes) -> Int8s:
-    """Scales less 32, int8 (blocks, 8)."""
+    """Return the scales minus 32, int8 (blocks, 8)."""
     n = len(blocks)
     scales = np.empty((n, 8), np.uint8)
     np.bitwise_and(blocks[:, 4:8], 15, out=scales[:, 0::2])
@@ -73,10 +73,10 @@ def _decode_iq4_xs(blocks: Bytes, out: Floats) -> None:
     scale_groups(codes.reshape(n, 256), step, out)
 
 
-def _spread_iq4_xs(out: Bytes, std: float) -> None:
-    """Scales of 16 or more in magnitude; they and the values have means, so d takes either sign."""
+def _fit_iq4_xs(out: Bytes, std: float) -> None:
+    """Give scales a magnitude of 16 or more; they and the values have means, so d takes either sign."""
     equal_bits(out[:, 2:4])
-    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * SIGN / (IQ4_RMS * OUTER_RMS))
+    put_scale(out[:, :2], out[:, 0].copy(), std * FACTORS * SIGN / (IQ4_RMS * OUTER_RMS))
 
 
 IQ4_XS = register_format(
@@ -90,7 +90,7 @@ IQ4_XS = register_format(
         Packing(
             256, Plane(4, 8, 16), scales=Scales(2, 6, _steps_iq4_xs, 8), delta=Scales(0, 2), group=32, values=IQ4_VALUES
         ),
-        _spread_iq4_xs,
+        _fit_iq4_xs,
     )
 )
 """IQ4_XS: 256 codes of IQ4_NL in eight sub-blocks with 6-bit scales; 4.25 bits a value.
