@@ -14,7 +14,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, l2_bytes
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.repeats import watched
+from sp.kernels.launch_replay import replay_disabled
 from sp.kernels.setting import setting
 from sp.models import Model
 from sp.ops.norms import rms_norm
@@ -160,7 +160,7 @@ def kernel_times(work: Callable[[], object], hold_ms: float = 20.0) -> list[Kern
         busy.data.memset_async(0, QUIET)
     KernelSpec.launch = timed  # type: ignore[method-assign]
     try:
-        with setting(watched, True):
+        with setting(replay_disabled, True):
             work()
     finally:
         KernelSpec.launch = plain  # type: ignore[method-assign]

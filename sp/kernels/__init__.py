@@ -1,4 +1,4 @@
-"""CUDA kernels: sources, their typed declarations, compilation and launch. Imports no CuPy until a device is used."""
+"""CUDA kernels: sources, typed declarations, compilation and launch. CuPy is imported only when a device is used."""
 
 from __future__ import annotations
 

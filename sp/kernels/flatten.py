@@ -1,4 +1,4 @@
-"""One self-contained text a kernel source: its includes put in place, so that the text alone decides the cubin."""
+"""Flatten a kernel source: replace its includes by their text, so that this text alone determines the cubin."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from sp.kernels import packings
 CUDA = Path(__file__).parent / "cuda"
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
-WRITTEN = {packings.NAME: packings.packings_header}  # headers that are no files but written when they are included
+GENERATED = {packings.NAME: packings.packings_header}  # headers without a file, generated when they are included
 
 
 @cache
 def flatten(source: str) -> str:
-    """Read a kernel source with every ``#include "x.cuh"`` replaced by the file, once each. ``#line`` directives keep
-    file names and line numbers in compiler messages and profiles. An include must not stand inside ``#if``: only its
-    first appearance counts. Includes in angle brackets are left to the compiler. `source`: file name, e.g.
-    ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies. Returns the text that is
-    compiled, cached and hashed."""
+    """Read a kernel source and replace every ``#include "x.cuh"`` by the file, once each. ``#line`` directives preserve
+    file names and line numbers in compiler messages and profiles. An include must not be inside ``#if``: only its first
+    occurrence is expanded. Includes in angle brackets are left to the compiler. `source`: file name, e.g.
+    ``"rms_norm.cu"``, in any folder under ``sp/kernels/cuda``. Returns the text that is compiled, cached and hashed."""
     seen: set[str] = set()
 
     def expand(name: str) -> list[str]:
@@ -28,10 +27,10 @@ def flatten(source: str) -> str:
         where, content = read(name)
         lines = [f'#line 1 "{where}"']
         for number, line in enumerate(content.splitlines(), 1):
-            found = INCLUDE.match(line)
-            if found:
-                if found[1] not in seen:
-                    lines += [*expand(found[1]), f'#line {number + 1} "{where}"']
+            include = INCLUDE.match(line)
+            if include:
+                if include[1] not in seen:
+                    lines += [*expand(include[1]), f'#line {number + 1} "{where}"']
                 else:
                     lines.append("")
             else:
@@ -42,18 +41,19 @@ def flatten(source: str) -> str:
 
 
 def read(name: str) -> tuple[str, str]:
-    """Where a source or header lies under ``sp/kernels/cuda``, and its text; a written one lies there by its name."""
-    if name in WRITTEN:
-        return name, WRITTEN[name]()
+    """Return the path of a source or header under ``sp/kernels/cuda``, and its text; a generated header has only a
+    name."""
+    if name in GENERATED:
+        return name, GENERATED[name]()
     path = locate(name)
     return path.relative_to(CUDA).as_posix(), path.read_text(encoding="utf-8")
 
 
 def locate(name: str) -> Path:
-    """The file of a name, a source or what ``#include "name"`` means; names are unique over all rooms."""
-    found = list(CUDA.rglob(name))
-    if not found:
+    """Find the file of a source, or of an ``#include "name"``; names are unique over all folders."""
+    paths = list(CUDA.rglob(name))
+    if not paths:
         raise FileNotFoundError(f"no CUDA source is called {name} under {CUDA}")
-    if len(found) > 1:
-        raise FileExistsError(f"{len(found)} CUDA sources are called {name}: {', '.join(map(str, found))}")
-    return found[0]
+    if len(paths) > 1:
+        raise FileExistsError(f"{len(paths)} CUDA sources are called {name}: {', '.join(map(str, paths))}")
+    return paths[0]

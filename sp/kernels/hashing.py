@@ -1,4 +1,4 @@
-"""One short hash for a set of kernel sources as they are today; a measurement carries it to show what it measured."""
+"""A short hash of a set of kernel sources as they are now; a measurement records it to show what was measured."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SPACE = re.compile(r"[ \t]+")
 
 
 def all_sources() -> tuple[str, ...]:
-    """Every kernel source, sorted."""
+    """Return the names of all kernel sources, sorted."""
     return tuple(sorted(path.name for path in CUDA.rglob("*.cu")))
 
 
 def kernel_hash(sources: Iterable[str]) -> str:
-    """Hash of what is compiled and of how it is launched; order does not matter. It covers the compiler's options, the
-    flattened texts (includes and all) but for comments and blanks, and the Python that plans the launches, see
-    `sp.kernels.host_code`: a record outlives new prose, not a new tile or grid. FileNotFoundError if a source is gone.
-    """
+    """Hash the compiled text and the launches of kernels; order does not matter. It covers the compiler's options, the
+    flattened texts (with includes) without comments and blanks, and the Python that plans the launches, see
+    `sp.kernels.host_code`: a record outlives new prose, but not a new tile or grid. FileNotFoundError if a source is
+    gone."""
     digest = hashlib.sha256("\0".join(compile_options({}, "80")).encode())
     for source in sorted(set(sources)):
         digest.update(b"\0" + source.encode() + b"\0" + bare(flatten(source)).encode())
@@ -35,11 +35,11 @@ def kernel_hash(sources: Iterable[str]) -> str:
 
 @cache
 def bare(text: str) -> str:
-    """A flattened text without comments, blank lines, indentation and the directives that tell where a line stood.
+    """Strip comments, blank lines, indentation and ``#line`` directives from a flattened text.
 
     >>> bare("int a;  // first; /* and */")
     'int a;'
     """
-    code = TOKEN.sub(lambda found: " " if found[0].startswith(("//", "/*")) else found[0], LINE.sub("", text))
+    code = TOKEN.sub(lambda match: " " if match[0].startswith(("//", "/*")) else match[0], LINE.sub("", text))
     lines = (SPACE.sub(" ", line).strip() for line in code.splitlines())
     return "\n".join(line for line in lines if line)

@@ -1,4 +1,4 @@
-"""The Python that plans a kernel's launches, in a form which changes when a launch may and not when prose does."""
+"""The Python that plans a kernel's launches, in a form that changes if a launch may change, but not with prose."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("kernels/specs", "ops")  # where kernels are declared, and where they are launched
-RUNTIME = ("kernels/launch.py", "kernels/tensor_map.py")  # what every launch goes through
+ROOMS = ("kernels/specs", "ops")  # folders in which kernels are declared and launched
+RUNTIME = ("kernels/launch.py", "kernels/tensor_map.py")  # code that every launch runs
 SILENT = (ast.Import, ast.ImportFrom, ast.Raise, ast.Assert)
-"""Statements that plan nothing; what is imported counts by itself."""
-UNSEEN = ("annotation", "returns", "ctx", "kind", "type_comment")  # parts of statements that do nothing when run
-FACTS = ("date", "gpu", "kernel_hash")  # of a table of measurements: says where it comes from, not what is in it
+"""Statements without influence on launches; imported modules count by themselves."""
+UNSEEN = ("annotation", "returns", "ctx", "kind", "type_comment")  # parts of statements without effect at run time
+FACTS = ("date", "gpu", "kernel_hash")  # keys of a table of measurements that record its origin, not its content
 
 
 class Module(NamedTuple):
-    """One file. `imports`: of `ROOMS` and `RUNTIME`, at any depth of the file; `strings`: names and texts that stand in
-    it; `digests`: of what each of its statements does when run, and of the tables it reads."""
+    """One file. `imports`: its imports from `ROOMS` and `RUNTIME`, at any depth; `strings`: names and texts in it;
+    `digests`: digests of the run-time behaviour of its statements, and of the tables that it reads."""
 
     imports: frozenset[Path]
     strings: frozenset[str]
@@ -29,56 +29,56 @@ class Module(NamedTuple):
 
 
 def host_digest(source: str, package: Path = PACKAGE) -> bytes:
-    """Digest of `host_modules` and of the tables they read. Docstrings, comments, annotations, imports, assertions and
-    messages of errors do not count, nor in which of these files a statement stands, nor behind which other; nor do the
-    date, card and hash that a table of measurements carries beside its numbers."""
-    found = _modules(package)
-    parts = {digest for path in host_modules(source, package) for digest in found[path].digests}
+    """Digest `host_modules` and the tables they read. Docstrings, comments, annotations, imports, assertions and error
+    messages do not count, nor does the file or the order of statements, nor the date, GPU and hash that a table of
+    measurements has next to its numbers."""
+    modules = _modules(package)
+    parts = {digest for path in host_modules(source, package) for digest in modules[path].digests}
     return hashlib.sha256(b"".join(sorted(parts))).digest()
 
 
 @cache
 def host_modules(source: str, package: Path = PACKAGE) -> tuple[Path, ...]:
-    """Files that decide how a kernel source is launched, sorted. Those are `RUNTIME`, and of `ROOMS` the files that
-    name it (its declaration), the files that import such a one (which launch it), whatever all these import, at any
-    remove, and in the rooms of the launching ones the files that import them, at any remove, or that launch nothing:
-    they choose between kernels and prepare what is launched. `source`: file name, e.g. ``"gemv.cu"``; one that nothing
-    names has no host code.
+    """Return the files that decide how a kernel source is launched, sorted. These are `RUNTIME`, and of `ROOMS` the
+    files that name it (its declaration), the files that import such a file (which launch it), all direct and indirect
+    imports of these, and, in the folders of the launching files, those that import them directly or indirectly or that
+    launch nothing: they choose between kernels and prepare the operands. `source`: file name, e.g. ``"gemv.cu"``; a
+    source that nothing names has no host code.
 
     >>> {"dispatch.py", "gemv.py", "launch.py"} <= {path.name for path in host_modules("gemv.cu")}
     True
     """
-    found = _modules(package)
-    naming = {path for path, module in found.items() if source in module.strings}
-    launching = _launching(found, naming, package)
+    modules = _modules(package)
+    naming = {path for path, module in modules.items() if source in module.strings}
+    launching = _launching(modules, naming, package)
     rooms = {path.parent for path in launching if path.parent != package / "ops"}
-    needed = _closure(naming | launching, lambda path: found[path].imports)
-    importing = {path: {p for p, m in found.items() if path in m.imports and p.parent in rooms} for path in found}
-    every = {path for path, module in found.items() if any(text.endswith(".cu") for text in module.strings)}
-    others = {path for path in found if path.parent in rooms} - _launching(found, every, package)
+    needed = _closure(naming | launching, lambda path: modules[path].imports)
+    importing = {path: {p for p, m in modules.items() if path in m.imports and p.parent in rooms} for path in modules}
+    every = {path for path, module in modules.items() if any(text.endswith(".cu") for text in module.strings)}
+    others = {path for path in modules if path.parent in rooms} - _launching(modules, every, package)
     always = {package / name for name in RUNTIME} if naming else set()
     return tuple(sorted(always | needed | others | _closure(launching, lambda path: importing[path])))
 
 
-def _launching(found: dict[Path, Module], naming: set[Path], package: Path) -> set[Path]:
-    """Operations that name a source, or import a file that does."""
-    using = {path for path, module in found.items() if module.imports & naming} | naming
+def _launching(modules: dict[Path, Module], naming: set[Path], package: Path) -> set[Path]:
+    """Return the operations that name a source, or import a file that does."""
+    using = {path for path, module in modules.items() if module.imports & naming} | naming
     return {path for path in using if path.is_relative_to(package / "ops")}
 
 
 def forget_host_code() -> None:
-    """Read the files again next time, since one has been written."""
+    """Clear the caches after a file has been written."""
     host_modules.cache_clear()
     _modules.cache_clear()
 
 
 def _closure(start: set[Path], following: Callable[[Path], frozenset[Path] | set[Path]]) -> set[Path]:
-    found, left = set(start), list(start)
-    while left:
-        new = following(left.pop()) - found
-        found |= new
-        left += new
-    return found
+    reached, pending = set(start), list(start)
+    while pending:
+        new = following(pending.pop()) - reached
+        reached |= new
+        pending += new
+    return reached
 
 
 @cache
@@ -106,7 +106,7 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
 
 @cache
 def _parsed(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[bytes]]:
-    """What a file imports, the strings in it, and digests of its statements; kept by its text, whoever holds it."""
+    """Return the imports and strings of a file and digests of its statements; cached by the text."""
     tree = ast.parse(text)
     imports: set[str] = set()
     for node in ast.walk(tree):
@@ -121,9 +121,10 @@ def _parsed(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[bytes]
 
 
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Kinds and texts of a tree's nodes, in order; the same by every version of Python, whose later ones add fields."""
+    """Yield the kinds and texts of a tree's nodes, in order; equal in every version of Python, of which later ones add
+    fields."""
     yield "node", type(node).__name__
-    if isinstance(node, ast.JoinedStr):  # how its texts are cut is the parser's affair
+    if isinstance(node, ast.JoinedStr):  # versions of Python split its constant parts differently
         yield "str", "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
         for part in node.values:
             yield from _words(part) if isinstance(part, ast.FormattedValue) else ()
@@ -144,5 +145,5 @@ def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _is_prose(node: object) -> bool:
-    """A docstring, of whatever it stands below."""
+    """Return True for a string that is a statement, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,4 +1,4 @@
-"""From a source and its defines to a loaded function: flatten, compile or find the cubin on disk, load once."""
+"""Load a function from a source and its defines: flatten, compile or find the cubin on disk, load once."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sp.folders import cache_folder
 from sp.kernels import nvrtc
 from sp.kernels.device import device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
+from sp.kernels.launch_replay import Kernel
 from sp.kernels.nvrtc import Define
-from sp.kernels.repeats import Kernel
 from sp.kernels.setting import setting
 
 _before_loading: ContextVar[Callable[[], None] | None] = ContextVar("before_loading", default=None)
 
 
 def before_loading(wait: Callable[[], None]) -> AbstractContextManager[None]:
-    """Inside, `wait` is called before a kernel is loaded for the first time, which may wait for all the device does."""
+    """Call `wait` before each first load of a kernel inside the block: a load may wait for all work of the device."""
     return setting(_before_loading, wait)
 
 
 def device_arch(arches: str, capability: tuple[int, int]) -> str:
-    """The ``sm_`` number a kernel for `arches` (``"80+"`` or ``"90a"``) is compiled for on this device."""
+    """Return the ``sm_`` number for which a kernel for `arches` (``"80+"`` or ``"90a"``) is compiled on this device."""
     major, minor = capability
     if arches == "90a":
         if capability != (9, 0):
@@ -40,20 +40,20 @@ def device_arch(arches: str, capability: tuple[int, int]) -> str:
 
 
 def device_arches(capability: tuple[int, int]) -> list[str]:
-    """Every ``sm_`` number that kernels are compiled for on this device."""
+    """Return every ``sm_`` number for which kernels are compiled on this device."""
     major, minor = capability
     return [f"{major}{minor}", *(["90a"] if capability == (9, 0) else [])]
 
 
 def cubin_path(source: str, options: tuple[str, ...]) -> Path:
-    """Name of the cached cubin; every input of the compilation is hashed into it."""
+    """Return the path of the cached cubin; its name is a hash of every input of the compilation."""
     key = "\0".join((*map(str, nvrtc.version()), *options, flatten(source)))
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     return cache_folder() / "kernels" / f"{Path(source).stem}-{digest}.cubin"
 
 
 def build(source: str, options: tuple[str, ...]) -> Path:
-    """The cubin's path, compiled first if it is not in the cache."""
+    """Return the path of the cubin, after compiling it if it is not in the cache."""
     path = cubin_path(source, options)
     if not path.exists():
         keep(path, nvrtc.compile_cubin(flatten(source), source, options).cubin)
@@ -61,7 +61,7 @@ def build(source: str, options: tuple[str, ...]) -> Path:
 
 
 def compile_log(source: str, options: tuple[str, ...]) -> str:
-    """What the compiler and ptxas say about a source; kept in the cache as well."""
+    """Return the messages of the compiler and ptxas about a source; cached as well."""
     path = cubin_path(source, options).with_suffix(".log")
     if not path.exists():
         keep(path, nvrtc.compile_cubin(flatten(source), source, options, report=True).log.encode())
@@ -69,7 +69,7 @@ def compile_log(source: str, options: tuple[str, ...]) -> str:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file of the cache, whole or not at all, also with several processes."""
+    """Write a file of the cache, whole or not at all, even with several processes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
@@ -78,7 +78,7 @@ def keep(path: Path, content: bytes) -> None:
         os.replace(name, path)
     except OSError as error:
         raise DeviceError(
-            f"cannot write compiled kernels to {path.parent}: {error.strerror}; name another folder in SP_CACHE_DIR"
+            f"cannot write compiled kernels to {path.parent}: {error.strerror}; set SP_CACHE_DIR to another folder"
         ) from None
 
 
@@ -88,7 +88,7 @@ def _module(path: str, device: int) -> Any:
 
 
 def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, shared: int, device: int) -> Kernel:
-    """A kernel of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
+    """Load a kernel for the device, ready to launch with `shared` bytes of dynamic shared memory."""
     try:
         options = nvrtc.compile_options(defines, device_arch(arches, require_device()))
     except DeviceError as error:
@@ -99,8 +99,8 @@ def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, sh
     try:
         with device_errors():
             function = _module(str(path), device).get_function(entry)
-            if shared:  # beyond 48 KiB it must be asked for
+            if shared:  # more than 48 KiB must be requested explicitly
                 function.max_dynamic_shared_size_bytes = shared
-            return Kernel(function.kernel)  # as a RawKernel it would look for itself at every launch
+            return Kernel(function.kernel)  # a RawKernel looks up its function at every launch
     except DeviceError as error:
         raise DeviceError(f"kernel {entry} with {shared} bytes of shared memory cannot be loaded: {error}") from None

@@ -1,8 +1,8 @@
-"""What kernels keep for themselves from their first use on, such as counters: never in memory that is only lent, and
-never part of what is recorded to be repeated.
+"""Persistent arrays of kernels, such as counters: created on first use, never in a workspace and never part of a
+recording.
 
-Work that becomes a CUDA graph takes its arrays from memory lent to it, and gives them back as it goes; other graphs are
-lent the same. Something made there to stay would lie where a graph captured before goes on writing at every replay."""
+Work that becomes a CUDA graph allocates from a workspace and gives the memory back as it goes; other graphs share the
+same workspace. A persistent array allocated there would be overwritten at every replay of an earlier graph."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from sp.kernels.device import import_cupy
-from sp.kernels.repeats import unrecorded
+from sp.kernels.launch_replay import unrecorded
 from sp.kernels.setting import setting
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Allocator = Callable[[int], Any]
 
-_before: ContextVar[Allocator | None] = ContextVar("allocator_before_lending", default=None)
+_outer: ContextVar[Allocator | None] = ContextVar("outer_allocator", default=None)
 
 
 @contextmanager
-def lent(malloc: Allocator) -> Iterator[None]:
-    """Inside, arrays take their memory from `malloc`, but for those that `cache` makes."""
+def use_workspace(malloc: Allocator) -> Iterator[None]:
+    """Allocate arrays by `malloc` inside the block, except those that `cache` creates."""
     cuda = import_cupy().cuda
-    with setting(_before, _before.get() or cuda.get_allocator()), cuda.using_allocator(malloc):
+    with setting(_outer, _outer.get() or cuda.get_allocator()), cuda.using_allocator(malloc):
         yield
 
 
-def cache(make: Callable[Given, Made]) -> Callable[Given, Made]:
-    """`functools.cache` for functions that make arrays: their memory is that from outside of all `lent`."""
+def cache(make: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`functools.cache` for functions that create arrays: they use the allocator outside of all workspaces."""
 
     @functools.cache
     @functools.wraps(make)
-    def once(*given: Given.args, **named: Given.kwargs) -> Made:
-        allocator = _before.get()
+    def once(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        allocator = _outer.get()
         with unrecorded(), nullcontext() if allocator is None else import_cupy().cuda.using_allocator(allocator):
-            return make(*given, **named)
+            return make(*args, **kwargs)
 
     return once  # type: ignore[return-value]

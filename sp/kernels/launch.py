@@ -1,4 +1,5 @@
-"""Declared kernels and their typed launch. CuPy checks nothing: a Python float would arrive in a ``float`` as 0."""
+"""Kernel declarations and typed launches. CuPy checks no types: a Python float passed for a C ``float`` would arrive as
+0."""
 
 from __future__ import annotations
 
@@ -21,24 +22,25 @@ _debug = debugging()
 
 
 def launched_sources() -> tuple[str, ...]:
-    """Sources of every kernel launched since the last reset; what a measurement rests on."""
+    """Return the sources of all kernels launched since the last reset; a measurement depends on these."""
     return tuple(sorted(_launched))
 
 
 def reset_launched() -> None:
-    """Forget which kernels were launched."""
+    """Clear the record of launched kernels."""
     _launched.clear()
 
 
 @dataclass(frozen=True, eq=False)
 class KernelSpec:
-    """An ``extern "C"`` entry, declared once for running, building ahead and the GPU-less check.
+    """An ``extern "C"`` entry, declared once for launching, compiling ahead and the check without a GPU.
 
-    `variants`: the ``-D`` sets that ship. Others may be launched as well; only these are checked and built ahead;
-    `arches`: {"80+", "90a"}, every card from compute capability 8.0, or 9.0 alone with its architecture-specific
-    instructions; `pdl`: programmatic dependent launch: in a CUDA graph, where the card can, start while the kernel
-    before is still finishing; see `sp.kernels.pdl` for what the kernel must then do. Outside of a graph such a launch
-    costs the host more than the device gains."""
+    `variants`: the ``-D`` sets that ship. Others may be launched too, but only these are checked and compiled ahead;
+    `arches`: "80+" for every GPU from compute capability 8.0, "90a" for 9.0 only, with its architecture-specific
+    instructions; `pdl`: programmatic dependent launch: in a CUDA graph, on GPUs that support it, start while the
+    previous kernel still finishes; see `sp.kernels.pdl` for the requirements on the kernel. Outside of a graph such a
+    launch costs the host more than the device gains.
+    """
 
     source: str  # file under ``sp/kernels/cuda``
     entry: str  # name of the ``__global__`` function
@@ -57,22 +59,19 @@ class KernelSpec:
         object.__setattr__(self, "_checkers", tuple(checker(self.entry, text) for text in self.args))
 
     def shared_bytes(self, defines: Defines) -> int:
-        """Dynamic shared memory of a variant."""
+        """Return the dynamic shared memory of a variant in bytes."""
         return self.smem(defines) if callable(self.smem) else self.smem
 
     def block(self, defines: Defines) -> int:
-        """Threads of a block of a variant."""
+        """Return the threads per block of a variant."""
         return self.threads(defines) if callable(self.threads) else self.threads
 
     def launch(self, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
-        """Start the kernel on the current stream; a grid with a zero in it returns at once. DeviceError if a value does
-        not fit its declaration, naming kernel, argument and what was expected.
+        """Launch the kernel on the current stream; a grid with a zero in it returns at once. DeviceError if a value
+        does not match its declaration, naming the kernel, the argument and the expected type.
 
-        Parameters
-        ----------
-        grid : tuple of int, blocks along x, y, z; missing ones are 1
-        *values : One an argument, in the declared order
-        defines : mapping, optional, the ``-D`` set; the first declared variant if left out
+        Parameters ---------- grid : tuple of int, blocks along x, y, z; missing ones are 1 *values : one per argument,
+        in the declared order defines : mapping, optional, the ``-D`` set; by default the first declared variant
         """
         if len(values) != len(self._checkers):
             raise DeviceError(f"kernel {self.entry}: takes {len(self._checkers)} arguments, got {len(values)}")
@@ -103,7 +102,7 @@ class KernelSpec:
         return found
 
     def _launch_debug(self, function: Any, grid: Any, block: Any, arguments: Any, shared: int) -> None:
-        """Wait for the kernel, so that a failure names it and not a later one."""
+        """Launch and wait for the kernel, so that a failure names it and not a later one."""
         try:
             with device_errors():
                 function(grid, block, arguments, shared_mem=shared)

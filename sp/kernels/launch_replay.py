@@ -1,12 +1,12 @@
-"""Recording and Repeat: launches that were made once, made again with other weights.
+"""Record the launches of a layer and replay them with other weights.
 
-Planning a launch takes the host several times as long as giving it to the driver: shapes are checked, a form of the
-kernel is chosen, arrays are made. Layers of a model are alike but for their weights. So what one of them launched is
-kept, with its arguments, and for another the addresses of weights are exchanged. What it made on its way lies in memory
-that nobody else is given (`sp.kernels.scratch`), where one array took the place of another as it does launch by launch:
-held apart, they would take the room of all of them.
+Preparing a launch costs the host several times more than submitting it: shapes are checked, a variant of the kernel is
+chosen, arrays are allocated. Layers of a model differ only in their weights. So the launches of one layer are recorded
+with their arguments, and for another layer the addresses of weights are replaced. Arrays allocated on the way are in a
+workspace that nothing else uses (`sp.kernels.workspace`), where one array reuses the memory of another as it does
+without recording: allocated separately, they would need the memory of all of them.
 
-Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address."""
+Unlike a CUDA graph this needs no capture, and a replacement costs one store per address."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
 from sp.kernels.tensor_map import map_at, mapped
 
-Span = tuple[int, int]  # where an array begins, and its bytes
+Span = tuple[int, int]  # address of an array, and its bytes
 
 
-class Lent(Protocol):
-    """Memory for arrays that are made meanwhile: a `Scratch`, which stands right of this file."""
+class TemporaryMemory(Protocol):
+    """Memory for arrays allocated during a recording: a `Workspace`, which imports this module."""
 
-    def lent(self) -> AbstractContextManager[None]:
-        """Inside, CuPy allocates there."""
+    def use(self) -> AbstractContextManager[None]:
+        """Make CuPy allocate there inside the block."""
         ...
 
 
-_present: ContextVar[Recording | None] = ContextVar("recording", default=None)
-watched: ContextVar[bool] = ContextVar("watched", default=False)
-"""Set where every launch is looked at when it is made; nobody repeats any then."""
+_recorder: ContextVar[LaunchRecorder | None] = ContextVar("launch_recorder", default=None)
+replay_disabled: ContextVar[bool] = ContextVar("replay_disabled", default=False)
+"""True where every launch is observed, for example timed; then none is replayed."""
 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Inside, what is done is no part of a recording under way."""
-    recording = _present.get()
-    if recording is None:
+    """Exclude the work inside the block from the current recording."""
+    recorder = _recorder.get()
+    if recorder is None:
         yield
         return
-    with setting(_present, None), standing_in(recording.cupy):
+    with setting(_recorder, None), standing_in(recorder.cupy):
         yield
 
 
 class Kernel:
-    """A loaded kernel, called as CuPy's is, that tells the recording under way."""
+    """A loaded kernel, called like CuPy's, that adds its launches to the current recording."""
 
     __slots__ = ("function", "ptr")
 
@@ -64,25 +64,25 @@ class Kernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
-        recording = _present.get()
-        if recording is not None:
-            recording.launched(self.ptr, grid, block, arguments, shared_mem)
+        recorder = _recorder.get()
+        if recorder is not None:
+            recorder.add_launch(self.ptr, grid, block, arguments, shared_mem)
         self.function(grid, block, arguments, shared_mem=shared_mem)
 
 
 class Address(NamedTuple):
-    """Stands for an array that is made anew in every repeat, where it was."""
+    """Address of a temporary array, which has the same place in every replay."""
 
     ptr: int
 
     @property
     def data(self) -> Address:
-        """As an array has it."""
+        """The address itself, so that ``array.data.ptr`` works as for an array."""
         return self
 
 
 class Launch(NamedTuple):
-    """A kernel and what it was given, as `sp.kernels.signature` leaves it, but for what is made anew."""
+    """A kernel and its arguments, as `sp.kernels.signature` returns them, with an `Address` for each temporary."""
 
     kernel: int
     grid: tuple[int, ...]
@@ -92,70 +92,76 @@ class Launch(NamedTuple):
 
 
 class Zeros(NamedTuple):
-    """An array that was made, and has to be made zero again."""
+    """A temporary array that must be zeroed again."""
 
     ptr: int
     nbytes: int
 
 
-class Recording:
-    """What is done on the device inside of `going_on`, by one thread on one stream. `scratch`: where arrays lie that
-    are made meanwhile. It may be lent to other recordings whose repeats go to the same stream, and to nothing else
-    before the last repeat is done. `made`: in their order. Arrays from outside are held. `foreign`: what else CuPy was
-    asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen. `cupy`: CuPy itself."""
+class LaunchRecorder:
+    """Records the device work inside `recording`, by one thread on one stream.
 
-    def __init__(self, scratch: Lent) -> None:
-        self.made: list[Launch | Zeros] = []
-        self.foreign = ""
+    `workspace`: memory of arrays that are allocated meanwhile. It may be shared with other recordings whose replays go
+    to the same stream, and with nothing else before the last replay is done. `commands`: launches and fills in order;
+    arrays from outside stay referenced. `unsupported`: name of another CuPy function that was used and is not recorded;
+    empty if there is none. Methods of arrays are not noticed. `cupy`: CuPy itself.
+    """
+
+    def __init__(self, workspace: TemporaryMemory) -> None:
+        self.commands: list[Launch | Zeros] = []
+        self.unsupported = ""
         self.cupy = import_cupy()
-        self._scratch, self._inside, self._places = scratch, list[Span](), dict[int, bool]()
+        self._workspace, self._temporaries = workspace, list[Span]()
+        self._is_temporary = dict[int, bool]()  # by address
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Inside, kernels and zeros are done, and recorded."""
-        with self._scratch.lent(), setting(_present, self), standing_in(_SeenCuPy(self)):
+    def recording(self) -> Iterator[None]:
+        """Execute and record kernels and fills inside the block."""
+        with self._workspace.use(), setting(_recorder, self), standing_in(_RecordingCuPy(self)):
             yield
 
-    def launched(
+    def add_launch(
         self, kernel: int, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[Any], shared: int
     ) -> None:
-        """Note a launch, as `Launch` has it."""
-        self.made.append(Launch(kernel, grid, block, tuple(map(self._light, arguments)), shared))
+        """Append a launch."""
+        self.commands.append(Launch(kernel, grid, block, tuple(map(self._reference, arguments)), shared))
 
-    def inside(self, array: Any) -> Any:
-        """An array that was made meanwhile, noted as such."""
-        self._inside.append((array.data.ptr, array.nbytes))
+    def add_temporary(self, array: Any) -> Any:
+        """Note that an array was allocated during the recording, and return it."""
+        self._temporaries.append((array.data.ptr, array.nbytes))
         return array
 
-    def _light(self, argument: Any) -> Any:
-        """An argument; of an array that was made meanwhile its address alone, so that its memory may be used again."""
+    def _reference(self, argument: Any) -> Any:
+        """Return an argument, or only the address of a temporary array, so that its memory can be reused."""
         if isinstance(argument, np.generic | np.ndarray):
             return argument
-        at = argument.data.ptr
-        inside = self._places.get(at)  # which it stays: nobody else is given this memory, and most come again
-        if inside is None:
-            inside = self._places[at] = any(start <= at < start + nbytes for start, nbytes in self._inside)
-        return Address(at) if inside else argument
+        ptr = argument.data.ptr
+        # An address stays temporary once it is: nothing else gets memory of the workspace. Most addresses recur.
+        temporary = self._is_temporary.get(ptr)
+        if temporary is None:
+            temporary = any(start <= ptr < start + nbytes for start, nbytes in self._temporaries)
+            self._is_temporary[ptr] = temporary
+        return Address(ptr) if temporary else argument
 
-    def repeat(self, exchanged: Sequence[Any]) -> Repeat | None:
-        """What does the same again with other arrays in the place of those `exchanged`, which lie apart. None where
-        that cannot be: something foreign was done, or one of the arrays was made meanwhile or is no argument of any
-        launch, so it reached the device in another way."""
-        if self.foreign:
+    def replay(self, exchanged: Sequence[Any]) -> LaunchReplay | None:
+        """Return a replay with other arrays in place of those `exchanged`, which do not overlap. None if that is
+        impossible: an unsupported function was used, or one of the arrays is temporary or no argument of any launch, so
+        that it reached the device in another way."""
+        if self.unsupported:
             return None
-        spans = [(one.data.ptr, one.nbytes) for one in exchanged]
-        repeat = Repeat(self.made, spans)
-        return repeat if repeat.places == set(range(len(spans))) else None
+        spans = [(array.data.ptr, array.nbytes) for array in exchanged]
+        replay = LaunchReplay(self.commands, spans)
+        return replay if replay.positions == set(range(len(spans))) else None
 
 
 def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
-    """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies. `arguments`: device
-    arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read where they are; they and
-    the values must stay until the launch was given to the driver."""
+    """Return arguments as the driver reads them: their values, 8 bytes each, and the address of each. `arguments`:
+    device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` returns them. Maps are read in place; they
+    and the values must stay alive until the launch has been submitted."""
     values, pointers = (ctypes.c_uint64 * len(arguments))(), (ctypes.c_void_p * len(arguments))()
-    here = ctypes.addressof(values)
+    base = ctypes.addressof(values)
     for i, value in enumerate(arguments):
-        pointers[i] = here + 8 * i
+        pointers[i] = base + 8 * i
         if isinstance(value, np.generic):
             values[i] = int.from_bytes(value.tobytes(), sys.byteorder)
         elif isinstance(value, np.ndarray):
@@ -165,93 +171,96 @@ def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
     return values, pointers
 
 
-class _SeenCuPy:
-    """What `import_cupy` gives inside of a recording: CuPy, whose use is looked at."""
+class _RecordingCuPy:
+    """The module that `import_cupy` returns during a recording: CuPy, whose functions are recorded or noticed."""
 
-    MAKING = ("empty", "empty_like", "ndarray")
-    """They put nothing in the device's queue; nor do types, nor what ops ask `cuda` for."""
+    ALLOCATING = ("empty", "empty_like", "ndarray")
+    """Functions that queue no device work; nor do types, nor the functions of `cuda` that ops use."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, recorder: LaunchRecorder) -> None:
+        self._recorder = recorder
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
-        """As CuPy's, to be repeated."""
-        array = self._recording.inside(self._recording.cupy.zeros(shape, dtype))
-        self._recording.made.append(Zeros(array.data.ptr, array.nbytes))
+        """Allocate zeros as CuPy does, and record the fill."""
+        array = self._recorder.add_temporary(self._recorder.cupy.zeros(shape, dtype))
+        self._recorder.commands.append(Zeros(array.data.ptr, array.nbytes))
         return array
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._recording.cupy, name)
-        if name in self.MAKING:
-            return partial(self._make, found)
-        if name != "cuda" and not isinstance(found, type):
-            self._recording.foreign = name
-        return found
+        attribute = getattr(self._recorder.cupy, name)
+        if name in self.ALLOCATING:
+            return partial(self._allocate, attribute)
+        if name != "cuda" and not isinstance(attribute, type):
+            self._recorder.unsupported = name
+        return attribute
 
-    def _make(self, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        return self._recording.inside(make(*given, **named))
+    def _allocate(self, allocate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._recorder.add_temporary(allocate(*args, **kwargs))
 
 
-class Repeat:
-    """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`.
-    `made`: see `Recording`; `exchanged`: kernels may be given any part of them."""
+class LaunchReplay:
+    """Recorded launches, ready to be submitted again on their stream; see `LaunchRecorder.replay`.
 
-    def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:
-        self._held: list[Any] = [*made]  # and below what the driver reads
-        self._slots: list[tuple[Any, int, int, int]] = []
-        self._maps: list[tuple[Any, Any, int, int]] = []
-        ordered = sorted((start, nbytes, place) for place, (start, nbytes) in enumerate(exchanged))
+    `commands`: see `LaunchRecorder`; `exchanged`: the arrays to replace, of which kernels may take any part.
+    """
+
+    def __init__(self, commands: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:
+        self._alive: list[Any] = [*commands]  # references to everything that the driver reads
+        self._slots: list[tuple[Any, int, int, int]] = []  # (values, index in them, position in `exchanged`, offset)
+        self._maps: list[tuple[Any, Any, int, int]] = []  # (copy, original, position in `exchanged`, offset)
+        ordered = sorted((start, nbytes, position) for position, (start, nbytes) in enumerate(exchanged))
         starts = [start for start, *_ in ordered]
 
-        def found(address: int) -> tuple[int, int] | None:
-            """Which of them an address is of, and how far behind its start."""
+        def locate(address: int) -> tuple[int, int] | None:
+            """Return the position in `exchanged` of the array that contains an address, and the offset in it."""
             if not (after := bisect_right(starts, address)):
                 return None
-            start, nbytes, place = ordered[after - 1]
-            return (place, address - start) if address - start < nbytes else None
+            start, nbytes, position = ordered[after - 1]
+            return (position, address - start) if address - start < nbytes else None
 
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)
         launch, fill = driver().cuLaunchKernel, driver().cuMemsetD8Async
         self._calls = [
-            (fill, (ctypes.c_void_p(one.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(one.nbytes), stream))
-            if isinstance(one, Zeros)
-            else (launch, (*self._packed(one, found, stream), None))
-            for one in made
+            (fill, (ctypes.c_void_p(command.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(command.nbytes), stream))
+            if isinstance(command, Zeros)
+            else (launch, (*self._packed(command, locate, stream), None))
+            for command in commands
         ]
 
     @property
-    def places(self) -> set[int]:
-        """Which of the exchanged arrays are arguments."""
-        return {place for *_, place, _ in (*self._slots, *self._maps)}
+    def positions(self) -> set[int]:
+        """Positions of the exchanged arrays that are arguments of some launch."""
+        return {position for *_, position, _ in (*self._slots, *self._maps)}
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Do it again, with arrays of the same layout that begin at these addresses in the place of those exchanged.
-        DeviceError when the driver refuses a launch."""
-        for values, index, place, offset in self._slots:
-            values[index] = addresses[place] + offset
-        for own, found, place, offset in self._maps:
-            own[...] = map_at(found, addresses[place] + offset)
-        for call, given in self._calls:
-            if status := call(*given):
+        """Submit the launches again, with arrays of the same layout at these addresses in place of those exchanged.
+        DeviceError if the driver rejects a launch."""
+        for values, index, position, offset in self._slots:
+            values[index] = addresses[position] + offset
+        for copy, original, position, offset in self._maps:
+            copy[...] = map_at(original, addresses[position] + offset)
+        for call, arguments in self._calls:
+            if status := call(*arguments):
                 raise DeviceError(
-                    f"CUDA error {status} when launches were repeated; run again with SP_KERNEL_DEBUG=1, which repeats "
-                    "none and names the kernel"
+                    f"CUDA error {status} while launches were replayed; run again with SP_KERNEL_DEBUG=1, which "
+                    "disables replay and names the kernel"
                 )
 
-    def _packed(self, one: Launch, found: Callable[[int], tuple[int, int] | None], stream: Any) -> tuple[Any, ...]:
-        """The driver's arguments: kernel, grid, block, shared memory, stream, and where each of the kernel's own is."""
-        values, pointers = packed(one.arguments)
-        self._held.append(values)
-        for i, value in enumerate(one.arguments):
+    def _packed(self, launch: Launch, locate: Callable[[int], tuple[int, int] | None], stream: Any) -> tuple[Any, ...]:
+        """Return the driver's arguments: kernel, grid, block, shared memory, stream, and addresses of the kernel's
+        own."""
+        values, pointers = packed(launch.arguments)
+        self._alive.append(values)
+        for i, value in enumerate(launch.arguments):
             if isinstance(value, np.generic | Address):
                 continue
-            at = mapped(value)
-            if at is None:
-                if place := found(values[i]):
+            address = mapped(value)
+            if address is None:
+                if place := locate(values[i]):
                     self._slots.append((values, i, *place))
-            elif place := found(at):
-                own = value.copy()  # the map itself is everybody's
-                pointers[i] = own.ctypes.data
-                self._maps.append((own, value, *place))
-        sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
-        return ctypes.c_void_p(one.kernel), *map(int, sides), one.shared, stream, pointers
+            elif place := locate(address):
+                copy = value.copy()  # the map itself is cached and shared, see `tensor_map`
+                pointers[i] = copy.ctypes.data
+                self._maps.append((copy, value, *place))
+        sides = (*launch.grid, *(1,) * (3 - len(launch.grid)), *launch.block, *(1,) * (3 - len(launch.block)))
+        return ctypes.c_void_p(launch.kernel), *map(int, sides), launch.shared, stream, pointers

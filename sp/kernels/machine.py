@@ -1,4 +1,4 @@
-"""The machine a time was taken on: card or processor, and what else the time depends on besides the code."""
+"""The machine of a measurement: GPU or CPU, and everything besides the code that its timings depend on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sp.kernels.device import current_device, device_errors, device_name, import
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Card, driver, present clocks, compiler and CuPy; DeviceError without a device."""
+    """Return the GPU, driver, current clocks, compiler and CuPy; DeviceError without a device."""
     cupy = import_cupy()
     with device_errors():
         device = current_device()
@@ -31,7 +31,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Processor, cores, Python and NumPy, in place of a card's facts."""
+    """Return the CPU, cores, Python and NumPy, in place of a GPU's facts."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -50,12 +50,12 @@ def cpu_facts() -> dict[str, Any]:
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """`gpu_facts` for ``"cuda"``, `cpu_facts` for ``"cpu"``."""
+    """Return `gpu_facts` for ``"cuda"``, `cpu_facts` for ``"cpu"``."""
     return gpu_facts() if device == "cuda" else cpu_facts()
 
 
 def machine_slug(facts: Mapping[str, Any]) -> str:
-    """Folder name of a machine: that of its card, else of its processor and cores.
+    """Return the folder name of a machine: its GPU, or else its CPU and cores.
 
     >>> machine_slug({"gpu": "NVIDIA GeForce RTX 4090"})
     'nvidia-geforce-rtx-4090'

@@ -1,4 +1,4 @@
-"""Driver version and clocks, asked of the driver's management library."""
+"""Driver version and clocks, from the driver's management library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _library() -> Any:
 
 
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, e.g. ``"580.95.05"``; None without one."""
+    """Return the version of the NVIDIA driver, e.g. ``"580.95.05"``; None without one."""
     library, text = _library(), ctypes.create_string_buffer(96)
     if library is None or library.nvmlSystemGetDriverVersion(text, 96):
         return None
@@ -25,12 +25,12 @@ def driver_version() -> str | None:
 
 
 def clocks_mhz(bus_id: str) -> dict[str, int]:
-    """Present clocks of the card at a PCI bus id; empty where the driver does not tell."""
+    """Return the current clocks in MHz of the GPU at a PCI bus id; empty if the driver does not report them."""
     library, handle = _library(), ctypes.c_void_p()
     if library is None or library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(handle)):
         return {}
-    found, value = {}, ctypes.c_uint()
+    clocks, value = {}, ctypes.c_uint()
     for name, kind in (("sm", 1), ("memory", 2)):
         if library.nvmlDeviceGetClockInfo(handle, kind, ctypes.byref(value)) == 0:
-            found[name] = value.value
-    return found
+            clocks[name] = value.value
+    return clocks

@@ -1,7 +1,7 @@
-"""NVRTC with one set of options for running, building ahead and the GPU-less check: text in, cubin and log out.
+"""NVRTC with one set of options for launching, compiling ahead and the check without a GPU: text in, cubin and log out.
 
-The cubin is made here rather than by ``cupy.RawModule(code=...)``, which derives ``-arch`` from the device (so never
-``sm_90a``), appends options of its own and adds include folders. Needs no GPU and no driver."""
+The cubin is compiled here rather than by ``cupy.RawModule(code=...)``, which derives ``-arch`` from the device (so
+never ``sm_90a``), appends options of its own and adds include folders. It needs no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sp.kernels.device import INSTALL, debugging, import_cupy
 Define = int | float | str
 
 
-class Compiled(NamedTuple):
-    """A cubin and what the compiler said about it."""
+class CompiledKernel(NamedTuple):
+    """A cubin and the compiler's log."""
 
     cubin: bytes
     log: str
@@ -24,7 +24,7 @@ class Compiled(NamedTuple):
 
 @cache
 def version() -> tuple[int, int]:
-    """Version of the NVRTC library, or DeviceError."""
+    """Return the version of the NVRTC library; DeviceError if it cannot be loaded."""
     cupy = import_cupy()
     try:
         major, minor = cupy.cuda.nvrtc.getVersion()
@@ -35,7 +35,7 @@ def version() -> tuple[int, int]:
 
 @cache
 def header_folder() -> str:
-    """Folder of ``cuda_fp16.h`` and its kin, or DeviceError."""
+    """Return the folder of ``cuda_fp16.h`` and related headers; DeviceError if they are missing."""
     import_cupy()
     from cuda.pathfinder import find_nvidia_header_directory
 
@@ -46,18 +46,18 @@ def header_folder() -> str:
 
 
 def compile_options(defines: Mapping[str, Define], arch: str) -> tuple[str, ...]:
-    """Options that, with the text and the compiler's version, decide a cubin. ``-ftz=true`` as CuPy compiles its own
-    kernels: float32 denormals count as zero on the device. Without ``-default-device`` NVRTC 13.0 takes generic lambdas
-    for host code."""
-    named = [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    """Return the options that, with the text and the compiler's version, determine a cubin. ``-ftz=true`` is CuPy's
+    setting for its own kernels: float32 denormals count as zero on the device. Without ``-default-device`` NVRTC 13.0
+    treats generic lambdas as host code."""
+    macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
     debug = ["-DSP_DEBUG=1"] if debugging() else []
-    return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *debug, *named)
+    return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *debug, *macros)
 
 
-def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> Compiled:
+def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> CompiledKernel:
     """Compile a flattened source. `text`: from `sp.kernels.flatten.flatten`; `name`: file name for messages; `options`:
     from `compile_options`; `report`: ask ptxas for registers, spills and shared memory in the log. DeviceError with the
-    compiler's log."""
+    compiler's log if it fails."""
     if version() < (12, 0):
         raise DeviceError(f"NVRTC {version()[0]}.{version()[1]} is too old, 12.0 is needed; {INSTALL}")
     if options[0].endswith("a") and version() < (12, 1):
@@ -67,7 +67,7 @@ def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool =
     program = nvrtc.createProgram(text, name, [], [])
     try:
         nvrtc.compileProgram(program, arguments)
-        return Compiled(nvrtc.getCUBIN(program), _log(nvrtc, program))
+        return CompiledKernel(nvrtc.getCUBIN(program), _log(nvrtc, program))
     except nvrtc.NVRTCError as error:
         log = _log(nvrtc, program)
         raise DeviceError(f"{name} does not compile ({' '.join(options)}): {error}\n{log}") from None

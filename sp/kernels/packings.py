@@ -1,7 +1,7 @@
-"""The header ``packings.cuh``: what kernels know of weight formats, written from the packings of `sp.quant`.
+"""The header ``packings.cuh``: weight formats for kernels, generated from the packings of `sp.quant`.
 
-It stands in no folder: `sp.kernels.flatten` puts it in place of an ``#include``, so the text that is compiled, cached
-and hashed holds it, and Python and CUDA cannot disagree about a size."""
+It is no file: `sp.kernels.flatten` inserts it in place of an ``#include``, so that the text that is compiled, cached
+and hashed contains it, and Python and CUDA cannot disagree about a size."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from sp.quant.packing import STAGE_ROWS, TILE, UNIT_ROWS, Vectors
 from sp.quant.pieces import MOST_PIECES, PIECED, ROWS, STEPS, pieces
 
 NAME = "packings.cuh"
-THREADS = 128  # that a tile is divided among
+THREADS = 128  # threads that share a tile
 HEAD = """\
-// How weights lie in memory, by ggml type id; written from the packings in sp/quant/formats, see sp/quant/packing.py.
+// Memory layout of weights by ggml type id, generated from the packings in sp/quant/formats; see sp/quant/packing.py.
 //
-//   block            values of a block of block_bytes; `super`: a super-block, with scales of several groups (K-quants)
-//   low_*, high_*    planes of a code's lower and upper bits: where they lie in the block of a file, and their bytes in
-//                    a tile of TILE_ROWS x TILE_K (0: no such plane); a thread holds low_parts words of low_word bytes
-//   scale_*, delta_* where scales lie in the block of a file; bytes of a block on the device, and of TILE_ROWS rows of
-//                    a span; `steps`: a signed byte a group, made of those of the file (raw_blocks.cuh)
-//   group            values a scale covers
+//   block            values per block of block_bytes; `super`: a super-block, with scales of several groups (K-quants)
+//   low_*, high_*    planes of a code's lower and upper bits: their offset in a block of the file, and their bytes in a
+//                    tile of TILE_ROWS x TILE_K (0: no such plane); a thread loads low_parts words of low_word bytes
+//   scale_*, delta_* offset of scales in a block of the file; bytes of a block on the device, and of TILE_ROWS rows of
+//                    a span; `steps`: one signed byte per group, computed from those of the file (raw_blocks.cuh)
+//   group            values per scale
 //   middle, zero     the middle of the codes' range, and the code of 0 where there are no `minima`
-//   flip             what codes of the file are xor-ed with
-//   values           what codes stand for; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride * code,
-//                    and the middle code for `centre`. As bytes, looked-up numbers are `raised`; `counted`: bytes count
-//                    from another number than 0. `vectors`: codes of the file name vectors, SP_GRID_<format>
-//   span, tiles      inputs whose scales lie together, and tiles of them
+//   flip             the mask that makes codes of the file unsigned, by XOR
+//   values           the numbers of the codes; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride *
+//                    code, `centre` for the middle code. As bytes, looked-up numbers have the offset `raised`;
+//                    `counted`: bytes have an offset. `vectors`: codes of the file index vectors, SP_GRID_<format>
+//   span, tiles      inputs whose scales are stored together, and their tiles
 //
 // `piece_of<bits>`: piece i of codes of step s, rows g (r = 0) or g + 8, see sp/quant/pieces.py; no bits past the last
 """
 
 
 def packings_header() -> str:
-    """The text of the header.
+    """Return the text of the header.
 
     >>> "static constexpr int block = 256, block_bytes = 210;" in packings_header()
     True
@@ -51,12 +51,12 @@ def packings_header() -> str:
             f"enum TileSize {{ TILE_ROWS = {TILE}, TILE_K = {TILE}, TILE_THREADS = {THREADS} }};",
             f"enum SlotRows {{ STAGE_ROWS = {STAGE_ROWS}, UNIT_ROWS = {UNIT_ROWS} }};",
             "",
-            "// What `DO` says for every format and for every K-quant; whether it is true of some K-quant.",
+            "// `DO` applied to every format and to every K-quant; true if `DO` is true of some K-quant.",
             f"#define SP_FOR_FORMAT(DO) {' '.join(f'DO({fmt.name})' for fmt in tiled)}",
             f"#define SP_FOR_SUPER(DO) {' '.join(supers)}",
             f"#define SP_ANY_SUPER(DO) ({' || '.join(supers)})",
             "",
-            "// `Packing<F>`; a template still, so that of formats not asked for nothing is left in a kernel.",
+            "// `Packing<F>`; still a template, so that unused formats leave nothing in a kernel.",
             "template <int F, int = 0>",
             "struct Packing;",
             *(_struct(fmt.name, _packing(fmt)) for fmt in known),
@@ -93,7 +93,7 @@ def _struct(name: str, p: Packing) -> str:
     )
     flags = {"super": p.super, "minima": p.minima, "plain": p.plain, "lookup": p.lookup, "counted": p.counted}
     flags |= {"steps": scales.steps is not None, "vectors": p.vectors is not None}
-    lines = [f"    static constexpr int {_listed(each)};" for each in numbers]
+    lines = [f"    static constexpr int {_listed(group)};" for group in numbers]
     lines.append(f"    static constexpr bool {_listed(flags)};")
     if p.values:
         lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.held_values))}}};")
@@ -102,9 +102,10 @@ def _struct(name: str, p: Packing) -> str:
 
 def _pieces(bits: int) -> str:
     places = [pieces(bits, step, row) for step in range(STEPS) for row in range(ROWS)]
-    every = [piece for found in places for piece in (*found, *[(0, 0, 0, 0)] * (MOST_PIECES - len(found)))]
-    listed = ", ".join(f"{{{', '.join(map(str, piece))}}}" for piece in every)
-    body = f"constexpr Piece all[] = {{{listed}}}; return all[(s * {ROWS} + r) * {MOST_PIECES} + i];"
+    # Every place gets MOST_PIECES entries, so that the table can be indexed; missing ones have no bits.
+    every = [piece for place in places for piece in (*place, *[(0, 0, 0, 0)] * (MOST_PIECES - len(place)))]
+    table = ", ".join(f"{{{', '.join(map(str, piece))}}}" for piece in every)
+    body = f"constexpr Piece all[] = {{{table}}}; return all[(s * {ROWS} + r) * {MOST_PIECES} + i];"
     return f"template <>\nconstexpr Piece piece_of<{bits}>(int s, int r, int i) {{ {body} }}"
 
 

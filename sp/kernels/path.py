@@ -1,4 +1,4 @@
-"""Which of the two forms of a kernel runs: sm_90a (wgmma, bulk copies) or portable (sm_80 and newer)."""
+"""Choose between the two forms of a kernel: sm_90a (wgmma, bulk copies) or portable (sm_80 and newer)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _forced: ContextVar[str | None] = ContextVar("forced_path", default=None)
 
 
 def native_path() -> str:
-    """The faster path of the current device."""
+    """Return the faster path of the current device."""
     return "sm_90a" if capability(current_device()) == (9, 0) else "portable"
 
 
 def current_path() -> str:
-    """The path ops take now: the forced one, else the device's own."""
+    """Return the path that ops take now: the forced one, or else the device's own."""
     return _forced.get() or native_path()
 
 

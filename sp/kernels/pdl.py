@@ -1,9 +1,9 @@
-"""launch_pdl: start a kernel while the one before it still finishes (programmatic dependent launch).
+"""Programmatic dependent launch: start a kernel while the previous one still finishes; from compute capability 9.0.
 
-From compute capability 9.0. Such a kernel may at once read memory that neither the kernel before nor another such one
-writes, such as weights; before anything else it executes ``griddepcontrol.wait``, which returns when all earlier work
-is done (CUDA programming guide, "Programmatic Dependent Launch"). A graph keeps that edge, and only there it pays: CuPy
-has no call for it, and calling the driver from here takes the host longer than a small kernel takes the device."""
+Such a kernel may at once read memory that neither the previous kernel nor another such one writes, such as weights;
+before anything else it executes ``griddepcontrol.wait``, which returns when all earlier work is done (CUDA programming
+guide, "Programmatic Dependent Launch"). A graph captures that edge, and only there it pays off: CuPy has no call for
+it, and calling the driver from Python takes the host longer than a small kernel takes the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from sp.errors import DeviceError
 from sp.kernels.device import driver, import_cupy
-from sp.kernels.repeats import packed
+from sp.kernels.launch_replay import packed
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -37,10 +37,10 @@ class _Config(ctypes.Structure):
 
 
 def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
-    """Start `function`, a loaded kernel, on the current stream. `function`: see `sp.kernels.repeats`; `grid`: up to
-    three; `block`: threads; `arguments`: device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves
-    them; `shared`: dynamic shared memory in bytes."""
-    _values, pointers = packed(arguments)  # the first is what the second points to
+    """Launch `function`, a loaded kernel, on the current stream. `function`: see `sp.kernels.launch_replay`; `grid`: up
+    to three sizes; `block`: threads; `arguments`: device arrays, NumPy scalars and tensor maps, as
+    `sp.kernels.signature` returns them; `shared`: dynamic shared memory in bytes."""
+    _values, pointers = packed(arguments)  # `pointers` refers to `_values`, which must stay alive
     attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _Config(
         (ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),

@@ -1,4 +1,4 @@
-"""setting: a context variable that has a value inside of a block."""
+"""Set a context variable inside a block."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 @contextmanager
 def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Inside, `variable` is `value`; afterwards what it was.
+    """Set `variable` to `value` inside the block, and back to its old value afterwards.
 
-    >>> wanted = ContextVar("wanted", default=1)
-    >>> with setting(wanted, 2):
-    ...     print(wanted.get())
+    >>> level = ContextVar("level", default=1)
+    >>> with setting(level, 2):
+    ...     print(level.get())
     2
-    >>> wanted.get()
+    >>> level.get()
     1
     """
     token = variable.set(value)

@@ -1,4 +1,4 @@
-"""The declared C signature of a kernel: one checker an argument, from a Python value to what the driver is given."""
+"""C signatures of kernels: one checker per argument, from a Python value to the value that the driver gets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SCALARS: dict[str, type[np.generic]] = {
     "f32": np.float32,
 }
 ELEMENTS: dict[str, type[np.generic]] = SCALARS | {"f16": np.float16, "u16": np.uint16, "u8": np.uint8, "i8": np.int8}
-POSITIONS = ("i32", "i64")  # token positions and lengths: views may begin at any element
+POSITIONS = ("i32", "i64")  # token positions and lengths: views may start at any element
 NULL = np.uint64(0)
 FORM = re.compile(r"(?P<words>(?:(?:const|strided) )*)(?P<type>\w+)(?P<pointer>\*?)(?P<null>\??) (?P<name>\w+)")
 
 Checker = Callable[[Any, int], Any]
-"""Turns a value given for the argument on a device into what CuPy passes on; raises DeviceError."""
+"""Converts an argument's value, on a device, to what CuPy passes on; raises DeviceError."""
 
 
 def checker(kernel: str, declaration: str) -> Checker:
-    """Build the checker of one declared argument. `kernel`: name for messages; `declaration`: ``"i64 rows"``,
-    ``"const f32* x"``, ``"strided u16* y"``, ``"const f32*? bias"`` or ``"map weights"``. ``const`` says that the
-    kernel only reads; ``strided`` lets the rows of an array be apart, as long as each is contiguous; ``?`` lets None
-    through as a null pointer; ``map`` is a descriptor of `sp.kernels.tensor_map`."""
+    """Build the checker of one declared argument. `kernel`: name for messages; `declaration`: ``"i64 rows"``, ``"const
+    f32* x"``, ``"strided u16* y"``, ``"const f32*? bias"`` or ``"map weights"``. ``const``: the kernel only reads it;
+    ``strided``: the rows of an array may be apart, if each is contiguous; ``?``: None becomes a null pointer; ``map``:
+    a descriptor of `sp.kernels.tensor_map`."""
     form = FORM.fullmatch(declaration)
     if form is None or form["type"] not in (ELEMENTS if form["pointer"] else [*SCALARS, "map"]):
         raise ValueError(f"kernel {kernel}: cannot read the declaration {declaration!r}")
@@ -62,15 +62,15 @@ def _scalar_checker(where: str, kind: type[np.generic]) -> Checker:
             if not isinstance(value, (int, np.integer)):
                 raise DeviceError(f"{where}: expected an integer, got {describe(value)}")
             if not low <= value <= high:
-                raise DeviceError(f"{where}: {value} does not fit {kind.__name__}")
+                raise DeviceError(f"{where}: {value} does not fit in {kind.__name__}")
         elif not isinstance(value, (int, float, np.integer, np.floating)):
             raise DeviceError(f"{where}: expected a number, got {describe(value)}")
         return kind(value)
 
-    kept = lru_cache(256)(convert)  # extents and grids come again and again, and NumPy is slow at making a scalar
+    cached = lru_cache(256)(convert)  # the same sizes and grids recur, and NumPy is slow at creating a scalar
 
     def check(value: Any, device: int) -> Any:
-        return kept(value) if type(value) is int else convert(value)
+        return cached(value) if type(value) is int else convert(value)
 
     return check
 
@@ -88,12 +88,12 @@ def _array_checker(where: str, kind: type[np.generic], alignment: int, strided: 
         if value.dtype != dtype:
             raise DeviceError(f"{where}: expected dtype {dtype}, got {describe(value)}")
         if home != device:
-            raise DeviceError(f"{where}: lies on device {home}, the launch is on device {device}")
+            raise DeviceError(f"{where}: the array is on device {home}, the launch on device {device}")
         if value.size == 0:
             return value
         if not value.flags.c_contiguous and not (strided and rows_contiguous(value)):
-            wanted = "contiguous rows" if strided else "a C-contiguous array"
-            raise DeviceError(f"{where}: expected {wanted}, got {describe(value)} with strides {value.strides}")
+            layout = "contiguous rows" if strided else "a C-contiguous array"
+            raise DeviceError(f"{where}: expected {layout}, got {describe(value)} with strides {value.strides}")
         if address % alignment:
             raise DeviceError(f"{where}: expected an address aligned to {alignment} bytes, got {address:#x}")
         return value
@@ -102,12 +102,12 @@ def _array_checker(where: str, kind: type[np.generic], alignment: int, strided: 
 
 
 def rows_contiguous(array: Any) -> bool:
-    """Whether the last axis is dense."""
+    """Return True if the last axis is dense."""
     return bool(array.ndim > 0 and (array.shape[-1] == 1 or array.strides[-1] == array.itemsize))
 
 
 def describe(value: Any) -> str:
-    """A value in an error message: arrays by kind, dtype and shape, not by content."""
+    """Describe a value in an error message: arrays by kind, dtype and shape, not by content."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         home = "NumPy" if isinstance(value, (np.ndarray, np.generic)) else "device"
         return f"{home} {value.dtype} {tuple(value.shape)}"

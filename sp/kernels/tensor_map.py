@@ -1,4 +1,4 @@
-"""TMA descriptors: how the copy engine sees an array; encoded by the driver, passed to kernels by value."""
+"""TMA descriptors: an array's layout for the copy engine; encoded by the driver, passed to kernels by value."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sp.kernels.signature import describe, rows_contiguous
 TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 KEPT = 32768
-"""Descriptors kept, the latest used ones, about a kilobyte each: a 27B target on four cards and a drafter on each ask
-for some thousands in turn, and with less room than for all of them none would be found again."""
+"""Size of the LRU cache of descriptors, about a kilobyte each: a 27B target on four GPUs and a drafter on each need
+some thousands in turn, and with less room than for all of them none would be found again."""
 
 
 def tensor_map(
     array: Any, dims: tuple[int, ...], strides_bytes: tuple[int, ...], box: tuple[int, ...], swizzle: int = 128
 ) -> np.ndarray:
-    """Descriptor of a strided tensor in device memory. Boxes that reach past `dims` are filled with zeros when loaded
-    and cut when stored. Returns one element of 128 bytes, for a ``map`` argument. The same object again
-    for the same address and shape.
+    """Return the descriptor of a strided tensor in device memory, one element of 128 bytes for a ``map`` argument.
+    Boxes that reach past `dims` are filled with zeros when loaded and clipped when stored. The same address and shape
+    return the same object.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ def tensor_map(
     dims : tuple of int, extents in elements, fastest axis first, 1 to 5 of them
     strides_bytes : tuple of int, distance between neighbours along each axis but the first; multiples of 16
     box : tuple of int
-        Extents of what one copy moves, at most 256 each; the first in bytes is a multiple of 16, and at most `swizzle`
-        bytes when there is one.
+        Extents of one copy, at most 256 each; the first in bytes is a multiple of 16, and at most `swizzle` bytes if
+        there is one.
     swizzle : {0, 32, 64, 128}, row length of the shared-memory swizzle in bytes; 0 is none
     """
     if not hasattr(array.data, "ptr") or not rows_contiguous(array):
@@ -80,14 +80,14 @@ def _encode(
 
 
 def mapped(value: Any) -> int | None:
-    """Where the tensor of a map lies; None for what is no map."""
+    """Return the address of the tensor of a map; None for any other value."""
     made = value.dtype.metadata if isinstance(value, np.ndarray) else None
     return None if made is None else int(made["made"][0])
 
 
 def map_at(found: np.ndarray, address: int) -> np.ndarray:
-    """The same map of a tensor that lies elsewhere. `found`: of `tensor_map`; `address`: on the device; as aligned as
-    before."""
+    """Return the same map for a tensor at another address. `found`: from `tensor_map`; `address`: on the device,
+    aligned as before."""
     assert found.dtype.metadata is not None
     return _encode(address, *found.dtype.metadata["made"][1:])
 

@@ -15,7 +15,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
 from sp.kernels.jit import before_loading
-from sp.kernels.scratch import from_a_pool
+from sp.kernels.workspace import from_a_pool
 from sp.parallel.cpu_affinity import SharedCpu
 from sp.parallel.group import (
     LEAVE_PART,

@@ -50,7 +50,7 @@ def test_wrong_arguments_are_refused_before_the_launch(guarded):
         ((cp.zeros(12, cp.uint64)[::2], *good), "C-contiguous"),
         ((cp.zeros(7, cp.uint64)[1:], *good), "aligned to 16 bytes"),
         ((out, 1.0, *good[1:]), "argument a: expected an integer"),
-        ((out, 2**31, *good[1:]), "does not fit int32"),
+        ((out, 2**31, *good[1:]), "does not fit in int32"),
         ((out, *good[:4], "x", None), "argument e: expected a number"),
         ((out, *good[:-1]), "takes 7 arguments, got 6"),
     ]:

@@ -17,7 +17,7 @@ from repeated_parts import repeated_parts
 from sp.errors import DeviceError, PromptError
 from sp.kernels import forced_path
 from sp.kernels.device import device_count, event_done, nccl_version
-from sp.kernels.repeats import Repeat
+from sp.kernels.launch_replay import LaunchReplay
 from sp.models import Cards
 from sp.models.network.arithmetic import scoring
 from sp.models.run import replay as repeated_layers
@@ -159,8 +159,8 @@ def test_repeated_layers_change_nothing(file_type, precision, path, tokens, spar
             model = random_model("qwen3-0.6b", file_type, precision=precision)
             model.arithmetic = scoring(model.arithmetic, "cuda", model.config.head_dim)
             models.append(model)
-    again = Repeat.__call__
-    monkeypatch.setattr(Repeat, "__call__", lambda self, to: (repeats.append(len(to)), again(self, to)))
+    again = LaunchReplay.__call__
+    monkeypatch.setattr(LaunchReplay, "__call__", lambda self, to: (repeats.append(len(to)), again(self, to)))
     nothing, ids = np.zeros(tokens, bool), np.random.default_rng(1).integers(0, models[0].config.vocab, tokens)
     options = {"sparse": sparse}
     cards = None if group is None else Cards(group, models)

@@ -76,9 +76,9 @@ def test_several_cards_and_what_joins_them(machine):
     assert found("cards").mend.startswith("pip install nvidia-nccl-cu13")
     machine.nccl = 22809
     assert found("cards").state == "ok"
-    assert found("cards").detail.endswith("; NCCL 2.28.9; each reads the others' memory")
+    assert found("cards").detail.endswith("; NCCL 2.28.9; peer access between all")
     machine.reach = False
-    assert found("cards").detail.endswith("; NCCL 2.28.9; NCCL alone joins them")
+    assert found("cards").detail.endswith("; NCCL 2.28.9; no peer access, NCCL only")
 
 
 def test_two_wheels_clash(machine):

@@ -38,7 +38,7 @@ def test_what_is_cached_is_made_with_the_memory_from_outside(present) -> None:
         made.append(device)
         return present[-1]
 
-    with kept.lent("lane"), kept.lent("graph"):
+    with kept.use_workspace("lane"), kept.use_workspace("graph"):
         assert present[-1] == "graph"
         assert counters(0) == "pool"
         assert present[-1] == "graph"
@@ -51,15 +51,15 @@ def test_what_is_cached_is_made_with_the_memory_from_outside(present) -> None:
 def test_a_budget_that_memory_is_taken_from_counts_what_is_kept(present) -> None:
     counters = kept.cache(lambda device: present[-1])
     present.append("budget")
-    with kept.lent("graph"):
+    with kept.use_workspace("graph"):
         assert counters(0) == "budget"
 
 
 def test_lending_ends_with_an_error(present) -> None:
-    with pytest.raises(ValueError, match="full"), kept.lent("graph"):
+    with pytest.raises(ValueError, match="full"), kept.use_workspace("graph"):
         raise ValueError("full")
     present.append("budget")
-    with kept.lent("graph"):
+    with kept.use_workspace("graph"):
         assert kept.cache(lambda: present[-1])() == "budget"
 
 

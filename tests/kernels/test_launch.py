@@ -100,7 +100,11 @@ def test_every_kernel_is_in_the_manifest_once():
 @pytest.mark.parametrize(
     ("name", "text", "meaning"),
     [
-        ("CUDARuntimeError", "cudaErrorInsufficientDriver: CUDA driver version is insufficient", "no NVIDIA driver"),
+        (
+            "CUDARuntimeError",
+            "cudaErrorInsufficientDriver: CUDA driver version is insufficient",
+            "driver is missing or too old",
+        ),
         ("CUDARuntimeError", "cudaErrorNoDevice: no CUDA-capable device is detected", "CUDA_VISIBLE_DEVICES"),
         ("CUDARuntimeError", "cudaErrorMemoryAllocation: out of memory", "memory is full"),
         ("OutOfMemoryError", "Out of memory allocating 1,024 bytes", "memory is full"),

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError
-from sp.kernels import import_cupy, repeats, tensor_map
+from sp.kernels import import_cupy, launch_replay, tensor_map
 from sp.kernels.device import standing_in
 from sp.kernels.kept import cache
-from sp.kernels.repeats import Kernel, Recording
+from sp.kernels.launch_replay import Kernel, LaunchRecorder
 
 
 class Array:
@@ -25,12 +25,12 @@ class Array:
 
 
 class Lender:
-    """Scratch memory, of which only whether it is lent is told."""
+    """Temporary memory, which only shows if it is in use."""
 
     inside = False
 
     @contextmanager
-    def lent(self):
+    def use(self):
         self.inside = True
         yield
         self.inside = False
@@ -52,7 +52,7 @@ def driver(monkeypatch):
         given.append((at.value, value.value, nbytes.value, stream.value))
         return status[0]
 
-    monkeypatch.setattr(repeats, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch, cuMemsetD8Async=fill))
+    monkeypatch.setattr(launch_replay, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch, cuMemsetD8Async=fill))
     cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=77))
     arrays = iter(range(4096, 1 << 20, 4096))
     cupy = SimpleNamespace(
@@ -62,18 +62,18 @@ def driver(monkeypatch):
         yield SimpleNamespace(given=given, status=status)
 
 
-def recording() -> Recording:
+def recording() -> LaunchRecorder:
     """One whose memory is anybody's."""
-    return Recording(SimpleNamespace(lent=nullcontext))
+    return LaunchRecorder(SimpleNamespace(use=nullcontext))
 
 
-def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
+def made(*, foreign: bool = False) -> tuple[LaunchRecorder, list[tuple]]:
     """A recording of one launch between two fills, and how CuPy was called for it."""
     called: list[tuple] = []
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: called.append((a, k))})())
     one = recording()
     kernel((1,), (32,), (Array(16),), shared_mem=0)  # before it: not recorded
-    with one.going_on():
+    with one.recording():
         cupy = import_cupy()
         counter = cupy.zeros(1, cupy.float32)
         big = np.arange(16, dtype=np.uint64).view("V128")
@@ -87,7 +87,7 @@ def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
 def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) -> None:
     one, called = made()
     assert [len(arguments) for (_, _, arguments), _ in called] == [1, 6, 1]
-    repeat = one.repeat([Array(1000)])
+    repeat = one.replay([Array(1000)])
     assert repeat is not None
     repeat([2000])
     repeat([3000])
@@ -106,9 +106,9 @@ def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) 
     monkeypatch.setattr(tensor_map, "_encode", encode)
     shared, one = encode(1040, "uint8", (64,)), recording()
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
-    with one.going_on():
+    with one.recording():
         kernel((1,), (32,), (shared, encode(5000, "uint8", (64,))), shared_mem=0)
-    repeat = one.repeat([Array(1000)])
+    repeat = one.replay([Array(1000)])
     assert repeat is not None
     repeat([2000])
     repeat([3000])
@@ -118,18 +118,18 @@ def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) 
 
 
 def test_arrays_from_outside_are_held_and_those_made_meanwhile_are_not(driver) -> None:
-    one, lending = Recording(scratch := Lender()), []
+    one, lending = LaunchRecorder(scratch := Lender()), []
     kernel = Kernel(
         type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: lending.append(scratch.inside)})()
     )
     outside, exchanged = Array(7000), Array(1000)
-    with one.going_on():
+    with one.recording():
         array = import_cupy().empty(3000)
         kernel((1,), (32,), (exchanged, array, Array(3032), outside), shared_mem=0)
     assert lending == [True]
     assert not scratch.inside
     looked = [weakref.ref(array), weakref.ref(outside)]
-    repeat = one.repeat([exchanged])
+    repeat = one.replay([exchanged])
     del one, array, outside
     assert [one() is None for one in looked] == [True, False]
     repeat([2000])
@@ -142,19 +142,19 @@ def test_memory_used_again_is_not_taken_for_what_is_exchanged(driver) -> None:
     """An array that was made meanwhile stays where it was, whatever is exchanged."""
     one = recording()
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
-    with one.going_on():
+    with one.recording():
         made = import_cupy().empty(3000)
         kernel((1,), (32,), (Array(1000), made), shared_mem=0)
-    assert one.repeat([Array(1000), made]) is None
+    assert one.replay([Array(1000), made]) is None
 
 
 def test_what_is_not_seen_is_not_repeated(driver) -> None:
     one, _ = made()
-    assert one.repeat([Array(1000), Array(3000)]) is None
-    assert one.repeat([Array(1000), Array(4096)]) is None, "it is made zero"
+    assert one.replay([Array(1000), Array(3000)]) is None
+    assert one.replay([Array(1000), Array(4096)]) is None, "it is made zero"
     odd, _ = made(foreign=True)
-    assert odd.foreign == "mean"
-    assert odd.repeat([Array(1000)]) is None
+    assert odd.unsupported == "mean"
+    assert odd.replay([Array(1000)]) is None
 
 
 def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None:
@@ -164,21 +164,23 @@ def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None
         return import_cupy().zeros(1, np.float32)
 
     def fails() -> None:
-        with one.going_on():
+        with one.recording():
             kept()
             raise ZeroDivisionError
 
     one = recording()
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert (one.made, one.foreign) == ([], "")
+    assert (one.commands, one.unsupported) == ([], "")
     import_cupy().zeros(1, np.float32)
-    assert not one.made
+    assert not one.commands
 
 
 def test_a_launch_that_the_driver_refuses_is_told(driver) -> None:
     one, _ = made()
-    repeat = one.repeat([Array(1000)])
+    repeat = one.replay([Array(1000)])
     driver.status[0] = 700
-    with pytest.raises(DeviceError, match="CUDA error 700 when launches were repeated; run again with SP_KERNEL_DEBUG"):
+    with pytest.raises(
+        DeviceError, match="CUDA error 700 while launches were replayed; run again with SP_KERNEL_DEBUG"
+    ):
         repeat([1000])

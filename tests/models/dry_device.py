@@ -260,9 +260,9 @@ def install() -> None:
     )
     sys.modules["cupy"] = cupy
     import sp.kernels.launch
-    import sp.kernels.repeats
+    import sp.kernels.launch_replay
     import sp.kernels.tensor_map
-    from sp.kernels.repeats import _present
+    from sp.kernels.launch_replay import _recorder
 
     def launch(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None, **options: Any) -> None:
         assert len(values) == len(self._checkers), f"{self.entry}: {len(values)} values"
@@ -276,12 +276,12 @@ def install() -> None:
             launches[self.entry] += 1
             if told:
                 tell(self.entry, [value.item() if plain(value) else where(value) for value in checked])
-            if (recording := _present.get()) is not None:
+            if (recorder := _recorder.get()) is not None:
                 with alone:  # threads of several cards launch
                     entries.append((self.entry, tuple(value if plain(value) else None for value in checked)))
                     number = len(entries)
                 block = (self.block(given),)
-                recording.launched(number, grid, block, checked, self.shared_bytes(given))
+                recorder.add_launch(number, grid, block, checked, self.shared_bytes(given))
 
     def tell(entry: str, values: list[Any]) -> None:
         for one in told:
@@ -309,5 +309,5 @@ def install() -> None:
         return 0
 
     sp.kernels.launch.KernelSpec.launch = launch  # type: ignore[method-assign]
-    sp.kernels.repeats.driver = lambda: SimpleNamespace(cuLaunchKernel=again, cuMemsetD8Async=fill)
+    sp.kernels.launch_replay.driver = lambda: SimpleNamespace(cuLaunchKernel=again, cuMemsetD8Async=fill)
     sp.kernels.tensor_map._encode = map_of

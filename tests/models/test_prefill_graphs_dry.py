@@ -156,7 +156,7 @@ KEPT = (
     + """
 import gc
 from sp.kernels import forced_path
-from sp.kernels.scratch import Scratch
+from sp.kernels.workspace import Workspace
 
 cache = model.new_cache(4000)
 for path in ("sm_90a", "portable"):
@@ -170,7 +170,7 @@ for path in ("sm_90a", "portable"):
         graphs.end()
         del graphs
 gc.collect()
-held = {use: pool.used_bytes() for use, pool in enumerate(Scratch._lending)}
+held = {use: pool.used_bytes() for use, pool in enumerate(Workspace._outliving)}
 assert not any(held.values()), held
 """
 )

@@ -27,8 +27,8 @@ import dry_memory
 from dry_memory import number_of
 import numpy as np
 import pytest
-from sp.kernels import current_path, repeats
-from sp.kernels.scratch import Scratch
+from sp.kernels import current_path, launch_replay
+from sp.kernels.workspace import Workspace
 from sp.kernels.setting import setting
 from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.context_parallel_cache import ContextParallelCache
@@ -76,20 +76,20 @@ placing(ContextParallelCache, "_own", "_all")
 placing(repeated_layers.ReplayedLayers, "_query_buffers")
 def tell(entry, values):
     arrays = [value for value in values if value > 1 << 32]
-    if repeats._present.get() is not None:
+    if launch_replay._recorder.get() is not None:
         recorded.update((value, number_of(value)) for value in arrays)
     if getattr(inside, "repeat", False):
         lost.extend((entry, value) for value in arrays if recorded.get(value, number_of(value)) != number_of(value))
     seen = [named(value) if value in arrays else value for value in values]
     log[threading.current_thread().name].append((entry, seen))
 dry_device.told.append(tell)
-repeat = repeats.Repeat.__call__
+repeat = launch_replay.LaunchReplay.__call__
 def counted(self, addresses):
     again.append(len(addresses))
     inside.repeat = True
     repeat(self, addresses)
     inside.repeat = False
-repeats.Repeat.__call__ = counted
+launch_replay.LaunchReplay.__call__ = counted
 waits, drain = [], NcclCard._drain
 def drained(self, left):
     waits.append(left)
@@ -107,7 +107,7 @@ def read(attend):
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
     read_on(ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
     sparse = isinstance(attend, SparseAttention)
-    assert not dry_memory.lost and not Scratch._lending, "memory lent to turns that nobody gets any more"
+    assert not dry_memory.lost and not Workspace._outliving, "memory lent to turns that nobody gets any more"
     for one in (one for reads in attend.reads.values() for one in reads) if sparse else ():
         assert isinstance(one.counts, np.ndarray) or number_of(one.counts.data.ptr) is not None, "memory that is gone"
     listed = sparse and {layer: len(reads) for layer, reads in attend.reads.items()}
@@ -134,7 +134,7 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
         assert calls == repeated[0][who], [both for both in zip(calls, repeated[0][who]) if both[0] != both[1]][:2]
 read(lambda cache, layer, q, gate, rule: dense_attention(cache, layer, q, gate, rule))
 assert not again, "attention of somebody else's, which may do anything"
-with setting(repeats.watched, True):
+with setting(launch_replay.replay_disabled, True):
     read(SparseAttention(FlashPrefill(0.1)))
 assert not again, "launches that somebody looks at when they are made"
 for which in ("_own", "_all", "_query_buffers"):

@@ -19,7 +19,7 @@ N, VOCAB = int(sys.argv[4]), int(sys.argv[3])
 dry_device.H200["major"] = int(sys.argv[5])
 dry_device.install()
 import numpy as np
-from sp.kernels import repeats
+from sp.kernels import launch_replay
 from sp.models import RopeScaling, Hooks, load_model
 from sp.models.run.replay import read_with_replay
 from sp.ops.attention.attention_heads import turns
@@ -29,11 +29,11 @@ def tell(entry, values):
         magnitude = values[-4 if entry == "attention_heads" else -1]  # arrays of a basis come after it
         seen.append((set(value for value in values if value > 1 << 32), magnitude))
 dry_device.told.append(tell)
-repeat = repeats.Repeat.__call__
+repeat = launch_replay.LaunchReplay.__call__
 def counted(self, addresses):
     again.append(len(seen))
     repeat(self, addresses)
-repeats.Repeat.__call__ = counted
+launch_replay.LaunchReplay.__call__ = counted
 scaled = RopeScaling("yarn", 2.0).applied(model.config).rope
 for reader in (model, model.with_rope(scaled), model):
     seen.clear(), again.clear()

@@ -1,1 +1,1 @@
-"""Tools around the kernels: the check without a GPU, its baseline, building ahead, doctor."""
+"""Tools for kernels: the check without a GPU, its baseline, compiling ahead, doctor."""

@@ -1,4 +1,4 @@
-"""The committed record of what kernels need, by compiler version, and what counts as worse than it."""
+"""The committed record of the resources that kernels need, by compiler version, and the comparison with it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sp.kernels import nvrtc
 from sp.kernels.tools.resources import Resources
 
 BASELINE = Path(__file__).parents[3] / "tests" / "data" / "kernel_resources.json"
-GROWTH = 1.1
+GROWTH = 1.1  # registers may grow by this factor
 Rows = dict[str, Resources]
 
 
 class Baseline(NamedTuple):
-    """What a file records for one compiler. `compiled`: by the same names a hash of what was compiled, of those that
-    nothing was wrong with."""
+    """The record of one compiler. `rows`: resources by row name; `compiled`: by the same names a hash of the compiled
+    text and options, for rows without problems."""
 
     rows: Rows
     compiled: dict[str, str]
 
 
 def compare(rows: Rows, known: Rows | None) -> tuple[list[str], list[str]]:
-    """Problems and remarks of needs against a baseline; without one only spills are problems. A stack frame beyond the
-    spills holds an array whose places the compiler does not know, in local memory."""
+    """Compare resources with a baseline and return problems and remarks; without a baseline only spills are problems. A
+    stack frame larger than the spills holds an array in local memory that is indexed at run time."""
     problems, remarks = [], []
     for name, need in rows.items():
         was = (known or {}).get(name)
@@ -42,12 +42,12 @@ def compare(rows: Rows, known: Rows | None) -> tuple[list[str], list[str]]:
 
 
 def compiler() -> str:
-    """The compiler's version, under which a baseline is kept: other versions give other registers."""
+    """Return the compiler's version, the key of a baseline: other versions allocate other registers."""
     return ".".join(map(str, nvrtc.version()))
 
 
 def read_baseline(path: Path) -> Baseline | None:
-    """Needs recorded for this compiler; None if there are none."""
+    """Return the resources recorded for this compiler; None if there are none."""
     recorded, needs = _read(path).get(compiler()), len(fields(Resources))
     if recorded is None:
         return None
@@ -58,10 +58,10 @@ def read_baseline(path: Path) -> Baseline | None:
         raise ConfigError(f"{path} is not a baseline of kernel resources; write a new one with --update") from None
 
 
-def write_baseline(path: Path, found: Baseline) -> None:
-    """Record needs for this compiler, one row a line; those for other compilers stay."""
-    mine = {name: [*asdict(need).values(), *_hash(found, name)] for name, need in sorted(found.rows.items())}
-    recorded = {**_read(path), compiler(): mine}
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """Record resources for this compiler, one row per line; those for other compilers are preserved."""
+    rows = {name: [*asdict(need).values(), *_hash(baseline, name)] for name, need in sorted(baseline.rows.items())}
+    recorded = {**_read(path), compiler(): rows}
     blocks = []
     for version, known in sorted(recorded.items()):
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in known.items())
@@ -70,8 +70,8 @@ def write_baseline(path: Path, found: Baseline) -> None:
     path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
 
 
-def _hash(found: Baseline, name: str) -> tuple[str, ...]:
-    return (found.compiled[name],) if name in found.compiled else ()
+def _hash(baseline: Baseline, name: str) -> tuple[str, ...]:
+    return (baseline.compiled[name],) if name in baseline.compiled else ()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compile every declared kernel for every architecture, with no GPU, and compare needs with a committed baseline."""
+"""Compile every declared kernel for every architecture, without a GPU, and compare resources with a baseline."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.tools.baseline import BASELINE, Baseline, Rows, compare, compiler, read_baseline
 from sp.kernels.tools.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
 
-ALSO = 16  # compilations of what is as it was, beside those of what is not
+ALSO = 16  # unchanged kernels that are compiled in addition to the changed ones
 
 
 @dataclass(frozen=True)
-class Job:
-    """One compilation, and the entries it is for with their block sizes and dynamic shared bytes."""
+class CompileJob:
+    """One compilation, and its entries with their block sizes and dynamic shared bytes."""
 
     source: str
     defines: tuple[tuple[str, nvrtc.Define], ...]
@@ -34,15 +34,14 @@ class Job:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What the compiler is given."""
+        """Options of the compiler."""
         return nvrtc.compile_options(dict(self.defines), self.arch)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of a check. `rows`, `dynamic`: needs and dynamic shared bytes by row name; `problems`, `remarks`: what
-    fails it, and what does not; `compiled`: hashes of what has no problem, for a baseline; `jobs`: compilations that
-    were made."""
+    """Outcome of a check. `rows`, `dynamic`: resources and dynamic shared bytes by row name; `problems` fail the check,
+    `remarks` do not; `compiled`: hashes of kernels without problems, for a baseline; `jobs`: number of compilations."""
 
     rows: Rows
     dynamic: dict[str, int]
@@ -53,7 +52,7 @@ class Report:
 
 
 def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str = "") -> str:
-    """Name of an entry (or source), variant and architecture in tables and in the baseline.
+    """Return the name of an entry (or source), variant and architecture in tables and in the baseline.
 
     >>> row_name("rms_norm", [("COLS", 512)], "80")
     'rms_norm COLS=512 sm_80'
@@ -62,14 +61,14 @@ def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str 
 
 
 def fits(kernel: KernelSpec, defines: Defines, arch: str) -> bool:
-    """Whether a variant is meant for an architecture: both are Hopper's own or neither, and its shared memory is there.
-    Ops choose among variants by what the card has; a variant for large shared memory is no fault."""
+    """Return True if a variant is meant for an architecture: both or neither are Hopper-specific, and its shared memory
+    fits. Ops choose variants by the GPU's properties, so one that needs more shared memory is not an error."""
     limit = SHARED_LIMIT.get(arch, 227) << 10
     return arch.endswith("a") == (kernel.arches == "90a") and kernel.shared_bytes(defines) <= limit
 
 
 def unserved(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[str]:
-    """Complaints about kernels none of whose variants fits an architecture they are declared for."""
+    """Return complaints about kernels none of whose variants fits an architecture for which they are declared."""
     arches = tuple(arches)
     return [
         f"{kernel.entry} (sm_{arch}): no variant fits {SHARED_LIMIT[arch]} KiB of shared memory"
@@ -79,8 +78,8 @@ def unserved(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> l
     ]
 
 
-def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[Job]:
-    """Compilations to run: entries of one source with the same defines share one."""
+def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[CompileJob]:
+    """Return the compilations to run: entries of one source with the same defines share one."""
     arches = tuple(arches)
     Key = tuple[str, tuple[tuple[str, nvrtc.Define], ...], str]
     shared: dict[Key, list[tuple[str, int, int]]] = defaultdict(list)
@@ -90,43 +89,43 @@ def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[
             for arch in arches:
                 if fits(kernel, defines, arch):
                     shared[kernel.source, tuple(sorted(defines.items())), arch].append(need)
-    return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
+    return [CompileJob(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
 
 
-def job_hash(job: Job) -> str:
-    """Of what is compiled: the flattened text without comments, and all options."""
+def job_hash(job: CompileJob) -> str:
+    """Hash the flattened text without comments, and all options."""
     return sha256("\0".join((bare(flatten(job.source)), *job.options)).encode()).hexdigest()[:12]
 
 
-def names(job: Job) -> list[str]:
-    """Rows of a job."""
+def names(job: CompileJob) -> list[str]:
+    """Return the row names of a job."""
     return [row_name(entry, job.defines, job.arch) for entry, _, _ in job.entries]
 
 
-def differing(jobs: Iterable[Job], known: Baseline, also: int = ALSO) -> list[Job]:
-    """Jobs whose text or options are not those of a baseline, and as many others as `also` says, drawn by lot. The same
-    compiler makes the same of the same text; the others are there to show a baseline that was never true."""
-    changed: list[Job] = []
-    same: list[Job] = []
+def differing(jobs: Iterable[CompileJob], known: Baseline, also: int = ALSO) -> list[CompileJob]:
+    """Return the jobs whose text or options differ from a baseline, and `also` random others. The same compiler gives
+    the same result for the same text; the others detect a baseline that was never right."""
+    changed: list[CompileJob] = []
+    same: list[CompileJob] = []
     for job in jobs:
         recorded = {known.compiled.get(name) for name in names(job)}
         (same if recorded == {job_hash(job)} else changed).append(job)
     return [*changed, *random.sample(same, min(also, len(same)))]
 
 
-def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
-    """Needs of a job's entries, and what is wrong with them as (variant, complaint)."""
+def compile_job(job: CompileJob) -> tuple[Rows, list[tuple[str, str]]]:
+    """Compile a job and return the resources of its entries, and problems as (variant, complaint)."""
     variant = row_name(job.source, job.defines)
     try:
         log = jit.compile_log(job.source, job.options)
     except (DeviceError, FileNotFoundError) as error:
         return {}, [(variant, str(error))]
-    found, rows = parse_log(log), {}
+    resources, rows = parse_log(log), {}
     problems = [(variant, line) for line in warnings(log)]
     for entry, threads, dynamic in job.entries:
-        if entry in found:
-            rows[row_name(entry, job.defines, job.arch)] = found[entry]
-            problems += [(variant, f"{entry}: {why}") for why in misfits(found[entry], job.arch, threads, dynamic)]
+        if entry in resources:
+            rows[row_name(entry, job.defines, job.arch)] = resources[entry]
+            problems += [(variant, f"{entry}: {why}") for why in misfits(resources[entry], job.arch, threads, dynamic)]
         else:
             problems.append((variant, f"{entry}: no such entry with these defines"))
     return rows, problems
@@ -140,7 +139,7 @@ def check(
     workers: int | None = None,
     changed: bool = False,
 ) -> Report:
-    """Compile and compare.
+    """Compile kernels and compare their resources with a baseline.
 
     Parameters
     ----------
@@ -149,29 +148,29 @@ def check(
     baseline : Path, optional
         JSON file of earlier needs, keyed by the compiler's version; may be missing. With None nothing is compared.
     progress : callable, given 1 after every compilation
-    workers : int, optional, processes; as many as cores if left out
-    changed : bool, compile what is `differing` alone; needs of the rest are those of the baseline
+    workers : int, optional, processes; by default one per core
+    changed : bool, compile only the `differing` jobs; the baseline supplies the resources of the others
     """
     kernels, arches = tuple(kernels), tuple(arches)
     known, jobs = read_baseline(baseline) if baseline else None, plan(kernels, arches)
-    made = differing(jobs, known) if changed and known else jobs
-    rows: Rows = {name: known.rows[name] for job in {*jobs} - {*made} for name in names(job)} if known else {}
+    to_compile = differing(jobs, known) if changed and known else jobs
+    rows: Rows = {name: known.rows[name] for job in {*jobs} - {*to_compile} for name in names(job)} if known else {}
     compiled: dict[str, str] = {}
     complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        pending = {pool.submit(compile_job, job): job for job in made}
+        pending = {pool.submit(compile_job, job): job for job in to_compile}
         for future in as_completed(pending):
-            found, wrong = future.result()
-            rows |= found
-            for complaint in wrong:
-                complaints[complaint].append(f"sm_{pending[future].arch}")
-            if not wrong:
-                compiled |= dict.fromkeys(found, job_hash(pending[future]))
+            needs, errors = future.result()
+            rows |= needs
+            for error in errors:
+                complaints[error].append(f"sm_{pending[future].arch}")
+            if not errors:
+                compiled |= dict.fromkeys(needs, job_hash(pending[future]))
             progress(1)
     rows = dict(sorted(rows.items()))
     dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
     worse, remarks = compare(rows, known.rows if known else None if baseline else rows)
     if baseline and known is None:
         remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
-    problems = [f"{where} ({' '.join(sorted(cards))}): {what}" for (where, what), cards in sorted(complaints.items())]
-    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks, compiled, len(made))
+    problems = [f"{name} ({' '.join(sorted(on))}): {error}" for (name, error), on in sorted(complaints.items())]
+    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks, compiled, len(to_compile))

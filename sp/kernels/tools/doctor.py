@@ -1,4 +1,4 @@
-"""Is this machine fit to run the kernels? Every finding that is not good says how to mend it."""
+"""Check if this machine can run the kernels; every finding that is not good comes with a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sp.quant.repack import device_format
 
 
 def run_selftest() -> Iterator[str]:
-    """Name each part that passed; DeviceError at the first that did not."""
+    """Yield the name of each part that passed; DeviceError at the first that did not."""
     with device_errors():
         _scalars()
         yield "launch"
@@ -81,19 +81,19 @@ def _hopper() -> None:
 
 
 def _small_integers(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Values whose products and sums are exact in every precision used."""
+    """Return values whose products and sums are exact in every precision used."""
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
 
 
 def _bf16(array: np.ndarray) -> Any:
-    """Small integers as bf16 on the device."""
+    """Copy small integers to the device as bf16."""
     return import_cupy().asarray((array.view(np.uint32) >> 16).astype(np.uint16))
 
 
-def _compare(what: str, got: np.ndarray, want: np.ndarray) -> None:
+def _compare(operation: str, got: np.ndarray, want: np.ndarray) -> None:
     wrong = int((got != want).sum())
     if wrong:
-        raise DeviceError(f"{what} gives {wrong} wrong values of {want.size} on this card")
+        raise DeviceError(f"{operation} gives {wrong} wrong values of {want.size} on this card")
 
 
 class Finding(NamedTuple):
@@ -106,7 +106,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Findings in the order in which things depend on each other; the device parts stop at the first failure."""
+    """Yield findings in the order of their dependencies; the device parts stop at the first failure."""
     yield from _wheels()
     for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _cards, _memory, _selftest, _formats):
         finding = _guarded(part)
@@ -117,7 +117,7 @@ def examine() -> Iterator[Finding]:
 
 
 def usable(findings: list[Finding]) -> bool:
-    """Whether nothing failed."""
+    """Return True if nothing failed."""
     return all(finding.state != "fail" for finding in findings)
 
 
@@ -125,8 +125,8 @@ def _guarded(part: Callable[[], Finding]) -> Finding:
     try:
         return part()
     except DeviceError as error:
-        what, _, mend = str(error).partition("; ")
-        return Finding(part.__name__.strip("_"), "fail", what, mend)
+        problem, _, mend = str(error).partition("; ")
+        return Finding(part.__name__.strip("_"), "fail", problem, mend)
 
 
 def _installed(name: str) -> str | None:
@@ -137,10 +137,10 @@ def _installed(name: str) -> str | None:
 
 
 def _wheels() -> Iterator[Finding]:
-    found = {name: _installed(name) for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy")}
-    names = [f"{name} {text}" for name, text in found.items() if text]
+    wheels = {name: _installed(name) for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy")}
+    names = [f"{name} {text}" for name, text in wheels.items() if text]
     if len(names) > 1:
-        remove = " ".join(name for name, text in found.items() if text)
+        remove = " ".join(name for name, text in wheels.items() if text)
         mend = f"pip uninstall -y {remove}, then install one of sp-prefill[cuda12], sp-prefill[cuda13]"
         yield Finding("wheels", "fail", f"{' and '.join(names)} overwrite each other", mend)
     elif names:
@@ -155,7 +155,7 @@ def _cupy() -> Finding:
 
 
 def _built_for() -> int:
-    """CUDA major version the CuPy wheel was built for."""
+    """Return the CUDA major version for which the CuPy wheel was built."""
     return int(import_cupy().cuda.runtime.runtimeGetVersion()) // 1000
 
 
@@ -184,7 +184,7 @@ def _cache() -> Finding:
     folder = cache_folder() / "kernels"
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        return Finding("cache", "fail", f"cannot write {folder}", "name a writable folder in SP_CACHE_DIR")
+        return Finding("cache", "fail", f"cannot write {folder}", "set SP_CACHE_DIR to a writable folder")
     sizes = [file.stat().st_size for file in folder.glob("*.cubin")]
     return Finding("cache", "ok", f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB")
 
@@ -210,16 +210,16 @@ def _card() -> Finding:
 
 
 def _cards() -> Finding:
-    """How many there are, and whether they could read a prompt together."""
+    """Report the number of GPUs, and if they can prefill a prompt together."""
     count, nccl = device_count(), nccl_version()
     detail = ", ".join(device_name(device) for device in range(count))
     if count > 1 and not nccl:
-        mend = f"pip install nvidia-nccl-cu{_built_for()}, without which a prompt is read by one card alone"
+        mend = f"pip install nvidia-nccl-cu{_built_for()}; without it each prompt uses one card only"
         return Finding("cards", "warn", f"{count}: {detail}; no NCCL", mend)
     library = f"; NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" if nccl else ""
     reach = ""
     if count > 1:
-        reach = "; each reads the others' memory" if reach_each_other(range(count)) else "; NCCL alone joins them"
+        reach = "; peer access between all" if reach_each_other(range(count)) else "; no peer access, NCCL only"
     return Finding("cards", "ok", f"{count}: {detail}{library}{reach}")
 
 
@@ -228,7 +228,7 @@ def _memory() -> Finding:
         free, total = import_cupy().cuda.runtime.memGetInfo()
     detail = f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"
     if free < total // 2:
-        return Finding("memory", "warn", detail, "other programs hold the rest: see nvidia-smi")
+        return Finding("memory", "warn", detail, "other programs use the rest: see nvidia-smi")
     return Finding("memory", "ok", detail)
 
 
@@ -237,18 +237,18 @@ def _selftest() -> Finding:
 
 
 def _formats() -> Finding:
-    read = ", ".join(fmt.name for fmt in kernel_formats())
+    names = ", ".join(fmt.name for fmt in kernel_formats())
     return Finding(
-        "formats", "ok", f"kernels read {read}; others are re-packed at load (sp inspect FILE tells the bytes)"
+        "formats", "ok", f"kernels read {names}; others are re-packed at load (sp inspect FILE shows the bytes)"
     )
 
 
 def _repacked() -> Iterator[Finding]:
-    """One line for each format that others are held in."""
-    found: dict[str, list[str]] = {}
+    """Yield one line for each format that others are re-packed to."""
+    sources: dict[str, list[str]] = {}
     for fmt in FORMATS.values():
-        held = device_format(fmt, TILE)
-        if held is not fmt:
-            found.setdefault(held.name, []).append(fmt.name)
-    for target, names in found.items():
+        target_format = device_format(fmt, TILE)
+        if target_format is not fmt:
+            sources.setdefault(target_format.name, []).append(fmt.name)
+    for target, names in sources.items():
         yield Finding("re-packed", "ok", f"{', '.join(names)} -> {target}")

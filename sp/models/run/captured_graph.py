@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.scratch import Scratch
+from sp.kernels.workspace import Workspace
 from sp.models.cache.cache import Cache
 
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ class CaptureStream:
 
     def __init__(self) -> None:
         self.stream = import_cupy().cuda.Stream(non_blocking=True)
-        self._scratch = Scratch()
+        self._workspace = Workspace()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -30,7 +30,7 @@ class CaptureStream:
         current = import_cupy().cuda.get_current_stream()
         self.stream.wait_event(current.record())
         try:
-            with self.stream, self._scratch.lent():
+            with self.stream, self._workspace.use():
                 yield
         finally:
             current.wait_event(self.stream.record())
@@ -38,7 +38,7 @@ class CaptureStream:
     def end(self) -> None:
         """Wait for the work, and free the memory."""
         self.stream.synchronize()
-        self._scratch.end()
+        self._workspace.end()
 
 
 class CapturedGraph(Generic[Result]):
@@ -52,7 +52,7 @@ class CapturedGraph(Generic[Result]):
     ----------
     eager : bool
         Never capture, as a reference.
-    scratch : Scratch, optional
+    workspace : Workspace, optional
         Memory shared with others that never run at the same time; its owner ends it.
     all_agree : callable, optional
         `Model.all_agree` of a model that GPUs share: either all of them capture, or none does.
@@ -70,12 +70,12 @@ class CapturedGraph(Generic[Result]):
         self,
         *,
         eager: bool = False,
-        scratch: Scratch | None = None,
+        workspace: Workspace | None = None,
         all_agree: Callable[[bool], bool] | None = None,
         cache: Cache | None = None,
     ) -> None:
-        self._eager, self._owns_scratch = eager, scratch is None
-        self._scratch = Scratch() if scratch is None else scratch
+        self._eager, self._owns_workspace = eager, workspace is None
+        self._workspace = Workspace() if workspace is None else workspace
         self._graph: Any = None
         self._all_agree, self._cache = (
             all_agree,
@@ -100,7 +100,7 @@ class CapturedGraph(Generic[Result]):
         is passed in every call, so that this object keeps no one's memory alive."""
         stream = import_cupy().cuda.get_current_stream()
         if self._graph is None:
-            with self._scratch.lent():
+            with self._workspace.use():
                 self._result = None
                 if self._eager or not self._warm or not stream.ptr:
                     if self._all_agree is not None and stream.ptr and not self._eager:
@@ -119,8 +119,8 @@ class CapturedGraph(Generic[Result]):
         """Drop the graph, and free the memory; no replay may be under way."""
         self._graph = self._result = None
         self._warm = False
-        if self._owns_scratch:
-            self._scratch.end()
+        if self._owns_workspace:
+            self._workspace.end()
 
     def _capture(self, work: Callable[[], Result], stream: Any) -> None:
         stream.begin_capture()

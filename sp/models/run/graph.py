@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.kernels.scratch import Scratch
+from sp.kernels.workspace import Workspace
 from sp.models.cache.cache import Cache, padded
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
@@ -68,7 +68,7 @@ class PrefillGraphs:
         self._read: Counter[ReadMode] = Counter()
         self._largest = 0
         if self._able:
-            self._lane, self._scratch = CaptureStream(), Scratch()
+            self._lane, self._workspace = CaptureStream(), Workspace()
             self._inputs = PinnedStaging(
                 ids=(np.int32, self._most),
                 positions=(np.int64, self._most),
@@ -119,7 +119,7 @@ class PrefillGraphs:
     @property
     def nbytes(self) -> int:
         """Bytes allocated on the device between runs, without the graphs themselves."""
-        return self._scratch.nbytes if self._able else 0
+        return self._workspace.nbytes if self._able else 0
 
     def end(self) -> None:
         """Drop the graphs and free their memory."""
@@ -144,7 +144,11 @@ class PrefillGraphs:
         if self._weights is not self._model.weights or size > self._largest:
             self._drop()
             self._weights, self._largest = self._model.weights, size
-        options: dict[str, Any] = {"eager": self._eager, "scratch": self._scratch, "all_agree": self._model.all_agree}
+        options: dict[str, Any] = {
+            "eager": self._eager,
+            "workspace": self._workspace,
+            "all_agree": self._model.all_agree,
+        }
         graph = self._graphs.pop(size, None) or CapturedGraph(**options)
         if len(self._graphs) >= MOST_GRAPHS:
             self._lane.stream.synchronize()
@@ -185,7 +189,7 @@ class PrefillGraphs:
             graph.clear()
         self._graphs.clear()
         self._largest = 0
-        self._scratch.end()
+        self._workspace.end()
 
 
 def longest(shard_count: int, attention: Math) -> int:

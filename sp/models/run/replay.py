@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.kernels import debugging, import_cupy
-from sp.kernels.repeats import Recording, Repeat, watched
-from sp.kernels.scratch import Scratch
+from sp.kernels.launch_replay import LaunchRecorder, LaunchReplay, replay_disabled
+from sp.kernels.workspace import Workspace
 from sp.models.cache.context_parallel_cache import ContextChunks, ContextParallelCache
 from sp.models.cache.transfer import copy_over
 from sp.models.config import ModelConfig
@@ -42,7 +42,7 @@ class LayerSegments(NamedTuple):
 
 def segments_of(model: Model) -> list[LayerSegments]:
     """Return the segments of all layers; an empty list if nothing can be replayed."""
-    if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
+    if model.device != "cuda" or model.cold is not None or debugging() or replay_disabled.get():
         return []
     return model.weights.memoized(_segments_of)
 
@@ -119,7 +119,7 @@ class _Attention:
     """Recorded attention: the launches, the output array, and for sparse attention the block lists, which every replay
     overwrites."""
 
-    repeat: Repeat
+    repeat: LaunchReplay
     output: Floats
     block_counts: BlockCounts | None
 
@@ -133,8 +133,8 @@ class ReplayWorkspace(NamedTuple):
     is recorded when the rest of another chunk already is: attention's output must not share memory with the arrays of
     the segment that reads it."""
 
-    attention: Scratch
-    rest: Scratch
+    attention: Workspace
+    rest: Workspace
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def replay_workspace(layers: list[LayerSegments]) -> Iterator[ReplayWorkspace | 
     if not layers:
         yield None
         return
-    with Scratch() as attention, Scratch() as rest:
+    with Workspace() as attention, Workspace() as rest:
         yield ReplayWorkspace(attention, rest)
 
 
@@ -190,7 +190,7 @@ class ReplayedLayers:
         self._prompt_pass, self._stream, self._which = prompt_pass, stream, which
         self._layers, self._workspace = layers, workspace
         self._attention: _Attention | None = None
-        self._segments, self._chunks = dict[Any, Repeat](), 1
+        self._segments, self._chunks = dict[Any, LaunchReplay](), 1
         if before is not None and len(before._stream) == tokens:
             before._chunks = 2  # both chunks use what the first one records
             self._segments = before._segments
@@ -272,13 +272,15 @@ class ReplayedLayers:
         coming = sum(kind in (layer_.qkv_proj.kind, layer_.out_proj.kind) for layer_ in self._layers[layer:])
         return kind is not None and coming * self._chunks >= WORTH
 
-    def _recorded(self, scratch: Scratch, arrays: list[Any], launch: Callable[[], Any]) -> tuple[Any, Repeat | None]:
+    def _recorded(
+        self, workspace: Workspace, arrays: list[Any], launch: Callable[[], Any]
+    ) -> tuple[Any, LaunchReplay | None]:
         """Launch and record; return the result, and the replay for other arrays. If no replay is possible, nothing more
         is recorded."""
-        recording = Recording(scratch)
-        with recording.going_on():
+        recorder = LaunchRecorder(workspace)
+        with recorder.recording():
             result = launch()
-        repeat = recording.repeat(arrays)
+        repeat = recorder.replay(arrays)
         self.able = repeat is not None
         return result, repeat
 
