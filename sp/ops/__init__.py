@@ -1,8 +1,7 @@
-"""Operations on arrays, a file for those of one idea: shapes and formula in the docstring, and the NumPy code that
-defines it.
+"""Operations on arrays, one file per operation: shapes and formula in the docstring, and the NumPy code that defines
+it.
 
-Activations are float32 unless a caller asks for more: given float64 an op computes in float64.
-"""
+Activations are float32 unless a caller needs more: for float64 input an op computes in float64."""
 
 from __future__ import annotations
 

@@ -24,20 +24,14 @@ def sigmoid(x: Floats) -> Floats:
     >>> sigmoid(np.array([0.0, -1000.0, 1000.0], np.float32))
     array([0.5, 0. , 1. ], dtype=float32)
     """
-    with np.errstate(over="ignore"):  # exp(-x) = inf is the right road to 0
+    with np.errstate(over="ignore"):  # exp(-x) = inf correctly yields 0
         y = np.exp(-x)
     y += 1
     return np.reciprocal(y, out=y)
 
 
 def silu(x: Floats, out: Floats | None = None) -> Floats:
-    """``x * sigmoid(x)``, elementwise, same shape; written to `out` if it is given.
-
-    Examples
-    --------
-    >>> silu(np.array([0.0, 100.0], np.float32))
-    array([  0., 100.], dtype=float32)
-    """
+    """``x * sigmoid(x)``, elementwise, same shape; written to `out` if there is one."""
     with np.errstate(over="ignore"):
         y = np.exp(-x, out=out)
     y += 1
@@ -93,7 +87,7 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
 
 
 def _gated(gate: Floats, up: Floats, gelu: bool) -> Floats | None:
-    """Either in a compiled loop; None where that is NumPy's."""
+    """Compute either activation in a compiled loop; return None if NumPy has to do it."""
     whole = all(each.dtype == np.float32 and each.flags.c_contiguous for each in (gate, up))
     if not whole or not gate.size or gate.size % LANES:
         return None
@@ -104,9 +98,9 @@ def _gated(gate: Floats, up: Floats, gelu: bool) -> Floats | None:
 
 
 def geglu(gate: Floats, up: Floats) -> Floats:
-    """``gelu(gate) * up``, gelu by its tanh approximation; arrays as of `swiglu`.
-    ``gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``, written as ``x * sigmoid(2 ...)``. Source:
-    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """``gelu(gate) * up``, with the tanh approximation of gelu; arrays as in `swiglu`. ``gelu(x) = x / 2 * (1 +
+    tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``, written as ``x * sigmoid(2 ...)``. Source: Hendrycks and Gimpel,
+    "Gaussian Error Linear Units", 2016.
 
     >>> geglu(np.array([[100.0, -100.0]], np.float32), np.array([[2.0, 2.0]], np.float32))
     array([[200.,  -0.]], dtype=float32)

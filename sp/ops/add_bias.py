@@ -1,4 +1,4 @@
-"""add_bias: what projections with biases add to every token."""
+"""Add biases to the outputs of projections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_bias(xs: Sequence[Floats], biases: Sequence[Floats]) -> tuple[Floats, ..
     Parameters
     ----------
     xs : one to three arrays, float32 (tokens_i, out_i)
-        Products that only this reads. On the device out_i is a multiple of 8.
+        Products that nothing else reads. On the device out_i is a multiple of 8.
     biases : as many arrays, float32 (out_i,)
 
     Examples

@@ -1,4 +1,4 @@
-"""array_module: NumPy or CuPy, for ops that are written once for both."""
+"""Select NumPy or CuPy, for ops that are written once for both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sp.kernels import import_cupy, is_device
 
 
 def array_module(array: object) -> Any:
-    """The module whose functions take `array`: ``numpy``, or ``cupy`` for what lies on the device.
+    """Return the module whose functions accept `array`: ``numpy``, or ``cupy`` for device arrays.
 
     >>> array_module(np.zeros(2)).__name__
     'numpy'
@@ -19,5 +19,5 @@ def array_module(array: object) -> Any:
 
 
 def on_host(array: Any) -> Any:
-    """The same values as a NumPy array; waits for the device."""
+    """Return the same values as a NumPy array; waits for the device."""
     return array.get() if is_device(array) else array

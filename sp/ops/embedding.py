@@ -1,4 +1,4 @@
-"""embedding: pick the rows of a packed table that token ids name."""
+"""Gather rows of a packed table by token id."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from sp.kernels.specs.matmul.packed import GATHER_ROWS
 from sp.ops.matmul.few_rows import decoded
 from sp.quant import Weight
 
-FEW_TOKENS = 64  # most tokens whose rows are too few blocks for the device
-PARTS = 10  # blocks that then share a row
+FEW_TOKENS = 64  # up to so many rows are too few blocks to fill the device
+PARTS = 10  # blocks per row in that case
 
 
 def embedding(ids: Ints, w: Weight) -> Floats:
-    """Look token ids up; only the rows asked for are decoded.
+    """Look up token ids; only their rows are decoded.
 
     ``y[t] = w[ids[t]]``
 
     Parameters
     ----------
     ids : int64 (tokens,), or of any shape
-        On the device int32, and not looked at by the host: a row outside the table comes out as NaN there.
+        On the device int32, and not checked by the host: an id outside the table yields NaN there.
     w : Weight of shape (vocab, hidden)
-        With the rows of the file, on the device too.
+        Rows packed as in the file, on the device too.
 
     Returns
     -------
-    float32 (tokens, hidden); of other ids ``ids.shape + (hidden,)``
+    float32 (tokens, hidden), in general ``ids.shape + (hidden,)``
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""store_features and pick_features: outputs of a model's layers, side by side, and those of an accepted path."""
+"""Collect outputs of a model's layers as features of a draft model, and select those of an accepted path."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def store_features(x: Floats, features: Floats, column: int) -> None:
 
 
 def pick_features(features: Any, positions: Any, path: Any, kept: Any, rows: int) -> tuple[Any, Any]:
-    """Features and positions of the nodes that were kept of a tree, on the device, where alone their number is known.
-    `features`: bf16 (nodes, width); `positions`: int64 (nodes,); `path`: int32 (rows or more,), of which only the first
-    `kept` are looked at; `kept`: int32 (1,), at most `rows`; `rows`: of the results; those from `kept` on are 0.
+    """Select features and positions of the accepted nodes of a tree, on the device, which alone knows their number.
+    `features`: bf16 (nodes, width); `positions`: int64 (nodes,); `path`: int32 (rows or more,), of which the first
+    `kept` are read; `kept`: int32 (1,), at most `rows`; `rows`: rows of the results; those from `kept` on are 0.
     Returns `features`: bf16 (rows, width); `positions`: int64 (rows,)."""
     cupy, width = import_cupy(), features.shape[1]
     assert len(positions) == len(features), f"features {features.shape}, positions {positions.shape}"

@@ -1,4 +1,4 @@
-"""hadamard: an orthonormal rotation that spreads outliers over a block before it is quantised."""
+"""An orthonormal rotation that spreads outliers over a block before it is quantised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sp.kernels.specs.attention.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
 
 @lru_cache(maxsize=8)
 def sylvester(block: int) -> Floats:
-    """Orthonormal Sylvester matrix, (block, block)."""
+    """Return the orthonormal Sylvester matrix, (block, block)."""
     matrix: Doubles = np.ones((1, 1))
     while len(matrix) < block:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -27,7 +27,7 @@ def hadamard(x: Floats, block: int) -> Floats:
     """Multiply consecutive blocks of the last axis by the orthonormal Sylvester-Hadamard matrix.
 
     ``y[..., b] = H x[..., b]`` with ``H[i, j] = (-1) ** popcount(i & j) / sqrt(block)``. H is symmetric and its
-    own inverse, so applying it twice gives `x` back, and rotating q and k alike leaves q·k as it was.
+    own inverse, so applying it twice returns `x`, and rotating both q and k leaves q·k unchanged.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def hadamard(x: Floats, block: int) -> Floats:
     Raises
     ------
     ConfigError
-        When `block` is no power of two or does not divide d.
+        If `block` is not a power of two or does not divide d.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""InputTiles: tokens as the Hopper kernel for few of them multiplies them: f16 tiles with means and scales."""
+"""InputTiles: activations in the layout of the Hopper small_m kernel: f16 tiles with means and scales."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from sp.kernels import import_cupy
 __all__ = ["UNIT_SCALE", "InputTiles", "empty_tiles", "largest_scales", "size_scales", "tiles_of"]
 
 UNIT_SCALE = 64.0
-"""Scale of a token whose values are about as large as 1: it may grow 2^22 times, and to 2^-8 of it 11 bits are kept."""
-MOST = 65504.0  # of f16
+"""Scale of a token whose values are about 1 in magnitude: it may grow by 2^22, and values down to 2^-8 of it keep 11
+bits."""
+MOST = 65504.0  # the largest f16
 
 
 @dataclass(frozen=True)
 class InputTiles:
-    """Tokens (n, width) in the layout of ``input_tiles.cuh``. `squares`: float32 (tokens, width / 16), optional, if an
-    RMS norm is not finished: the tiles hold x times its weight, and here are sums of 16 values of x^2. The product
-    divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``."""
+    """Activations (n, width) in the layout of ``input_tiles.cuh``. `squares`: float32 (tokens, width / 16), optional,
+    for a deferred RMSNorm: the tiles contain x times its weight, and `squares` the sums of 16 values of x^2. The
+    product divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``."""
 
     tokens: int  # tokens and width: rows and inputs of a row
     width: int
-    held: int  # tokens there is room for, a multiple of 8
+    held: int  # capacity in tokens, a multiple of 8
     data: Any = field(repr=False, compare=False)  # uint8, flat, tiles, means and the tokens' scales
     squares: Any = field(default=None, repr=False, compare=False)
-    eps: float = 0.0  # of that norm
+    eps: float = 0.0  # epsilon of that norm
 
     def values(self) -> np.ndarray:
-        """What the tiles hold, float64 (tokens, width): x but for its rounding."""
+        """Return the values in the tiles, float64 (tokens, width): x except for rounding."""
         values: np.ndarray = self._plane(0, self.width) * self.scales()[:, None]
         return values
 
     def means(self) -> np.ndarray:
-        """Means of 16 values, float64 (tokens, width / 16)."""
+        """Return the means of 16 values, float64 (tokens, width / 16)."""
         parts = self._plane(2 * self.width * self.held, _mean_columns(self.width)).reshape(self.tokens, -1, 2, 16)
         means: np.ndarray = parts.sum(axis=2).reshape(self.tokens, -1)[:, : self.width // 16] * self.scales()[:, None]
         return means
 
     def scales(self) -> np.ndarray:
-        """What the values of each token were divided by, powers of two, float64 (tokens,)."""
+        """Return the divisors of each token's values, powers of two, float64 (tokens,)."""
         return self._raw(_scales_at(self.width, self.held), 4 * self.tokens).view(np.float32).astype(np.float64)
 
     def _raw(self, start: int, nbytes: int) -> np.ndarray:
@@ -65,17 +66,17 @@ def _scales_at(width: int, held: int) -> int:
 
 
 def _order(held: int) -> np.ndarray:
-    """Where each 16-byte chunk of a row lies: (1, held, 8, 1)."""
+    """Return the position of each 16-byte chunk of a row in the swizzled layout: (1, held, 8, 1)."""
     return (np.arange(8) ^ (np.arange(held) % 8)[:, None])[None, :, :, None]
 
 
 def empty_tiles(tokens: int, width: int, held: int) -> InputTiles:
-    """Unfilled tiles on the current device; `width` a multiple of 256."""
+    """Allocate tiles on the current device; `width` is a multiple of 256."""
     return InputTiles(tokens, width, held, import_cupy().empty(_scales_at(width, held) + 4 * held, np.uint8))
 
 
 def largest_scales(x: Floats) -> Floats:
-    """Scales of tokens whose values are all known: the largest comes to lie between 2^14 and 2^15.
+    """Return scales of tokens whose values are known: the largest is scaled to between 2^14 and 2^15.
 
     >>> np.log2(largest_scales(np.array([[1e6, 1.0], [1e-3, 0.0]], np.float32)))
     array([  5., -24.], dtype=float32)
@@ -84,8 +85,8 @@ def largest_scales(x: Floats) -> Floats:
 
 
 def size_scales(mean_squares: Floats) -> Floats:
-    """Scales of tokens of which no more is known than how large they were before something was added. `mean_squares`:
-    float32 (tokens,), of the residual stream.
+    """Return scales of tokens of which only the magnitude before an addition is known. `mean_squares`: float32
+    (tokens,), of the residual stream.
 
     >>> size_scales(np.array([1.0, 9.0, 1e6, 0.0], np.float32))
     array([6.4000e+01, 1.2800e+02, 3.2768e+04, 6.2500e-02], dtype=float32)
@@ -94,14 +95,14 @@ def size_scales(mean_squares: Floats) -> Floats:
 
 
 def _power_below(x: Floats) -> Floats:
-    """The power of two at or below each positive number, within 2^-100 and 2^100."""
+    """Return the power of two at or below each positive number, clipped to 2^-100 and 2^100."""
     kept = np.clip(x, np.float32(2.0**-100), np.float32(2.0**100)).astype(np.float32)
     return (kept.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
 
 
 def tiles_of(x: Floats, held: int, scales: Floats) -> InputTiles:
-    """Tiles as the kernels make them, in NumPy. `x`: float32 (tokens, width), width a multiple of 256; `scales`:
-    float32 (tokens,).
+    """Build tiles in NumPy, the reference of the kernels. `x`: float32 (tokens, width), width a multiple of 256;
+    `scales`: float32 (tokens,).
 
     >>> x = np.linspace(-1, 1, 256, dtype=np.float32)[None] * 1e6
     >>> tiles = tiles_of(x, 8, largest_scales(x))
@@ -124,7 +125,7 @@ def tiles_of(x: Floats, held: int, scales: Floats) -> InputTiles:
 
 
 def _swizzled(rows: np.ndarray, held: int) -> np.ndarray:
-    """The bytes of f16 rows as a plane of tiles."""
+    """Return the bytes of f16 rows as a plane of tiles."""
     tokens, columns = rows.shape
     room = np.zeros((held, columns), np.float16)
     room[:tokens] = rows

@@ -1,4 +1,4 @@
-"""rms_norm and l2norm: the two normalisations of the Qwen family."""
+"""RMSNorm and L2 norm, in NumPy and on the device."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ Norm = tuple[Floats, float]  # weight (hidden,) and eps of an RMS norm that come
 
 @dataclass(frozen=True)
 class Ready:
-    """A norm of a residual stream on the device that the product before, which made the stream, has begun."""
+    """A deferred RMSNorm of a residual stream on the device: the product that made the stream has already started the
+    norm."""
 
     norm: Norm
     tiles: InputTiles  # the stream times the norm's weight, with squares
 
     def __iter__(self) -> Iterator[Any]:
-        """Weight and eps, as a norm that is not begun gives them."""
+        """Yield weight and eps, like a norm that is not deferred."""
         return iter(self.norm)
 
     @classmethod
     def empty(cls, x: Any, norm: Norm, held: int) -> Ready:
-        """Room for what belongs to x (tokens, hidden), hidden a multiple of 256, in tiles of `held` tokens."""
+        """Allocate the deferred norm of x (tokens, hidden), hidden a multiple of 256, in tiles of `held` tokens."""
         tokens, width = x.shape
         squares = import_cupy().empty((tokens, width // 16), np.float32)
         return cls(norm, replace(empty_tiles(tokens, width, held), squares=squares, eps=norm[1]))
@@ -49,8 +50,8 @@ columns."""
 def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks: Any = None) -> Floats:
     """Root-mean-square normalisation over the last axis.
 
-    ``y = x / sqrt(mean(x²) + eps) * weight``. GGUF files hold the weight ready to multiply: converters have
-    already added the 1 of zero-centred checkpoints.
+    ``y = x / sqrt(mean(x²) + eps) * weight``. In GGUF files the weight is ready to multiply: converters have already
+    added the 1 of zero-centred checkpoints.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
     weight : float32 (d,)
     eps : float
     f32 : bool
-        On the device, where d % 4 == 0 and d <= 8192: keep the result in float32, not bf16 (uint16).
+        On the device, where d % 4 == 0 and d <= 8192: return float32 instead of bf16 (uint16).
     peaks : uint32 (d,), optional
-        On the device, of a bf16 result: raised to the largest absolute value of each column, as bits of a float32.
+        On the device, for a bf16 result: raised to the absmax of each column, as bits of a float32.
 
     Returns
     -------
@@ -109,7 +110,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
 
 
 def ones(width: int, like: object) -> Floats:
-    """The weight (width,) of a norm that has none, where the array `like` is; read-only."""
+    """Return the weight (width,) of a norm without weights, on the device of `like`; read-only."""
     return _ones_on(width, current_device()) if is_device(like) else np.ones(width, np.float32)
 
 
@@ -121,7 +122,7 @@ def _ones_on(width: int, device: int) -> Any:
 def l2norm(x: Floats, eps: float) -> Floats:
     """Scale the last axis to unit length.
 
-    ``y = x / sqrt(sum(x²) + eps)``: `eps` stands under the root, as in the reference Gated DeltaNet.
+    ``y = x / sqrt(sum(x²) + eps)``: `eps` is under the root, as in the reference Gated DeltaNet.
 
     Parameters
     ----------

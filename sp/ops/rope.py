@@ -1,4 +1,4 @@
-"""Rope and rope: rotary position embedding on the first values of every head, by one description of it."""
+"""Rotary position embedding on the first values of every head, with its scalings."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Pairing = Literal["halves", "interleaved"]
 
 
 class Scaling(Protocol):
-    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is. What a scaling does
-    to the size of scores is `Rope.magnitude`."""
+    """Context extension by other RoPE frequencies. Hashable, as `Rope` is. Its effect on the size of scores is
+    `Rope.magnitude`."""
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
-        """Frequencies ``base ** (-2 j / dim)`` of the pairs, float64 (dim / 2,), to those that are used."""
+        """Convert frequencies ``base ** (-2 j / dim)`` of the pairs, float64 (dim / 2,), to the scaled ones."""
         ...
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Which values of a head are turned together, and how fast. `pairing`: {"halves", "interleaved"}, pair j is values
-    ``(j, j + dim / 2)``, as GPT-NeoX has it, or ``(2 j, 2 j + 1)``, as GPT-J and Llama do; `magnitude`: cosines and
-    sines are multiplied by it, and so are the values that are turned: YaRN's attention factor.
+    """Pairs of values that are rotated together, and their frequencies. `pairing`: "halves": pair j is values ``(j, j +
+    dim / 2)``, as in GPT-NeoX, or "interleaved": ``(2 j, 2 j + 1)``, as in GPT-J and Llama; `magnitude`: factor of
+    cosines and sines, and so of rotated values: YaRN's attention factor.
 
     >>> Rope(1e4, 4).inverse_frequencies.tolist()
     [1.0, 0.01]
     """
 
     base: float  # ``rope.freq_base``, e.g. 1e6
-    dim: int  # values of a head that are turned, even; the rest pass through; 0 where a layer has no RoPE
+    dim: int  # values of a head that are rotated, even; the rest pass through; 0 for a layer without RoPE
     pairing: Pairing = "halves"
     scaling: Scaling | None = None
     magnitude: float = 1.0
 
     @cached_property
     def inverse_frequencies(self) -> Floats:
-        """Angle by which one position turns each pair, float64 (dim / 2,), in radians; fastest first; read-only."""
+        """Angle per position of each pair, float64 (dim / 2,), in radians; fastest first; read-only."""
         # Python's power, not NumPy's: the latter differs in the last bit from one CPU to the next.
         plain = np.array([float(self.base) ** (-2 * pair / self.dim) for pair in range(self.dim // 2)])
         found = plain if self.scaling is None else self.scaling.scale(plain, self.base)
@@ -50,17 +50,17 @@ class Rope:
         return found
 
     def turn_fractions(self) -> Ints:
-        """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (dim / 2,). Multiplied by
-        a position modulo 2**64 they lose whole turns exactly, which floats do not.
+        """Return the part of a full turn per position of each pair, in units of 2**-64: int64 (dim / 2,). Multiplied by
+        a position modulo 2**64 they drop whole turns exactly, which floats do not.
 
-        >>> Rope(1e6, 2).turn_fractions() / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
+        >>> Rope(1e6, 2).turn_fractions() / 2**64 * 2 * math.pi  # the first pair rotates by one radian per position
         array([1.])
         """
         share = (self.inverse_frequencies / (2 * math.pi)).tolist()
         return np.array([round(one * 2.0**64) % 2**64 for one in share], np.uint64).view(np.int64)
 
     def undone(self) -> Rope:
-        """The rotation whose turn by the negative position takes this one back: frequencies are the same.
+        """Return the rotation that, with negated positions, inverts this one: the frequencies are the same.
 
         >>> Rope(1e4, 4, magnitude=1.25).undone().magnitude
         0.8
@@ -68,7 +68,7 @@ class Rope:
         return replace(self, magnitude=1 / self.magnitude)
 
     def pairs(self, x: Floats) -> tuple[Floats, Floats]:
-        """First and second values of all pairs of heads (..., head_dim), as views (..., dim / 2)."""
+        """Return the first and second values of all pairs of heads (..., head_dim), as views (..., dim / 2)."""
         half = self.dim // 2
         if self.pairing == "halves":
             return x[..., :half], x[..., half : self.dim]
@@ -78,13 +78,12 @@ class Rope:
 def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     """Rotate each head by its token's position.
 
-    A pair (a, b) of a head, turned by the angle ``positions[t] * inverse_frequencies[j]``, becomes
+    A pair (a, b) of a head, rotated by the angle ``positions[t] * inverse_frequencies[j]``, becomes
 
     ``(a cos - b sin, a sin + b cos) * magnitude``,
 
-    values from `Rope.dim` on pass through. Angles are float64, so position 1 000 000 is as exact as position 1.
-    Negated positions undo the rotation, see `Rope.undone`. The text-only case of interleaved M-RoPE (Qwen3.5) is this
-    very formula.
+    values from `Rope.dim` on pass through. Angles are float64, so position 1 000 000 is as exact as position 1. Negated
+    positions undo the rotation, see `Rope.undone`. Interleaved M-RoPE (Qwen3.5) has the same formula for text.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     positions : int64 (tokens,)
         Any order, gaps allowed.
     rotary : Rope
-        Its `dim` is even and at most head_dim; with 0 heads come out as they are.
+        Its `dim` is even and at most head_dim; 0 leaves heads unchanged.
 
     Returns
     -------
@@ -133,7 +132,7 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Position interpolation: every angle is divided by one factor, so that `factor` positions stand where one did.
+    """Position interpolation: every angle is divided by `factor`, so that so many positions take the range of one.
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023,
     https://arxiv.org/abs/2306.15595.
 
@@ -144,18 +143,18 @@ class LinearScaling:
     factor: float  # at least 1
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
-        """See `Scaling`."""
+        """Divide all frequencies by the factor."""
         return frequencies / self.factor
 
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN: pairs that turn often within the original context stay as they are, slow ones are interpolated.
+    """YaRN: pairs that rotate often within the original context are unchanged, slow ones are interpolated.
 
-    A pair that makes at least `beta_fast` turns there keeps its frequency, one that makes `beta_slow` or fewer has it
-    divided by `factor`, and between them the share of either falls linearly from pair to pair, where the paper has it
-    linear in the number of turns: as the authors' code does it, and llama.cpp and transformers after it. Which pairs
-    the two are is rounded outwards. Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+    A pair that makes at least `beta_fast` turns there keeps its frequency, for one that makes `beta_slow` or fewer it
+    is divided by `factor`, and in between the two are blended linearly from pair to pair, where the paper blends
+    linearly in the number of turns: the authors' code, llama.cpp and transformers do the same. The two limits are
+    rounded outwards to whole pairs. Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language
     Models", 2023, https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4.
 
     >>> plain = 1e4 ** (-np.arange(0, 64, 2) / 64)
@@ -167,18 +166,18 @@ class YarnScaling:
     """
 
     factor: float  # at least 1
-    original_context: int  # positions that the model was trained to before
-    ext_factor: float = 1.0  # share of the fast pairs' own frequency that they keep, in [0, 1]
+    original_context: int  # positions of the original training
+    ext_factor: float = 1.0  # weight of the original frequency of fast pairs, in [0, 1]
     beta_fast: float = 32.0  # beta_fast and beta_slow: turns within the original context
     beta_slow: float = 1.0
 
     @property
     def attention_factor(self) -> float:
-        """What cosines and sines are multiplied by: 1 + 0.1 ln(factor), or 1 where nothing is kept of fast pairs."""
+        """Factor of cosines and sines: 1 + 0.1 ln(factor), or 1 if fast pairs are interpolated as well."""
         return 1.0 + 0.1 * math.log(self.factor) if self.ext_factor else 1.0
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
-        """See `Scaling`."""
+        """Blend the original and the interpolated frequency of each pair."""
         pairs = len(frequencies)
         fast = math.floor(self._pair(self.beta_fast, pairs, base))
         slow = math.ceil(self._pair(self.beta_slow, pairs, base))
@@ -187,6 +186,6 @@ class YarnScaling:
         return np.asarray(frequencies / self.factor * (1.0 - kept) + frequencies * kept)
 
     def _pair(self, turns: float, pairs: int, base: float) -> float:
-        """The pair that makes so many turns within the original context, as a real number within the head."""
+        """Return the index, as a real number, of the pair that makes so many turns within the original context."""
         at = pairs * math.log(self.original_context / (2 * math.pi * turns)) / math.log(base)
         return min(max(at, 0.0), 2.0 * pairs - 1)

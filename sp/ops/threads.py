@@ -1,8 +1,8 @@
-"""run_parallel: independent pieces of NumPy work on all cores, with one BLAS thread each.
+"""Run independent pieces of NumPy work on all cores, with one BLAS thread each.
 
-NumPy lets go of the interpreter lock inside matrix products and elementwise loops, so plain threads scale. OpenBLAS's
-own threads are switched off meanwhile: for tiles of this size they gain nothing, and their busy waiting makes a machine
-with other work several times slower."""
+NumPy releases the interpreter lock inside matrix products and elementwise loops, so plain threads scale. OpenBLAS's own
+threads are disabled meanwhile: for tiles of this size they gain nothing, and their busy waiting makes a machine with
+other work several times slower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from sp.native.team import Team
 
 @cache
 def cores() -> int:
-    """Processors this process may use; ``OMP_NUM_THREADS`` lowers it, as for other numeric libraries."""
+    """Return the number of CPUs that this process may use; ``OMP_NUM_THREADS`` lowers it, as in other numeric
+    libraries."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(allowed, int(asked)) if asked.isdigit() and int(asked) > 0 else allowed
@@ -29,7 +30,7 @@ def cores() -> int:
 
 @cache
 def team() -> Team:
-    """The threads that compiled loops run on."""
+    """Return the threads that run compiled loops."""
     return Team(cores())
 
 
@@ -39,7 +40,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _begin_anew() -> None:
-    """In the child of a fork: threads stay with the parent, and their pools would wait for them forever."""
+    """Drop the pools in the child of a fork: threads stay with the parent, and the pools would wait for them
+    forever."""
     team.cache_clear()
     _pool.cache_clear()
 
@@ -55,13 +57,14 @@ def _blas() -> ThreadpoolController:
 
 @cache
 def _plain() -> bool:
-    """Whether BLAS had one thread from the start: nothing to limit, which would take as long as small products do."""
+    """Return True if BLAS has had one thread from the start: then nothing need be limited, which costs as much as small
+    products."""
     return all(each["num_threads"] == 1 for each in _blas().info())
 
 
 def run_parallel(work: Callable[..., object], *pieces: Sequence[Any]) -> None:
-    """Call `work` on every piece, or with one of each of several sequences, as `map` does; the calls must write to
-    different places and call no `run_parallel`. The result does not depend on the number of cores.
+    """Call `work` on every piece, or with one element of each of several sequences, as `map` does; the calls must write
+    to different places and must not call `run_parallel`. The result does not depend on the number of cores.
 
     >>> import numpy as np
     >>> squares = np.zeros(4)
@@ -81,9 +84,9 @@ def run_parallel(work: Callable[..., object], *pieces: Sequence[Any]) -> None:
 
 
 def token_slices(tokens: int, size: int = 256) -> list[slice]:
-    """Cut `tokens` into near-equal slices of at most `size`, an even number of them where there is more than one. Two,
-    four or eight cores then finish together. The cut depends on the number of tokens alone, so that results do not
-    depend on the machine.
+    """Split `tokens` into near-equal slices of at most `size`, an even number of them if more than one, so that two,
+    four or eight cores finish together. The split depends on the number of tokens only, so that results do not depend
+    on the machine.
 
     >>> token_slices(5, 2)
     [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None), slice(3, 5, None)]

@@ -1,1 +1,1 @@
-"""Specs of the kernels: signature, launch shape and variants, one module a family."""
+"""Specs of the kernels: signature, launch shape and variants, one module per family."""

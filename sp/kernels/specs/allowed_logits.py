@@ -1,4 +1,4 @@
-"""Logits of the tokens that a constraint allows."""
+"""Mask logits to the tokens that a constraint allows."""
 
 from __future__ import annotations
 

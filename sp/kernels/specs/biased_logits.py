@@ -1,4 +1,4 @@
-"""Logits of tokens that a bias and penalties change."""
+"""Apply a bias and penalties to the logits of some tokens."""
 
 from __future__ import annotations
 

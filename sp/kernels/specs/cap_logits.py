@@ -1,11 +1,11 @@
-"""Logits behind the head."""
+"""Scale and softly cap the logits of the head."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
 CAP_THREADS = 256
-EACH = 4  # values of a thread
+EACH = 4  # values per thread
 
 CAP_LOGITS = KernelSpec(
     source="cap_logits.cu",

@@ -5,18 +5,18 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 
 CHUNK = 64
-CONV_RUN = 16  # tokens a team of `CAUSAL_CONV1D` takes
-MOST_TOKENS = 16  # tokens that `DELTA_RECURRENT` takes at once
+CONV_RUN = 16  # tokens per run of `CAUSAL_CONV1D`
+MOST_TOKENS = 16  # most tokens of one launch of `DELTA_RECURRENT`
 
 
 def chunk_smem(defines: Defines) -> int:
-    """Q and K tiles, then A in their place; G and b."""
+    """Return the bytes of Q and K tiles, which A overwrites; G and b."""
     repeat = int(defines["REPEAT"])
     return max(2 * CHUNK * (int(defines["HEAD_DIM"]) + 8) * 2, repeat * CHUNK * 68 * 4) + 2 * repeat * CHUNK * 4
 
 
 def scan_smem(defines: Defines) -> int:
-    """K, T, V, decay twice; Q and P twice, or once without ``WIDE``."""
+    """Return the bytes of K, T, V, decay twice; Q and P twice, or once without ``WIDE``."""
     dim, columns, wide = int(defines["HEAD_DIM"]), 16 * int(defines["WARPS"]), int(defines["WIDE"])
     return 2 * (CHUNK * (dim + CHUNK + columns) * 2 + 512) + (1 + wide) * CHUNK * (dim + CHUNK) * 2
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a memory that takes only the first of the tokens that pass."""
+"""Gated DeltaNet: exclude the padding after the real tokens of a pass from the recurrent state."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Gated DeltaNet over a tree of nodes, and the move of all memories along one of its paths."""
+"""Gated DeltaNet over a tree of nodes, and the update of all states along one of its paths."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-NODES = (16, 24, 32, 64)  # sizes that `DELTA_TREE` is built for; it takes up to that many nodes
+NODES = (16, 24, 32, 64)  # capacities for which `DELTA_TREE` is compiled
 
 
 def tree_smem(defines: Defines) -> int:
-    """Two f16 parts of k and q; numbers of the nodes; v; S^T q and products between nodes, or inputs before them."""
+    """Return the bytes of two f16 parts of k and q; numbers of the nodes; v; S^T q and products between nodes, or
+    before these the inputs."""
     nodes, dim, parts = int(defines["NODES"]), int(defines["HEAD_DIM"]), int(defines["PARTS"])
     line = dim // parts + 16 // parts
     after = nodes * line * 4 + nodes * (2 * nodes + 4) * 4

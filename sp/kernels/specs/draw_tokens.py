@@ -1,4 +1,4 @@
-"""Draws by given numbers, and the probabilities of given tokens."""
+"""Draw tokens by random numbers from the host, and return the probabilities of tokens."""
 
 from __future__ import annotations
 

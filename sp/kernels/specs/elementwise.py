@@ -1,14 +1,14 @@
-"""Row and elementwise kernels between the matrices."""
+"""Row and elementwise kernels between the matrix products."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-NORM_WARPS = 4  # rows of a block where a warp has one to itself
+NORM_WARPS = 4  # rows per block if each has one warp
 
 
 def norm_rows(defines: Defines) -> int:
-    """Rows of a block of `RMS_NORM`.
+    """Return the rows per block of `RMS_NORM`.
 
     >>> norm_rows({"COLS": 576}), norm_rows({"COLS": 1024, "PEAKS": 1}), norm_rows({"COLS": 5120})
     (4, 1, 1)
@@ -38,8 +38,8 @@ SWIGLU = KernelSpec(
 )
 
 BIAS_THREADS = 128
-BIAS_EACH = 8  # values of a thread
-MOST_BIASES = 3  # arrays of one launch
+BIAS_EACH = 8  # values per thread
+MOST_BIASES = 3  # most arrays of one launch
 
 ADD_BIAS = KernelSpec(
     source="add_bias.cu",

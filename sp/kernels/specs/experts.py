@@ -1,7 +1,7 @@
-"""Kernels of mixtures of experts around their products, and those of few tokens.
+"""Kernels of mixtures of experts besides their matrix products, and the products of few tokens (small_m).
 
-Define of `ROUTE`: EACH, logits of a lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH,
-TAIL, see their header; of `GATE_SLOTS` and `EXPERT_GATED`: CLAMPED, 1 where gates are those of `clamped_swiglu`."""
+Define of `ROUTE`: EACH, logits per lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH,
+TAIL, see their header; of `GATE_SLOTS` and `EXPERT_GATED`: CLAMPED, 1 for the gate of `clamped_swiglu`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from sp.kernels.launch import Defines, KernelSpec
 from sp.quant import MXFP4, Q4_K, Q6_K, Q8_0, packing_of
 
-ROUTE_TOKENS = 4  # of a block, a warp each
+ROUTE_TOKENS = 4  # tokens per block, one per warp
 MOST_EXPERTS = 512
 MOST_USED = 32
 
@@ -72,11 +72,12 @@ GATE_SLOTS = KernelSpec(
 
 STRIP_WARPS = 8
 STRIP_DEPTH = 2
-INPUT_BYTES = 544 + 32 + 64 + 16  # of a warp: 256 inputs as integers, their sums and their factor
+INPUT_BYTES = 544 + 32 + 64 + 16  # bytes per warp: 256 inputs as integers, their sums and their factor
 
 
 def strip_variant(kind: int, stages: int, *, tail: bool = False) -> dict[str, int]:
-    """Defines for a ggml type id where a block reads so many stages of 256 inputs; with a `tail` the last has fewer."""
+    """Return the defines for a ggml type id and a block that reads so many K-chunks of 256 inputs; with `tail` the last
+    is shorter."""
     depth = min(STRIP_DEPTH, -(-stages // STRIP_WARPS))
     return {"KIND": kind, "WARPS": STRIP_WARPS, "DEPTH": depth} | ({"TAIL": 1} if tail else {})
 

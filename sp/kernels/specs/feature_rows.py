@@ -1,11 +1,11 @@
-"""Outputs of a model's layers on their way to a draft."""
+"""Copy outputs of a model's layers to the features of a draft model."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
 THREADS = 128
-EACH = 8  # values of a thread
+EACH = 8  # values per thread
 
 STORE_FEATURES = KernelSpec(
     source="feature_rows.cu",

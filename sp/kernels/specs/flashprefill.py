@@ -1,46 +1,47 @@
-"""FlashPrefill: means of key blocks, which blocks each query block reads, and the means of those it does not."""
+"""FlashPrefill: means of key blocks, the selection of blocks for each query block, and the correction by means."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
 MEAN_THREADS = 128
-CORRECTION_ROWS = 64  # query rows of a block of mean_correction
-FEWEST = 1024  # shared memory is sized for at least so many blocks, which is 128 K tokens
+CORRECTION_ROWS = 64  # query rows per block of mean_correction
+FEWEST = 1024  # shared memory is sized for at least so many key blocks, 128 K tokens
 RULES = (0, 1, 2)
-"""Of block_select: a threshold or a share of the blocks; the root of their number; a share of the energy."""
+"""Rules of block_select: a threshold or a share of the blocks; the root of their number; a share of the energy."""
 
 
 def threads(defines: Defines) -> int:
-    """Warps of 32 query rows; of 16 where a row is long, since queries stay in registers."""
+    """Return the threads of warps of 32 query rows; of 16 for long rows, since queries stay in registers."""
     return 256 if int(defines["HEAD_DIM"]) > 128 else 128
 
 
 def energy_bytes(defines: Defines) -> int:
-    """A float for each block, and two for 32."""
+    """Return the bytes of a float per block, and two per 32 blocks."""
     blocks = int(defines["MOST_BLOCKS"])
     return 4 * blocks + blocks // 4
 
 
 def smem(defines: Defines) -> int:
-    """Queries, later tiles of mean keys in their place, and energies."""
+    """Return the bytes of queries, later overwritten by tiles of mean keys, and energies."""
     return 256 * int(defines["HEAD_DIM"]) + energy_bytes(defines)
 
 
 def smem_sm90(defines: Defines) -> int:
-    """128 queries, two tiles of 64 mean keys, or 32 of larger heads, and energies."""
+    """Return the bytes of 128 queries, two tiles of 64 mean keys, or 32 for larger heads, and energies."""
     d = int(defines["HEAD_DIM"])
     return (128 + 2 * (32 if d > 128 else 64)) * 2 * d + energy_bytes(defines)
 
 
 def correction_smem(defines: Defines) -> int:
-    """64 queries, tiles of mean keys and values, and a bit a block."""
+    """Return the bytes of 64 queries, tiles of mean keys and values, and a bit per block."""
     d, blocks = int(defines["HEAD_DIM"]), int(defines["MOST_BLOCKS"])
     return 128 * d + 4 * d * (32 if d > 128 else 64) + blocks // 8 + 4
 
 
 def variant(head_dim: int, blocks: int, rule: int = 0) -> dict[str, int]:
-    """Defines for so many key blocks, rounded up so that few variants arise, and of block_select's rule."""
+    """Return the defines for so many key blocks, rounded up so that there are few variants, and for block_select's
+    rule."""
     sizes = {"HEAD_DIM": head_dim, "MOST_BLOCKS": max(FEWEST, 1 << (blocks - 1).bit_length())}
     return sizes | ({"RULE": rule} if rule else {})
 

@@ -1,4 +1,4 @@
-"""geglu: an elementwise kernel between the products of a gated feed-forward."""
+"""GeGLU: an elementwise kernel between the products of a gated feed-forward."""
 
 from __future__ import annotations
 

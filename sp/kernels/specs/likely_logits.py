@@ -1,4 +1,4 @@
-"""Logits of the tokens that are not too unlikely beside the likeliest."""
+"""Mask the logits of tokens that are too unlikely relative to the likeliest (min-p)."""
 
 from __future__ import annotations
 

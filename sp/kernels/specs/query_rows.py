@@ -1,11 +1,11 @@
-"""Rows of queries before and behind the kernel that turns them, in models that ask for it."""
+"""Scale queries before rotation, and interleave queries with gates, for models that need it."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
 QUERY_THREADS = 128
-VALUES = 8  # of a thread
+VALUES = 8  # values per thread
 
 SCALE_QUERIES = KernelSpec(
     source="query_rows.cu",

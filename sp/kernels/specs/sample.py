@@ -1,12 +1,12 @@
-"""Choosing the next token on the device."""
+"""Choose the next token on the device."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
 BINS = 1024
-CAPACITY = 8192  # tokens that `SAMPLE_TOKEN` ranks by sorting
-SLICE = 64 * 256  # logits of a block of `TOP_LOGPROBS`
+CAPACITY = 8192  # most tokens that `SAMPLE_TOKEN` ranks by sorting
+SLICE = 64 * 256  # logits per block of `TOP_LOGPROBS`
 MOST_SLICES = 64
 
 ARGMAX = KernelSpec(

@@ -1,4 +1,4 @@
-"""Kernels that show the runtime and the device helpers at work."""
+"""Kernels that test the runtime and the device helpers."""
 
 from __future__ import annotations
 

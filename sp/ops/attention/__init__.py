@@ -1,1 +1,1 @@
-"""Attention over paged keys and values, dense and under masks, and what comes before and after it."""
+"""Attention over paged keys and values, dense and masked, with its prologue and epilogue."""

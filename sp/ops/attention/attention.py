@@ -1,4 +1,4 @@
-"""attention: exact causal attention, in NumPy tile by tile, over pages by the kernel that suits, and its output."""
+"""Exact causal attention: in NumPy tile by tile, over pages by the best kernel, and its output gate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sp.quant import Math
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
-KEY_TOKENS = 512  # fewest keys of a tile; with few queries, as in decoding, a tile takes more
-HEADROOM = 64.0  # a score may pass its row's reference by 2**64 before the accumulator is rescaled
+KEY_TOKENS = 512  # fewest keys of a tile; with few queries, as in decoding, a tile has more
+HEADROOM = 64.0  # a score may exceed its row's reference by 2**64 before the accumulator is rescaled
 
 
 def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Floats:
@@ -32,13 +32,13 @@ def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Float
 
     ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys
     ``j <= kv_tokens - n + i``: the queries are the last `n` tokens, so query ``n - 1`` sees every key.
-    ``group = heads / kv_heads`` (grouped-query attention). What `rule` changes of it: see `ScoreRule`.
+    ``group = heads / kv_heads`` (grouped-query attention). `rule` modifies this, see `ScoreRule`.
 
-    Scores live one tile at a time; memory beside the output does not grow with the sequence, and tiles that lie wholly
-    above the diagonal, or before the window, are never computed. Scores are kept relative to a row reference (the row
-    maximum of the first tile) which moves only when a later score passes it by 2**64: float32 holds the sums until
-    then, and most tiles need no row maximum and no rescaling. Returns float32 (n, heads, d). Source: Dao et al.,
-    "FlashAttention", 2022 (online softmax); lazy rescaling as in FlashAttention-4.
+    Only one tile of scores exists at a time; memory besides the output does not grow with the sequence, and tiles
+    entirely above the diagonal, or before the window, are never computed. Scores are relative to a row reference (the
+    row maximum of the first tile), which moves only if a later score exceeds it by 2**64: float32 can represent the
+    sums until then, and most tiles need no row maximum and no rescaling. Returns float32 (n, heads, d). Source: Dao et
+    al., "FlashAttention", 2022 (online softmax); lazy rescaling as in FlashAttention-4.
 
     Parameters
     ----------
@@ -76,16 +76,16 @@ def attention(q: Floats, k: Floats, v: Floats, rule: ScoreRule = PLAIN) -> Float
 
 
 def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints | None, rule: ScoreRule) -> None:
-    """Attention of q (tokens, group, d), the last tokens of k, v (seen, d), over one kv head, to `attended`. `hidden`,
-    (tokens,): how many of the first keys each does not see."""
+    """Compute attention of q (tokens, group, d), the last tokens of k, v (seen, d), for one kv head, and write it to
+    `attended`. `hidden`, (tokens,): the number of first keys that each token does not see."""
     tokens, group, d = q.shape
     rows, first = tokens * group, len(k) - tokens
-    # Base 2 and the 1/sqrt(d) folded into q: one multiply a query instead of one a score.
+    # Base 2 and 1/sqrt(d) are folded into q: one multiply per query instead of one per score.
     q = (q * q.dtype.type(math.log2(math.e) * (rule.scale or d**-0.5))).reshape(rows, d)
     cap = None if rule.softcap is None else math.log2(math.e) * rule.softcap
     reference = total = np.empty((rows, 1), q.dtype)
     out = np.empty((rows, d), q.dtype)
-    # Within a window all keys at once: of a part of them some rows would see none.
+    # With a window all keys form one tile: in a smaller one some rows would see no key, and have no maximum.
     step = len(k) if hidden is not None else min(max(KEY_TOKENS, TILE_SCORES // rows), len(k))
     scratch = np.empty(rows * step, q.dtype)
     for start in range(0, len(k), step):
@@ -123,15 +123,15 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
     np.divide(out.reshape(attended.shape), total.reshape(tokens, group, 1), out=attended)
 
 
-FEW_QUERIES = 64  # most queries that go to the kernels which split the cache and read its length on the device
-DECODE_ROWS = 16  # most query rows of a kv head that go to the one of these for decoding
+FEW_QUERIES = 64  # small_m limit: most queries for the split-KV kernels, which read the cache's length on the device
+DECODE_ROWS = 16  # most query rows per kv head for the decode kernel among these
 BYTE_QUERIES = 2049
-"""Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
-device, are of fewer."""
+"""Fewest queries for which keys and values are quantised to int8 and fp8: it must pay off, and CUDA graphs, whose
+counts are on the device, have fewer."""
 
 
 def takes_bytes(math: Math, queries: int) -> bool:
-    """Whether attention of so many queries is made in 8 bits, where a cache asks for `math`.
+    """Return True if attention of so many queries uses int8 and fp8 operands, for a cache with precision `math`.
 
     >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
     (True, False, False)
@@ -140,13 +140,13 @@ def takes_bytes(math: Math, queries: int) -> bool:
 
 
 def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
-    """Causal attention of the last ``len(q)`` of the tokens of `at`; see `attention` for the formula. Returns float32
+    """Compute causal attention of the last ``len(q)`` tokens of `at`; see `attention` for the formula. Returns float32
     (n, heads, d), on the device bf16, in the basis of the cached values: rotated if those are.
 
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16, not rotated for the cache
-    at : PagedKV, the queries' own keys and values among them. At most 64 queries look at its `total`
+    at : PagedKV, including the queries' own keys and values. Its `total` is used for at most 64 queries
     """
     out: Floats
     if is_device(q) and _are_split(q, rule):
@@ -159,7 +159,7 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
     found = few_attended(q, at, rule)
     if found is not None:
         return found
-    if rule.window is not None:  # no page before it is unpacked
+    if rule.window is not None:  # pages before the window are not unpacked
         reach = rule.first_seen(len(q), at.tokens, q)
         page = at.k.shape[1]
         first = int(reach[0]) // page
@@ -169,7 +169,8 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
 
 
 def attention_output(q: Floats, at: PagedKV, wide: Floats | None = None, rule: ScoreRule = PLAIN) -> Floats:
-    """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device in one go for few queries."""
+    """`paged_attention` followed by `gate_output` with `wide`: (n, heads * d). On the device both are fused for few
+    queries."""
     if is_device(q) and _are_split(q, rule):
         out: Floats = _by_runs(q, at, rule, finish=True, wide=wide)
         return out.reshape(len(q), q.shape[1] * q.shape[2])
@@ -185,10 +186,10 @@ def prefill_attention(
     lse: Any = None,
     rule: ScoreRule = PLAIN,
 ) -> Any:
-    """Attention of many queries on the device, over all blocks or listed ones, by the kernel of the current path. `q`:
-    cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: packed pages are unpacked first;
-    `scale`, `blocks`, `lse`, `rule`: see `sp.ops.attention.attention_portable.prefill`. Returns
-    cupy uint16 (n, heads, d), bf16, in the basis of the cached values."""
+    """Compute attention of many queries on the device, over all blocks or listed ones, by the kernel of the current
+    path. `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: packed pages are
+    unpacked first; `scale`, `blocks`, `lse`, `rule`: see `sp.ops.attention.attention_portable.prefill`. Returns cupy
+    uint16 (n, heads, d), bf16, in the basis of the cached values."""
     at = at.unpacked()
     if current_path() == "sm_90a":
         from sp.ops.attention.attention_sm90 import prefill
@@ -200,17 +201,19 @@ def prefill_attention(
 
 
 def _are_few(q: Any, rule: ScoreRule) -> bool:
-    """Whether queries go to the kernels for few, which hide of the last ``len(q)`` keys only what `reach` tells."""
+    """Return True if queries go to the split-KV kernels for small m, which mask the last ``len(q)`` keys by `reach`
+    only."""
     return len(q) <= FEW_QUERIES and (rule.window is None or rule.reach is not None or rule.window >= len(q))
 
 
 def _are_split(q: Any, rule: ScoreRule) -> bool:
-    """Whether queries go to the kernels for few, all at once or by runs: wide heads do, which no other kernel takes."""
+    """Return True if queries go to the split-KV kernels, at once or in runs: so do wide heads, which no other kernel
+    supports."""
     return _are_few(q, rule) or q.shape[2] not in NARROW_DIMS
 
 
 def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
-    """As many queries at once as the kernels for few take, each run over the tokens before it and itself."""
+    """Process as many queries at once as the split-KV kernels take, each run over the tokens before it and itself."""
     q = at.queries(q)
     if _are_few(q, rule):
         return _few(q, at, rule, finish=finish, wide=wide)
@@ -236,16 +239,16 @@ def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: An
 
 
 def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:
-    """Turn outputs back where cached values were rotated, then multiply by the sigmoid of the gate. Returns float32
-    (tokens, heads * d), on the device bf16.
+    """Undo the rotation of cached values, then multiply by the sigmoid of the gate. Returns float32 (tokens, heads *
+    d), on the device bf16.
 
     Parameters
     ----------
     out : float32 (tokens, heads, d), on the device bf16, may be overwritten
     wide : float32 (tokens, heads, 2 d), on the device bf16, optional
-        Each head's query and then its gate, as the wide query matrix gives them; None where there is no gate.
+        Each head's query and then its gate, the output of the wide query matrix; None without a gate.
     unrotate : bool
-        Whether values were cached rotated by a Hadamard matrix over blocks of 64, or less; see `rotated_block`.
+        True if values were cached rotated by a Hadamard matrix over blocks of 64, or fewer; see `rotated_block`.
 
     Examples
     --------

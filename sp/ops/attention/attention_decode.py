@@ -1,4 +1,4 @@
-"""decode: attention of few queries over a long paged cache on the device, split over the cache."""
+"""Attention of few queries over a long paged cache on the device, split over the cache (split-KV)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sp.ops.attention.kv_pages import PagedKV, rows_formats, split_count
 
 
 def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
-    """Attention of the last `n` of the tokens of `at`, in one launch whose grid does not depend on their number.
+    """Compute attention of the last `n` tokens of `at`, in one launch whose grid does not depend on their number.
 
-    The twin is `sp.ops.attention.attention.attention_output`, and `paged_attention` where not `finish`.
+    The NumPy reference is `sp.ops.attention.attention.attention_output`, and `paged_attention` without `finish`.
 
-    `q`: cupy float16 (n, heads, d), in the basis of the cached keys;
-    `at`: the length of its table bounds its tokens; `finish`: rotate outputs back and apply the gate of `wide`, bf16
-    (n, heads, 2 d), if there is one.
+    `q`: cupy float16 (n, heads, d), in the basis of the cached keys; `at`: the length of its table bounds its tokens;
+    `finish`: run the epilogue: rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
 
-    Returns cupy uint16 (n, heads, d), bf16. Source: Dao et al., "Flash-Decoding for long-context inference", 2023."""
+    Returns cupy uint16 (n, heads, d), bf16. Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)
@@ -37,6 +37,7 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
     defines = variant(head_dim, rows_formats(at), rows, at.rotated, finish, roomy=is_roomy(current_device()))
+    # A block takes 8 query rows per tile; the grid is as large as the device runs at once, so that splits end together.
     row_groups = -(-rows // (8 * defines["TILES"]))
     splits = max(
         1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)
@@ -70,7 +71,8 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
 
 @cache
 def resident_blocks(kernel: KernelSpec, defines: tuple[tuple[str, int], ...], device: int) -> int:
-    """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
+    """Return the number of blocks of a variant that the device runs at once, if the compiler uses all registers it
+    may."""
     threads = kernel.block(dict(defines))
     registers = min(255, 65536 // threads)
     fit = shared_bytes_per_multiprocessor(device) // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
@@ -80,11 +82,12 @@ def resident_blocks(kernel: KernelSpec, defines: tuple[tuple[str, int], ...], de
 
 @cache
 def is_roomy(device: int) -> bool:
-    """Whether a block may have 224 KiB of shared memory."""
+    """Return True if a block may have 224 KiB of shared memory."""
     return shared_bytes_per_block(device) >= 224 << 10
 
 
 @cache
 def zeros(device: int) -> Any:
-    """Counters of finished splits, which every launch leaves at zero. Launches that share them must not overlap."""
+    """Return counters of finished splits, which every launch leaves at zero. Launches that share them must not
+    overlap."""
     return import_cupy().zeros(4096, np.uint32)

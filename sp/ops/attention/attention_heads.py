@@ -1,4 +1,4 @@
-"""attention_heads and context_heads: all that happens to q, k and v between their projections and attention."""
+"""The prologue of attention: norms and RoPE of q, k and v after their projections, and the append to the cache."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sp.ops.rope import Rope, rope
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of every query, key and value head; ``HeadNorms()`` where a model has none."""
+    """RMS norms of every query, key and value head; ``HeadNorms()`` for a model without them."""
 
     q: Floats | None = None  # q and k: float32 (head_dim,), optional, weights: both or neither
     k: Floats | None = None
     eps: float = 0.0
-    values: bool = False  # whether value heads are normed, without weights
+    values: bool = False  # True if value heads are normed, without weights
 
     def __post_init__(self) -> None:
         assert (self.q is None) == (self.k is None), "norms of queries and of keys come together"
@@ -41,13 +41,13 @@ class HeadNorms:
 def head_norm_rope(
     x: Floats, head_dim: int, weight: Floats | None, eps: float, positions: Ints, rotary: Rope
 ) -> Floats:
-    """Norm the first d values of every head and turn them by their token's position; see `rms_norm` and `rope`. Returns
-    float32 (tokens, heads, d), on the device float16; angles are as exact at position 1 000 000 as at 1.
+    """Norm the first d values of every head and rotate them by their token's position; see `rms_norm` and `rope`.
+    Returns float32 (tokens, heads, d), on the device float16; angles are as exact at position 1 000 000 as at 1.
 
     Parameters
     ----------
     x : float32 (tokens, heads, stride), on the device bf16
-        ``stride >= d``; what lies behind the first d values (a gate) is not touched.
+        ``stride >= d``; values after the first d (a gate) are ignored.
     head_dim : int, d; on the device 64, 128, 256 or 512
     weight : float32 (d,), optional, no norm without it
     positions : int64 (tokens,)
@@ -87,7 +87,7 @@ def head_norm_rope(
 
 
 def normed_values(v: Floats, norms: HeadNorms, positions: Ints) -> Floats:
-    """Value heads (tokens, kv_heads, d) with a norm that has no weights; see `head_norm_rope`."""
+    """Norm value heads (tokens, kv_heads, d) without weights; see `head_norm_rope`."""
     d = v.shape[2]
     return head_norm_rope(v, d, ones(d, v), norms.eps, positions, NO_ROPE)
 
@@ -96,7 +96,7 @@ NO_ROPE = Rope(1.0, 0)
 
 
 def row_defines(head_dim: int, rotary: Rope, normed: bool) -> dict[str, int]:
-    """What kernels that turn rows of heads are compiled for; what is usual goes without saying.
+    """Return the defines of kernels that rotate rows of heads; defaults are omitted.
 
     >>> row_defines(128, Rope(1e6, 128), True), row_defines(64, Rope(1e4, 64, "interleaved"), False)
     ({'HEAD_DIM': 128}, {'HEAD_DIM': 64, 'INTERLEAVED': 1, 'NORM': 0})
@@ -107,11 +107,11 @@ def row_defines(head_dim: int, rotary: Rope, normed: bool) -> dict[str, int]:
 
 @cache
 def turns(rotary: Rope, device: int) -> Any:
-    """`Rope.turn_fractions` on the device; one that nobody reads where nothing is turned."""
+    """Return `Rope.turn_fractions` on the device; a dummy that nothing reads if there is no rotation."""
     return import_cupy().asarray(rotary.turn_fractions() if rotary.dim else np.zeros(1, np.int64))
 
 
-MANY = 512  # tokens that fill the card with warps of several heads, or of all heads of a token
+MANY = 512  # tokens that fill the GPU with warps of several heads, or of all heads of a token
 
 
 def attention_heads(
@@ -124,16 +124,16 @@ def attention_heads(
     at: PagedKV,
     out: Floats | None = None,
 ) -> Floats:
-    """Norm and turn q and k, store k and v: `head_norm_rope` of both and `kv_append`, on the device in one launch.
-    Returns float32 (tokens, heads, d), on the device float16, queries; not rotated by the Hadamard matrix.
+    """Norm and rotate q and k, store k and v: `head_norm_rope` of both and `kv_append`, on the device in one launch.
+    Returns queries, float32 (tokens, heads, d), on the device float16; not rotated by the Hadamard matrix.
 
     Parameters
     ----------
     q : float32 (tokens, heads, stride), on the device bf16, only the first d values of a head are used
     k, v : float32 (tokens, kv_heads, d), on the device bf16
     positions : int64 (tokens,)
-    at : PagedKV, where k and v go, as the next tokens
-    out : array as the one returned, optional, where to write the queries
+    at : PagedKV, the cache to which k and v are appended
+    out : array like the result, optional, receives the queries
     """
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):
@@ -155,7 +155,7 @@ def attention_heads(
 
 
 def context_heads(k: Floats, v: Floats, norms: HeadNorms, positions: Ints, rotary: Rope, at: PagedKV) -> None:
-    """What `attention_heads` does with k and v, for tokens that ask nothing; parameters as there."""
+    """Norm, rotate and store k and v as `attention_heads` does, for tokens without queries; parameters as there."""
     if is_device(k):
         _launch(None, None, k, v, norms, positions, rotary, at)
     else:
@@ -164,7 +164,7 @@ def context_heads(k: Floats, v: Floats, norms: HeadNorms, positions: Ints, rotar
 
 
 def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, rotary: Rope, at: PagedKV) -> None:
-    """`q` and where to write it are None where there are none."""
+    """Launch the kernels; `q` and `out` are None if there are no queries."""
     tokens, kv_heads, d = k.shape
     heads, stride = (0, 0) if q is None else q.shape[1:]
     assert v.shape == k.shape, f"k {k.shape}, v {v.shape}"
@@ -195,7 +195,7 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
 
 
 def _takes(d: int, rotary: Rope, normed: bool) -> bool:
-    """Whether prompt_heads turns such heads: whole ones of few sizes.
+    """Return True if prompt_heads supports such heads: fully rotated ones of a few sizes.
 
     >>> _takes(128, Rope(1e6, 128), True), _takes(128, Rope(1e6, 64), False), _takes(64, Rope(1e6, 64), True)
     (True, False, False)
@@ -206,8 +206,8 @@ def _takes(d: int, rotary: Rope, normed: bool) -> bool:
 
 
 def unrotate(x: Floats, positions: Ints, rotary: Rope) -> Floats:
-    """What `rope` was given to return `x`, up to rounding. Returns float32 (tokens, heads, d), a new array; on the
-    device `x` itself, changed in place.
+    """Invert `rope`, up to rounding. Returns float32 (tokens, heads, d), a new array; on the device `x` itself, changed
+    in place.
 
     Parameters
     ----------

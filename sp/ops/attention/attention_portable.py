@@ -1,4 +1,4 @@
-"""prefill: causal attention of many queries over pages on any card from sm_80, dense or over lists of key blocks."""
+"""Causal prefill attention over pages on any GPU from sm_80, dense or over lists of key blocks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ def prefill(
     lse: Any = None,
     rule: ScoreRule = PLAIN,
 ) -> Any:
-    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
+    """Compute attention of the last `n` tokens of `at` over all tokens before them, or over listed blocks of those.
 
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
-    The twin is `sp.ops.attention.attention` on the gathered pages.
+    The NumPy reference is `sp.ops.attention.attention` on the gathered pages.
 
     `q`: cupy float16 (n, heads, d), in the basis of the cached keys, not yet scaled; `at`: float16, at least `n`
-    tokens, which the kernel takes from `total` where it is given; `scale`: positive; usually ``d ** -0.5``; `blocks`:
-    all key blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32 (heads, n),
-    optional, where to write the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row without
-    keys; `rule`: its softcap, its sinks and, without `blocks`, its window; the scale is given.
+    tokens; the kernel reads their number from `total` if there is one; `scale`: positive; usually ``d ** -0.5``;
+    `blocks`: by default all key blocks. Query block ``i`` is queries ``128 i .. 128 i + 127``; `lse`: cupy float32
+    (heads, n), optional, receives the natural logarithm of each row's sum of ``exp(scale * score)``; -inf for a row
+    without keys; `rule`: its softcap, its sinks and, without `blocks`, its window are used, its scale is not.
 
     Returns cupy uint16 (n, heads, d), bf16. Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
-    and Work Partitioning", 2023."""
+    and Work Partitioning", 2023.
+    """
     n, heads, head_dim = q.shape
     at.check_queries(q)
     assert at.exact, "packed pages"

@@ -1,4 +1,4 @@
-"""prefill: causal attention of many queries over f16 pages on Hopper, dense or over lists of key blocks."""
+"""Causal prefill attention over f16 pages on Hopper, dense or over lists of key blocks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def prefill(
     lse: Any = None,
     rule: ScoreRule = PLAIN,
 ) -> Any:
-    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
+    """Compute attention of the last `n` tokens of `at` over all tokens before them, or over listed blocks of those.
 
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
-    The twin is `sp.ops.attention.attention` on the gathered pages.
+    The NumPy reference is `sp.ops.attention.attention` on the gathered pages.
 
     `q`: cupy float16 (n, heads, d), rotated queries, not yet scaled; rows and heads may be strided by multiples of 16
-    bytes. d is 64, 128 or 256; `at`: F16 pages, as uint8 or float16, and at least `n` tokens, which the kernel takes
-    from `total` where it is given; ``heads % kv_heads == 0``; `scale`: positive; usually ``d ** -0.5``; `blocks`: all
-    blocks if left out. Query block ``i`` is queries ``128 i .. 128 i + 127``; `out`: cupy uint16 (n, heads, d),
-    optional, where to write; `lse`: cupy float32 (heads, n), optional, where to write the natural logarithm of each
+    bytes. d is 64, 128 or 256; `at`: F16 pages, as uint8 or float16, and at least `n` tokens; the kernel reads their
+    number from `total` if there is one; ``heads % kv_heads == 0``; `scale`: positive; usually ``d ** -0.5``; `blocks`:
+    by default all blocks. Query block ``i`` is queries ``128 i .. 128 i + 127``; `out`: cupy uint16 (n, heads, d),
+    optional, receives the result; `lse`: cupy float32 (heads, n), optional, receives the natural logarithm of each
     row's sum of ``exp(scale * score)``; -inf for a row without keys; `rule`: its softcap, its sinks and, without
-    `blocks`, its window; the scale is given.
+    `blocks`, its window are used, its scale is not.
 
     Returns cupy uint16 (n, heads, d), bf16. Source: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
-    Asynchrony and Low-precision", 2024."""
+    Asynchrony and Low-precision", 2024.
+    """
     cupy = import_cupy()
     n, heads, d = q.shape
     if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0
@@ -88,7 +89,7 @@ def prefill(
         n,
         heads,
         group,
-        group,  # heads that read the same pages run side by side
+        group,  # heads that share pages run at the same time, so that these stay in L2
         0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
@@ -101,7 +102,7 @@ def prefill(
 
 
 def _f16_pages(pages: Any) -> Any:
-    """Pages as float16, as a tensor map takes them."""
+    """Return pages as float16, the type of the tensor map."""
     if not (is_device(pages) and pages.flags.c_contiguous and pages.dtype in (np.uint8, np.float16)):
         raise DeviceError(f"attention: expected contiguous float16 or uint8 pages on the device, got {describe(pages)}")
     return pages.view(np.float16)

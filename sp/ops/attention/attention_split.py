@@ -1,4 +1,4 @@
-"""split: attention of some tens of queries over a long paged cache on the device, split over the cache."""
+"""Attention of some tens of queries over a long paged cache on the device, split over the cache (split-KV)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def split(
     behind: int = 0,
     out: Any = None,
 ) -> Any:
-    """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
+    """Compute attention of the last `n` tokens of `at`, in two launches whose grids do not depend on their number.
 
-    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a kv
-    head share its keys, 64 at a time. Parameters and result are that function's. The twin
-    with `seen` or a window is `sp.ops.attention.tree_attention`.
+    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and for masks: all rows of a kv
+    head share its keys, 64 at a time. Parameters and result are that function's. With `seen` or a window, the NumPy
+    reference is `sp.ops.attention.tree_attention`.
 
-    `seen`: cupy uint64 (n,), optional, which of the last n tokens each query sees; itself and those before it if left
-    out; `rule`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, where the result
-    goes instead of to an array of BF16; returned then. `behind`: tokens of `at` that come after those that ask; `out`:
-    where the result goes, in place of a new array."""
+    `seen`: cupy uint64 (n,), optional, bit mask of the last n tokens that each query sees; by default itself and those
+    before it; `rule`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, receives the
+    result instead of a BF16 array, and is returned; `behind`: tokens of `at` after the query tokens; `out`: receives
+    the result, in place of a new array.
+    """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)
@@ -99,7 +100,7 @@ def split(
 
 @cache
 def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
-    """Blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
+    """Return the number of blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
     chosen = dict(defines)
     fit = shared_bytes_per_multiprocessor(device) // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
     return multiprocessors(device) * max(1, min(fit, chosen["BLOCKS"]))

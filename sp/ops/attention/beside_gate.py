@@ -1,4 +1,4 @@
-"""beside_gate: rows of queries and of gates from matrices of their own, as one matrix for both would give them."""
+"""Interleave queries and gates of separate matrices, into the layout of one matrix for both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from sp.kernels.specs.query_rows import BESIDE_GATE, QUERY_THREADS, VALUES
 
 
 def beside_gate(q: Floats, gate: Floats) -> Floats:
-    """Of every head its queries and then its gate: float32 (tokens, heads, 2 d), on the device bf16 (uint16).
+    """Concatenate each head's queries and its gate: float32 (tokens, heads, 2 d), on the device bf16 (uint16).
 
-    Parameters
-    ----------
-    q, gate : float32 (tokens, heads, d), on the device bf16 (uint16), d a multiple of 8
+    Parameters ---------- q, gate : float32 (tokens, heads, d), on the device bf16 (uint16), d a multiple of 8
 
     Examples
     --------

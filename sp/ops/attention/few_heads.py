@@ -1,4 +1,4 @@
-"""turned_heads, stored_heads and few_attended: heads on the CPU by compiled loops (`sp.native`)."""
+"""Head norms, RoPE, cache append and attention for few tokens on the CPU, by compiled loops (`sp.native`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sp.ops.attention.stored_rows import NOT_HELD, storing
 from sp.ops.rope import Rope
 from sp.ops.threads import team
 
-FEW = 8  # most queries that attend here: more share keys that are unpacked once, as NumPy does it
-TURNED = 1024  # most tokens whose cosines are held at once
+FEW = 8  # most queries for the compiled attention: for more, NumPy is faster, which unpacks keys once for all
+TURNED = 1024  # most tokens whose cosines are in memory at once
 BASE_2 = math.log2(math.e)
 
 Asked = tuple[Floats, Floats | None]
@@ -30,7 +30,8 @@ Asked = tuple[Floats, Floats | None]
 
 @lru_cache(maxsize=8)
 def _turns(positions: bytes, rotary: Rope, head_dim: int) -> tuple[Floats, Floats]:
-    """What values and their partners are multiplied by, float32 (tokens, head_dim) each; layers share them."""
+    """Return the factors of values and of their partners, float32 (tokens, head_dim) each; cached, as layers share
+    them."""
     count = len(positions) // 8
     cos, sin = np.ones((count, head_dim), np.float32), np.zeros((count, head_dim), np.float32)
     if rotary.dim:
@@ -43,7 +44,7 @@ def _turns(positions: bytes, rotary: Rope, head_dim: int) -> tuple[Floats, Float
 
 @cache
 def in_vectors(head_dim: int, rotary: Rope) -> bool:
-    """Whether `turned_heads` takes such heads: those whose pairs lie in whole vectors.
+    """Return True if `turned_heads` supports such heads: those whose pairs fill whole vectors.
 
     >>> in_vectors(64, Rope(1e4, 64)), in_vectors(64, Rope(1e4, 34)), in_vectors(24, Rope(1e4, 24, "interleaved"))
     (True, False, False)
@@ -55,8 +56,8 @@ def turned_heads(
     each: Sequence[Asked], head_dim: int, eps: float, positions: Ints, rotary: Rope, at: PagedKV | None = None,
     v: Floats | None = None,
 ) -> list[Floats]:  # fmt: skip
-    """`head_norm_rope` of several heads of the same tokens: float32 (tokens, heads, head_dim) each. With `at` the last
-    ones are keys, which are stored there beside `v`, float32 (tokens, kv_heads, head_dim)."""
+    """`head_norm_rope` of several groups of heads of the same tokens: float32 (tokens, heads, head_dim) each. With `at`
+    the last group are keys, which are stored there with `v`, float32 (tokens, kv_heads, head_dim)."""
     n, positions = len(positions), np.ascontiguousarray(positions, np.int64)
     given = [(np.ascontiguousarray(x), w if w is None else np.ascontiguousarray(w, np.float32)) for x, w in each]
     outs = [np.empty((*x.shape[:2], head_dim), np.float32) for x, _ in given]
@@ -90,8 +91,8 @@ def turned_heads(
 
 
 def few_attended(q: Floats, at: PagedKV, rule: ScoreRule) -> Floats | None:
-    """`attention` of few queries (n, heads, d), in the basis of the stored keys, over pages as they are packed; None
-    where that is for NumPy."""
+    """`attention` of few queries (n, heads, d), in the basis of the stored keys, over packed pages; None if NumPy has
+    to do it."""
     (n, heads, d), kv_heads, values = q.shape, at.k.shape[2], at.value_fmt or at.fmt
     if not 0 < n <= FEW or q.dtype != np.float32 or rule.softcap is not None:
         return None

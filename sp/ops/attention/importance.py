@@ -1,12 +1,12 @@
-"""Attention of a few query tokens over a long context, and from its weights to one number a token.
+"""Attention weights of a few query tokens over a long context, and their reduction to one importance per token.
 
-``A[h, n, j] = softmax_j( q[n, h] . k[j, h // group] / sqrt(head_dim) )``, ``j <= limit[n]``, is the raw material of
-every attention scorer. The steps that reduce it, and their order, are a choice that published systems make differently:
+``A[h, n, j] = softmax_j( q[n, h] . k[j, h // group] / sqrt(head_dim) )``, ``j <= limit[n]``, is the input of every
+attention scorer. Published systems differ in the steps that reduce it, and in their order:
 
 * SpecPrefill (arXiv 2502.02789) pools along the prompt, takes the maximum over layers and heads, then the
   mean over queries: ``order="pool,heads,queries"``.
 * The seed of this project, Lucebox, takes the maximum over heads, then the mean over queries, and pools last:
-  ``order="heads,queries,pool"``, with the averages at the ends over the tokens that are there.
+  ``order="heads,queries,pool"``, with averages at the ends over existing tokens only.
 * SpecPC (arXiv 2506.08373) takes the maximum over everything and pools last by a maximum over 64 tokens:
   ``order="heads,queries,pool", queries="max", pooling="max", pool=64``.
 """
@@ -36,19 +36,19 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, page_head_dim, unpacked_pages
 from sp.quant import F16
 
-SPLIT_KEYS = 1024  # keys of a split on the device: the same on every card, so that sums are
+SPLIT_KEYS = 1024  # keys per split on the device: equal on every GPU, so that sums are
 
 
 def attention_probs(q: Floats, k: Floats, limit: Ints, *, logits: bool = False) -> Floats:
-    """Softmax weights of `n` queries over `s` keys, exactly zero beyond each query's limit. Returns an array (heads, n,
-    s), float32; each row sums to one.
+    """Compute softmax weights of `n` queries over `s` keys, exactly zero beyond each query's limit. Returns float32
+    (heads, n, s); each row sums to one.
 
     Parameters
     ----------
-    q : array (n, heads, head_dim), queries, with rotary embedding already applied or deliberately left out
+    q : array (n, heads, head_dim), queries, with rotary embedding already applied or deliberately omitted
     k : array (s, kv_heads, head_dim), keys, treated the same way; `heads` is a multiple of `kv_heads`
     limit : array (n,), index of the last key each query may see
-    logits : bool, what the softmax is taken of in place of the weights; -inf beyond each query's limit
+    logits : bool, return the logits in place of the weights; -inf beyond each query's limit
 
     Examples
     --------
@@ -73,14 +73,14 @@ def attention_probs(q: Floats, k: Floats, limit: Ints, *, logits: bool = False) 
 
 
 def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool = False) -> Floats:
-    """Softmax weights of `n` query rows over cached keys, head by head.
+    """Compute softmax weights of `n` query rows over cached keys, per head.
     ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``. Returns float32 (heads, n, tokens),
-    ``4 n heads tokens`` bytes, where `q` is; the caller's to change.
+    ``4 n heads tokens`` bytes, on the device of `q`; the caller may change it.
 
     Parameters
     ----------
-    q, at, causal : See `importance`
-    logits : bool, what the softmax is taken of in place of the weights; -inf where a query sees nothing
+    q, at, causal : see `importance`
+    logits : bool, return the logits in place of the weights; -inf where a query sees nothing
 
     Examples
     --------
@@ -106,7 +106,7 @@ def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool 
 
 
 def _whole_logits(logits: Floats, q: Floats, at: PagedKV) -> Floats:
-    """Logits (heads, n, tokens) over keys as they are stored, in place made those over keys as they were appended."""
+    """Convert logits (heads, n, tokens) over keys as stored to those over keys as appended, in place."""
     if at.basis is not None:
         shift = at.basis.shift.repeat(q.shape[1] // at.kv_heads, axis=0)
         lacking = (at.queries(q).astype(np.float32) * shift).sum(axis=2) * np.float32(q.shape[2] ** -0.5)
@@ -115,8 +115,8 @@ def _whole_logits(logits: Floats, q: Floats, at: PagedKV) -> Floats:
 
 
 def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
-    """Logits times log2(e), float32 (heads, n, pitch), and their (largest, 1 / sum of 2^(. - largest)), (heads, n, 2).
-    The pitch is the tokens rounded up to whole pages; what lies between is -inf."""
+    """Return logits times log2(e), float32 (heads, n, pitch), and their (largest, 1 / sum of 2^(. - largest)), (heads,
+    n, 2). The pitch is the number of tokens rounded up to whole pages; the padding is -inf."""
     cupy, q = import_cupy(), at.queries(q)
     (n, heads, d), tokens, kv_heads = q.shape, at.tokens, at.kv_heads
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
@@ -144,7 +144,7 @@ def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
 
 
 def softmaxed(scores: Any, norms: Any, tokens: int) -> Floats:
-    """Weights (heads, n, tokens) from what `device_rows` gives, in the same memory."""
+    """Turn the results of `device_rows` into weights (heads, n, tokens), in the same memory."""
     scores -= norms[..., :1]
     import_cupy().exp2(scores, out=scores)
     scores *= norms[..., 1:]
@@ -159,8 +159,8 @@ Pooling = Literal["mean", "max"]
 
 def average_pool(values: Floats, width: int, edges: Edges) -> Floats:
     """Moving average of odd `width` along the last axis, in NumPy or on the device. `zero` divides by `width`
-    everywhere, which damps the ends of the prompt (as the reference of SpecPrefill does); `renormalise` divides by the
-    number of tokens really in the window.
+    everywhere, which damps the ends of the prompt (as in the reference code of SpecPrefill); `renormalise` divides by
+    the number of tokens inside the window.
 
     >>> average_pool(np.ones(4, np.float32), 3, "renormalise").tolist()
     [1.0, 1.0, 1.0, 1.0]
@@ -177,7 +177,7 @@ def average_pool(values: Floats, width: int, edges: Edges) -> Floats:
 
 
 def max_pool(values: Floats, width: int) -> Floats:
-    """Largest of the `width` values from ``width // 2`` before each on, along the last axis; fewer at the ends.
+    """Moving maximum along the last axis of the `width` values from ``width // 2`` before each; fewer at the ends.
 
     >>> max_pool(np.array([1, 0, 0, 3, 0], np.float32), 2).tolist()
     [1.0, 1.0, 0.0, 3.0, 3.0]
@@ -187,7 +187,7 @@ def max_pool(values: Floats, width: int) -> Floats:
     most = xp.full((*values.shape[:-1], n + width - 1), -np.inf, np.float32)
     most[..., width // 2 : width // 2 + n] = values
     span = 1
-    while span < width:  # windows of twice the span, or of what is left
+    while span < width:  # each pass doubles the windows, or completes them
         step = min(span, width - span)
         most = xp.maximum(most[..., :-step], most[..., step:])
         span += step
@@ -213,22 +213,22 @@ def chunk_means(values: Floats, size: int) -> Floats:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How attention becomes importance.
+    """The reduction of attention weights to importance.
 
     Parameters
     ----------
     order : str
         A permutation of ``pool,heads,queries``, applied from left to right.
     heads : {"max", "mean"}
-        Over all heads of all layers.
+        Reduction over all heads of all layers.
     queries : {"mean", "max"}
-        Over the query tokens.
+        Reduction over the query tokens.
     pool : int
-        Width of the window in tokens, odd for a mean; 1 switches pooling off.
+        Width of the window in tokens, odd for a mean; 1 disables pooling.
     edges : {"renormalise", "zero"}
         Treatment of a mean's window at the ends of the prompt.
     pooling : {"mean", "max"}
-        What is taken of the window.
+        Reduction over the window.
     """
 
     order: str = "pool,heads,queries"
@@ -247,19 +247,19 @@ class Reduction:
 
     @cached_property
     def before(self) -> tuple[str, ...]:
-        """Steps that come before the heads, in order."""
+        """Steps before the reduction over heads, in order."""
         steps = self.order.split(",")
         return tuple(steps[: steps.index("heads")])
 
     @cached_property
     def after(self) -> tuple[str, ...]:
-        """Steps that come after the heads, in order."""
+        """Steps after the reduction over heads, in order."""
         steps = self.order.split(",")
         return tuple(steps[steps.index("heads") + 1 :])
 
     @cached_property
     def in_kernel(self) -> bool:
-        """Whether the fold kernel does the steps up to the heads: it pools by means alone."""
+        """True if the fold kernel does the steps up to the heads: it pools by means only."""
         return self.pooling == "mean" or self.pool == 1 or "pool" not in self.before
 
     def step(self, name: str, values: Floats) -> Floats:
@@ -274,8 +274,8 @@ class Reduction:
         return reduced
 
     def fold(self, probs: Floats, running: Floats | None) -> Floats:
-        """Fold one layer's weights (heads, queries, tokens) into the running result (queries or 1, tokens). What runs
-        over the heads is their maximum, or for a mean their sum. Heads are taken one by one: pooling makes copies."""
+        """Fold one layer's weights (heads, queries, tokens) into the running result (queries or 1, tokens): the maximum
+        over heads so far, or for a mean their sum. Heads are processed one by one, because pooling makes copies."""
         folded = running
         for head in probs:
             for name in self.before:
@@ -290,7 +290,7 @@ class Reduction:
         return folded
 
     def finish(self, running: Floats, heads: int) -> Floats:
-        """Importance (tokens,) from the running result after `heads` heads of all layers."""
+        """Return importance (tokens,) from the running result after `heads` heads of all layers."""
         values = running if self.heads == "max" else running / np.float32(heads)
         for name in self.after:
             values = self.step(name, values)
@@ -298,11 +298,11 @@ class Reduction:
         return importance
 
 
-HEAT_CHUNK = 32  # tokens of a chunk of a heat map
+HEAT_CHUNK = 32  # tokens per chunk of a heat map
 
 
 class Folded(NamedTuple):
-    """What one layer leaves."""
+    """The result of folding one layer."""
 
     running: Floats  # float32 (queries or 1, tokens), see `Reduction.fold`
     by_layer: Floats  # float32 (chunks,), largest weight of all heads, mean over the queries and 32 tokens
@@ -318,21 +318,21 @@ def importance(
     causal: bool = True,
     by_head: bool = False,
 ) -> Folded:
-    """Softmax weights of `n` query rows over cached keys, reduced over the heads and folded into `running`.
+    """Compute softmax weights of `n` query rows over cached keys, reduce them over the heads and fold into `running`.
     ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``; the rest is `Reduction.fold`. Returns Folded, on
-    the device the same from run to run: sums are taken in a fixed order. One layer's weights take ``4 n heads tokens``
-    bytes there while this runs.
+    the device with equal bits in every run: sums have a fixed order. One layer's weights temporarily take
+    ``4 n heads tokens`` bytes there.
 
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16
     at : PagedKV
-        Cached tokens, at least one, of which only the keys are read; those in the basis of `q`. On the device in Q4_0
-        they are unpacked first.
+        Cached tokens, at least one; only the keys are read, which are in the basis of `q`. On the device packed keys
+        are unpacked first.
     running : float32 (queries or 1, tokens), optional
-        Result of the layers before; on the device it is overwritten by the new one.
-    causal : bool, the queries are the last `n` of the tokens and see none after themselves; else each sees all tokens
-    by_head : bool, keep a heat map of every head as well
+        Result of the previous layers; on the device it is overwritten by the new one.
+    causal : bool, the queries are the last `n` tokens and see none after themselves; otherwise each sees all tokens
+    by_head : bool, return a heat map of every head as well
 
     Examples
     --------
@@ -360,7 +360,7 @@ def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *,
 
 
 def _whole_rows(probs: Any) -> Any:
-    """Weights (heads, queries, tokens) in rows that follow one another: those that they begin, where they do."""
+    """Return weights (heads, queries, tokens) in consecutive rows: the array that they are a view of, if possible."""
     rows = probs.base
     if rows is None or (rows.ndim, rows.data.ptr, *rows.shape[:2]) != (3, probs.data.ptr, *probs.shape[:2]):
         rows = probs
@@ -368,8 +368,8 @@ def _whole_rows(probs: Any) -> Any:
 
 
 def _fold_on_device(scores: Any, norms: Any, tokens: int, reduction: Reduction, running: Any, by_head: bool) -> Folded:
-    """Of logits and norms as `device_rows` gives them, or without norms of weights (heads, queries, tokens), in rows
-    that follow one another in memory."""
+    """Fold logits and norms from `device_rows`, or without norms weights (heads, queries, tokens), in consecutive rows
+    of memory."""
     cupy, (heads, n, _), pitch = import_cupy(), scores.shape, scores.strides[1] // 4
     chunks = -(-tokens // HEAT_CHUNK)
     by_layer = cupy.empty(chunks, np.float32)
@@ -389,7 +389,7 @@ def _fold_on_device(scores: Any, norms: Any, tokens: int, reduction: Reduction, 
 
 
 def fold_defines(reduction: Reduction) -> dict[str, int]:
-    """What the fold kernel is compiled for.
+    """Return the defines of the fold kernel.
 
     >>> fold_defines(Reduction("heads,queries,pool"))["POOL_AT"]
     0

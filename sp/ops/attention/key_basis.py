@@ -1,4 +1,4 @@
-"""KeyBasis: in which order, scale and rotation the channels of a layer's keys are cached, and queries meet them."""
+"""KeyBasis: the order, scale and rotation in which the channels of a layer's keys are cached, and that of queries."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from sp.kernels.specs.attention.attention_rows import ROWS_A_BLOCK, TURN_KEYS
 from sp.ops.hadamard import sylvester
 from sp.quant.cached import K5
 
-PART = 32  # values that weigh most, then as many that weigh less, in every 64 of a cached row
+PART = 32  # values that matter most, followed by as many that matter less, in every 64 of a cached row
 LEAST = 0.02
-"""A channel counts for at least this share of the root mean square of all: its inverse must not explode."""
+"""Least weight of a channel, relative to the root mean square of all: its inverse must stay finite."""
 
 
 SETTLING = 8
-"""Most times a row is packed until it comes back as it was: the second is nearly always the last."""
+"""Most times a row is packed until it no longer changes; two are nearly always enough."""
 
 
 @dataclass(frozen=True)
 class KeyBasis:
-    """How a layer's keys lie in the cache: ``stored = H ((k[order] - offset) / scale)``.
+    """The basis of a layer's keys in the cache: ``stored = H ((k[order] - offset) / scale)``.
 
-    A query becomes ``H (q[order] * scale)``, so that all its products are what they were, less ``q · offset``, which is
-    the same for all keys and leaves softmax as it is, if there are neither sinks nor bounds of scores. Who compares
-    scores of several queries puts it back: see `shift`. `order` puts channels that weigh most into the first 32 of each
-    64 places, the others into the second; H rotates each of both kinds by itself, over all its places (see `turned`).
+    A query becomes ``H (q[order] * scale)``, so that all its products are unchanged, minus ``q · offset``, which is
+    equal for all keys and does not affect softmax, if there are neither sinks nor bounds of scores. Code that compares
+    scores of several queries adds it back: see `shift`. `order` puts the channels that matter most into the first 32 of
+    each 64 places, the others into the second 32; H rotates each of both kinds by itself, over all its places (see
+    `turned`).
 
     Attributes
     ----------
     order : int32 (kv_heads, d)
-        Channel of each place.
+        Channel at each place.
     offset, scale : float32 (kv_heads, d)
-        Of each place.
+        Offset and scale of each place.
     """
 
     order: Ints
@@ -46,7 +47,7 @@ class KeyBasis:
 
     @classmethod
     def plain(cls, kv_heads: int, head_dim: int) -> KeyBasis:
-        """Of keys that nobody measured: rotated alone.
+        """Return the basis of keys without measurements, which only rotates.
 
         >>> KeyBasis.plain(1, 64).order[0, :4].tolist()
         [0, 1, 2, 3]
@@ -57,8 +58,8 @@ class KeyBasis:
 
     @classmethod
     def measured(cls, mean: Doubles, keys: Doubles, queries: Doubles) -> KeyBasis:
-        """Of root mean squares (kv_heads, d): of `keys` less their `mean`, and of `queries`. A channel weighs what both
-        make together, and its scale lets the two share its error.
+        """Build a basis from root mean squares (kv_heads, d) of `keys` minus their `mean`, and of `queries`. A
+        channel's weight is the product of both, and its scale balances the errors of the two.
 
         >>> heavy = KeyBasis.measured(np.zeros((1, 64)), np.arange(64.0)[None], np.ones((1, 64))).order[0, :32]
         >>> int(heavy.min())
@@ -74,10 +75,11 @@ class KeyBasis:
         return cls(np.ascontiguousarray(order), offset.astype(np.float32), scale.astype(np.float32))
 
     def around(self, key: Floats) -> KeyBasis:
-        """The same, with the offset moved by the error that packing a key (kv_heads, d) would make: it makes none then.
+        """Return the same basis, with the offset moved by the error of packing a key (kv_heads, d), which is then
+        packed without error.
 
-        The first token of a text is what most queries see most of, and its key lies far from others and next to those
-        of other texts' first tokens: an error there would be one of nearly all scores.
+        Most queries attend most to the first token of a text, whose key is far from others and close to those of other
+        texts' first tokens: an error there would affect nearly all scores.
 
         >>> key = np.linspace(-9, 40, 64, dtype=np.float32)[None]
         >>> basis = KeyBasis.plain(1, 64).around(key)
@@ -102,24 +104,25 @@ class KeyBasis:
 
     @cached_property
     def shift(self) -> Floats:
-        """What packed rows lack for being keys less an offset: float32 (kv_heads, d), the same in all of them."""
+        """The vector by which packed rows differ from keys with their offset: float32 (kv_heads, d), equal in all
+        rows."""
         return turned(self.offset * self.inverse)
 
     def on_device(self) -> KeyBasis:
-        """The same on the current device, all arrays made there now: what is first asked for in a CUDA graph would lie
-        in memory that is only lent."""
+        """Return the same basis on the current device, with all arrays created now: arrays first created in a CUDA
+        graph would be in its workspace."""
         cupy = import_cupy()
         made = replace(self, **{name: cupy.asarray(getattr(self, name)) for name in ("order", "offset", "scale")})
         made.__dict__.update(inverse=cupy.asarray(self.inverse), shift=cupy.asarray(self.shift))
         return made
 
     def stored(self, keys: Floats) -> Floats:
-        """Keys (tokens, kv_heads, d), float32, as they are packed."""
+        """Convert keys (tokens, kv_heads, d), float32, to the basis in which they are packed."""
         placed = np.take_along_axis(keys, self.order[None], axis=2)
         return turned((placed - self.offset) * self.inverse)
 
     def keys(self, stored: Floats) -> Floats:
-        """Keys from what was packed, in the model's order: float32 (tokens, kv_heads, d), on the device float16."""
+        """Convert unpacked rows to keys in the model's order: float32 (tokens, kv_heads, d), on the device float16."""
         if is_device(stored):
             return self._launch(stored, keys=True)
         placed, out = turned(stored) * self.scale + self.offset, np.empty_like(stored)
@@ -127,7 +130,7 @@ class KeyBasis:
         return out
 
     def queries(self, q: Floats) -> Floats:
-        """Queries (n, heads, d), float32, on the device float16, as they meet packed keys."""
+        """Convert queries (n, heads, d), float32, on the device float16, to the basis of packed keys."""
         if is_device(q):
             return self._launch(q, keys=False)
         n, heads, d = q.shape

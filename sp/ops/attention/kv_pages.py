@@ -1,4 +1,4 @@
-"""PagedKV and its pages: rows of K or V into pages named by a block table, out again, and about in them."""
+"""PagedKV and its pages: store rows of K or V in pages named by a block table, load and move them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sp.ops.threads import run_parallel, team, token_slices
 from sp.quant import F16, Q4_0, Q8_0, BlockFormat
 from sp.quant.cached import K5, V4
 
-PAGE_TOKENS = 128  # tokens of a page on the device; on the CPU any number goes
+PAGE_TOKENS = 128  # tokens per page on the device; on the CPU pages may have any size
 DEVICE_PAGES = {F16: F16_ROWS, Q8_0: Q8_ROWS, Q4_0: Q4_ROWS, K5: K5_ROWS, V4: V4_ROWS}
-"""Formats of pages on the device, by the numbers that ``page_rows.cuh`` has for them."""
+"""Formats of pages on the device, with their numbers in ``page_rows.cuh``."""
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
 
@@ -43,10 +43,10 @@ def kv_append(
     rotate_block: int = 0,
     basis: KeyBasis | None = None,
 ) -> None:
-    """Pack `values` and store them at token `start` and after, in place.
+    """Pack `values` and store them from token `start` on, in place.
 
-    Token ``t`` of a sequence lies in page ``table[t // page_tokens]``, slot ``t % page_tokens``; each head's row
-    is packed on its own.
+    Token ``t`` of a sequence is in page ``table[t // page_tokens]``, slot ``t % page_tokens``; each head's row is
+    packed separately.
 
     Parameters
     ----------
@@ -55,14 +55,14 @@ def kv_append(
     table : int64 (blocks,), on the device int32
         Pages of this sequence, in order; must reach token ``start + tokens``.
     start : int, or on the device int32 (1,)
-        Tokens stored already. A CUDA graph reads the array anew whenever it runs.
+        Tokens stored already. A CUDA graph reads the array in every replay.
     values : float32 (tokens, kv_heads, head_dim), on the device float16 or bf16
     fmt : BlockFormat
         F32, F16, Q4_0, ...; head_dim must be whole blocks. On the device one of `DEVICE_PAGES`.
     rotate_block : int
-        Where not 0, heads are first rotated in blocks of this size; see `hadamard`.
+        If not 0, heads are first rotated in blocks of this size; see `hadamard`.
     basis : KeyBasis, optional
-        Of keys, in place of that rotation.
+        The basis of keys, in place of that rotation.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def kv_append(
         if missed[0]:
             raise ConfigError(NOT_HELD)
         return
-    if fmt is F16 and not (np.abs(values) < 65520).all():  # as the loop sees it; NaN is not below either
+    if fmt is F16 and not (np.abs(values) < 65520).all():  # as in the compiled loop; NaN fails the comparison too
         raise ConfigError(NOT_HELD)
     slots = np.arange(start, start + len(values))
     pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
@@ -132,11 +132,12 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
 
 
 def kv_commit(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
-    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are. With
-    ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``. `k_pages`,
+    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and without unpacking. With
+    ``start = total - nodes``, token ``start + path[i]`` moves to token ``start + i`` for all ``i < kept``. `k_pages`,
     `v_pages`: uint8 (pool_pages, page_tokens, kv_heads, row_bytes); `tables`: int64 (layers, blocks), on the device
     int32, pages of each layer, in order; `total`: int, or on the device int32 (1,), tokens of every layer; `path`:
-    int64 (kept or more,), on the device int32, increasing, below `nodes`; `kept`: int, or on the device int32 (1,).
+    int64 (kept or more,), on the device int32, increasing, below `nodes`; `kept`: int, or on the device int32 (1,),
+    tokens to move.
 
     >>> from sp.quant import F32
     >>> pages, table = np.zeros((1, 4, 1, 4), np.uint8), np.array([0])
@@ -156,7 +157,7 @@ def kv_commit(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: i
 
 
 def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
-    """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim). Slots past the
+    """Unpack the pages of a sequence on the device, in order: float16 (blocks, 128, kv_heads, head_dim). Slots past the
     last token are zeros."""
     blocks = -(-tokens // PAGE_TOKENS)
     rows = _unpack(pages, table, tokens, fmt, blocks * PAGE_TOKENS)
@@ -164,7 +165,7 @@ def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any
 
 
 def rows_number(fmt: BlockFormat) -> int:
-    """What ``page_rows.cuh`` calls device pages of a format; ConfigError for one that it does not have."""
+    """Return the number of a page format in ``page_rows.cuh``; ConfigError if there is none."""
     if fmt not in DEVICE_PAGES:
         known = ", ".join(known.name for known in DEVICE_PAGES)
         raise ConfigError(f"the GPU caches keys and values as one of {known}, not {fmt.name}")
@@ -172,25 +173,26 @@ def rows_number(fmt: BlockFormat) -> int:
 
 
 def basis_arrays(basis: KeyBasis | None) -> tuple[Any, Any, Any]:
-    """What kernels that pack keys take of a basis."""
+    """Return the arrays of a basis that packing kernels take."""
     return (None, None, None) if basis is None else (basis.order, basis.offset, basis.inverse)
 
 
 def page_head_dim(pages: Any, fmt: BlockFormat) -> int:
-    """Head size of device pages."""
+    """Return the head size of device pages."""
     assert pages.shape[1] == PAGE_TOKENS, f"pages of {pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
     return checked_head_dim(pages.shape[3] // fmt.block_bytes * fmt.block_size)
 
 
 def checked_head_dim(head_dim: int) -> int:
-    """ConfigError for a head size that the kernels do not take."""
+    """Return a head size; ConfigError if the kernels do not support it."""
     if head_dim not in HEAD_DIMS:
         raise ConfigError(f"heads of {head_dim} values: on the GPU they must be one of {HEAD_DIMS}; use device='cpu'")
     return head_dim
 
 
 def rotated_block(head_dim: int, most: int | None = None) -> int:
-    """Values over which a head is rotated: the largest power of two that divides its size, up to `most`.
+    """Return the number of values that are rotated together: the largest power of two that divides the head size, up to
+    `most`.
 
     >>> rotated_block(128), rotated_block(96), rotated_block(128, VALUE_BLOCK)
     (128, 32, 64)
@@ -200,7 +202,7 @@ def rotated_block(head_dim: int, most: int | None = None) -> int:
 
 
 def value_block(head_dim: int) -> int:
-    """Values over which a head of values is rotated: llama.cpp takes 64, whatever its size.
+    """Return the number of values of a value head that are rotated together: at most 64, as in llama.cpp.
 
     >>> value_block(128), value_block(96)
     (64, 32)
@@ -209,7 +211,7 @@ def value_block(head_dim: int) -> int:
 
 
 def split_count(count: Any) -> tuple[Any, int]:
-    """A token count for a kernel that adds an array (null for none) and a number."""
+    """Split a token count for a kernel that adds an array (null if there is none) and a number."""
     return (None, int(count)) if isinstance(count, (int, np.integer)) else (count, 0)
 
 
@@ -264,11 +266,11 @@ def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) ->
 
 @dataclass(frozen=True)
 class PagedKV:
-    """Keys and values of one sequence in one layer: pages of a pool, named in order by a block table. `k`, `v`: uint8
-    (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages hold 128 tokens. Slots at `tokens` and after are
-    not read, whatever they hold; `rotated`: whether keys are stored rotated by a Hadamard matrix, and values over 64
-    or less; `start`, `total`: int32 (1,), optional, on the device: tokens before the last append, and with it. What
-    kernels read, since a CUDA graph freezes numbers it is given.
+    """Keys and values of one sequence in one layer: pages of a pool, listed in order by a block table. `k`, `v`: uint8
+    (pool_pages, page_tokens, kv_heads, row_bytes), on the device pages have 128 tokens. Slots from `tokens` on are not
+    read, whatever their content; `rotated`: True if keys are stored rotated by a Hadamard matrix, and values over 64 or
+    fewer; `start`, `total`: int32 (1,), optional, on the device: tokens before the last append, and including it.
+    Kernels read these arrays, because a CUDA graph freezes numbers.
 
     >>> from sp.quant import F32
     >>> at = PagedKV(np.zeros((2, 4, 1, 8), np.uint8), np.zeros((2, 4, 1, 8), np.uint8), np.array([1]), 0, F32)
@@ -280,42 +282,42 @@ class PagedKV:
     k: Bytes
     v: Bytes
     table: Ints  # int64 (blocks,), on the device int32 (blocks or more,), pages of the sequence, in order
-    tokens: int  # tokens stored, as the host counts them
-    fmt: BlockFormat  # how a row of keys is packed; on the device one of `DEVICE_PAGES`
+    tokens: int  # number of stored tokens, counted on the host
+    fmt: BlockFormat  # format of a row of keys; on the device one of `DEVICE_PAGES`
     rotated: bool = False
     start: Any = None
     total: Any = None
-    value_fmt: BlockFormat | None = None  # how a row of values is, if not as keys are
-    basis: KeyBasis | None = None  # of rotated keys that are ordered and scaled as well
+    value_fmt: BlockFormat | None = None  # format of a row of values, if it differs from that of keys
+    basis: KeyBasis | None = None  # basis of rotated keys that are reordered and scaled as well
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and of values."""
+        """Number of heads of keys and of values."""
         return int(self.k.shape[2])
 
     @property
     def head_dim(self) -> int:
-        """Values of a head."""
+        """Values per head."""
         return int(self.k.shape[3]) // self.fmt.block_bytes * self.fmt.block_size
 
     @property
     def of_values(self) -> BlockFormat:
-        """How a row of values is packed."""
+        """Format of a row of values."""
         return self.value_fmt or self.fmt
 
     @property
     def exact(self) -> bool:
-        """Whether keys and values are both stored in 16 bits."""
+        """True if keys and values are both stored in 16 bits."""
         return self.fmt is F16 and self.of_values is F16
 
     @property
     def first(self) -> Any:
-        """Where the next tokens go: a number, or on the device an array."""
+        """Offset of the next tokens: a number, or on the device an array."""
         return self.tokens if self.start is None else self.start
 
     @property
     def count(self) -> Any:
-        """Tokens stored: a number, or on the device an array."""
+        """Number of stored tokens: a number, or on the device an array."""
         return self.tokens if self.total is None else self.total
 
     def append(self, k: Floats, v: Floats) -> None:
@@ -325,36 +327,36 @@ class PagedKV:
         kv_append(self.v, self.table, self.first, v, self.value_fmt or self.fmt, blocks[1])
 
     def queries(self, q: Floats) -> Floats:
-        """Queries (n, heads, head_dim), float32, on the device float16, in the basis of the stored keys."""
+        """Rotate queries (n, heads, head_dim), float32, on the device float16, to the basis of the stored keys."""
         if self.basis is not None:
             return self.basis.queries(q)
         return hadamard(q, rotated_block(self.head_dim)) if self.rotated else q
 
     def keys(self) -> Floats:
-        """Keys as they are stored: (tokens, kv_heads, head_dim); see `kv_gather`."""
+        """Return keys in the stored basis: (tokens, kv_heads, head_dim); see `kv_gather`."""
         return kv_gather(self.k, self.table, self.tokens, self.fmt)
 
     def model_keys(self) -> Floats:
-        """Keys as they were appended, within rounding."""
+        """Return keys in the model's basis, within rounding."""
         return self.as_model(self.keys())
 
     def as_model(self, stored: Floats) -> Floats:
-        """Rows of keys as the model has them, from what `keys` gives."""
+        """Convert rows of keys from the stored basis, as returned by `keys`, to the model's."""
         if self.basis is not None:
             return self.basis.keys(stored)
         return hadamard(stored, rotated_block(self.head_dim)) if self.rotated else stored
 
     def model_rows(self) -> tuple[Floats, Floats]:
-        """Keys and values as they were appended, within rounding."""
+        """Return keys and values in the model's basis, within rounding."""
         values = kv_gather(self.v, self.table, self.tokens, self.of_values)
         return self.model_keys(), hadamard(values, value_block(self.head_dim)) if self.rotated else values
 
     def gather(self) -> tuple[Floats, Floats]:
-        """Keys and values as they are stored."""
+        """Return keys and values in the stored basis."""
         return self.keys(), kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
 
     def unpacked(self) -> PagedKV:
-        """The same tokens on the device in float16 pages of their own, in order; itself if they are float16."""
+        """Return the same tokens on the device in separate float16 pages, in order; itself if they are float16."""
         if self.exact:
             return self
         k, v = (
@@ -364,7 +366,7 @@ class PagedKV:
         return replace(self, k=k, v=v, table=import_cupy().arange(len(k), dtype=np.int32), fmt=F16, value_fmt=F16)
 
     def check_queries(self, q: Any) -> None:
-        """Hold pages on the device against queries (n, heads, head_dim)."""
+        """Check pages on the device against queries (n, heads, head_dim)."""
         _, heads, head_dim = q.shape
         for pages, fmt in ((self.k, self.fmt), (self.v, self.of_values)):
             assert page_head_dim(pages, fmt) == head_dim, f"q {q.shape}, pages {pages.shape}"
@@ -373,5 +375,5 @@ class PagedKV:
 
 
 def rows_formats(at: PagedKV) -> tuple[int, int]:
-    """`rows_number` of keys and of values."""
+    """Return the `rows_number` of keys and of values."""
     return rows_number(at.fmt), rows_number(at.of_values)

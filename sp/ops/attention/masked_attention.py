@@ -1,4 +1,4 @@
-"""masked_attention: exact softmax attention under any mask, for the few queries of a draft block or a token tree."""
+"""Exact softmax attention under any mask, for the few queries of a draft block or a token tree."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sp.ops.threads import run_parallel
 
 
 def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools, rule: ScoreRule = PLAIN) -> Floats:
-    """Attention of few queries, each over the keys its row of a mask names.
+    """Compute attention of few queries, each over the keys in its row of a mask.
     ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys with
-    ``visible[i, j]``, and ``group = heads / kv_heads``; `rule` changes all but that, its window is the mask's affair.
-    All scores are held at once: `attention` is for long runs. Returns float32 (n, heads, d).
+    ``visible[i, j]``, and ``group = heads / kv_heads``; `rule` applies except its window, which the mask replaces. All
+    scores are in memory at once: `attention` is for long runs. Returns float32 (n, heads, d).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""PositionScale and scale_queries: queries that grow with their position, so that scores stay sharp in long prompts."""
+"""Scale queries with their position, so that attention stays sharp in long prompts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sp.kernels.specs.query_rows import QUERY_THREADS, SCALE_QUERIES, VALUES
 
 @dataclass(frozen=True)
 class PositionScale:
-    """Queries are multiplied by ``1 + scale * ln(1 + floor(position / length))``: by 1 within the first `length`
-    positions, those of the first training. Source: Nakanishi, "Scalable-Softmax", 2025, in the steps of Llama 4.
+    """Factor of queries, ``1 + scale * ln(1 + floor(position / length))``: 1 within the first `length` positions, the
+    context of the original training. Source: Nakanishi, "Scalable-Softmax", 2025, in the steps of Llama 4.
 
     >>> PositionScale(0.1, 8192).of(np.array([8191, 8192])).round(4).tolist() == [1.0, np.float32(1.0693)]
     True
@@ -24,7 +24,7 @@ class PositionScale:
     length: int
 
     def of(self, positions: Ints) -> Floats:
-        """The factor of each position: float32 (tokens,)."""
+        """Return the factor of each position: float32 (tokens,)."""
         steps = np.asarray(positions, np.int64) // self.length
         return (1 + self.scale * np.log1p(steps)).astype(np.float32)
 

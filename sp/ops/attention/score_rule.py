@@ -1,4 +1,4 @@
-"""ScoreRule: what a layer does with its scores besides the usual; read by every way to attend."""
+"""ScoreRule: a layer's deviations from plain softmax attention; read by every attention op."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from sp.ops.attention.kv_pages import split_count
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How scores of queries and keys become weights.
+    """The rule by which scores of queries and keys become weights.
 
-    ``s = scale q · k``, then ``s = softcap tanh(s / softcap)``; weights of a query are ``exp(s_j)`` over their sum and
-    ``exp(sink)`` of its head. Of the keys before it a query sees those from `reach` on, or the last `window` ones,
-    itself among them.
+    ``s = scale q · k``, then ``s = softcap tanh(s / softcap)``; weights of a query are ``exp(s_j)`` divided by the sum
+    of these and of ``exp(sink)`` of its head. Of the keys before it a query sees those from `reach` on, or the last
+    `window` ones, including itself.
 
     Attributes
     ----------
     scale : float, optional
         ``1 / sqrt(d)`` by default.
     softcap : float, optional
-        Scores stay below it. Source: Gemma Team, "Gemma 2", arXiv 2408.00118.
+        Bound of the scores. Source: Gemma Team, "Gemma 2", arXiv 2408.00118.
     sinks : float32 (heads,), optional
-        A logit for each query head that no value belongs to. Where the queries are. Source: OpenAI, "gpt-oss-120b &
+        A logit per query head that belongs to no value; on the device of the queries. Source: OpenAI, "gpt-oss-120b &
         gpt-oss-20b Model Card", arXiv 2508.10925.
     window : int, optional
         All keys are seen by default.
     reach : int32 (n,), optional
-        The first key that each query sees, ascending: see `window_reach`. Where the queries are. By default a window is
-        one of tokens, whatever their positions.
+        The first key that each query sees, ascending: see `window_reach`; on the device of the queries. By default a
+        window counts tokens, whatever their positions.
     """
 
     scale: float | None = None
@@ -46,8 +46,8 @@ class ScoreRule:
     reach: Any = None
 
     def first_seen(self, n: int, tokens: int, like: Any) -> Any:
-        """The first key that each of the last `n` of so many tokens sees in a window, where the array `like` is: int32
-        (n,)."""
+        """Return the first key that each of the last `n` of so many tokens sees in a window: int32 (n,), on the device
+        of `like`."""
         if self.reach is not None:
             return self.reach
         assert self.window is not None, "no window"
@@ -55,31 +55,32 @@ class ScoreRule:
         return xp.maximum(xp.arange(tokens - n, tokens) - (self.window - 1), 0).astype(np.int32)
 
     def of_run(self, run: slice) -> ScoreRule:
-        """The same for some queries, one after the other, alone."""
+        """Return the rule for a slice of the queries."""
         return self if self.reach is None else replace(self, reach=self.reach[run])
 
     def of_heads(self, heads: slice) -> ScoreRule:
-        """The same for some of the heads that have sinks."""
+        """Return the rule for some of the heads that have sinks."""
         return replace(self, sinks=self.sinks[heads])
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether scores are the usual ones, over all keys."""
+        """True if attention is plain: the usual scores, over all keys."""
         return all(one is None for one in (self.window, self.scale, self.softcap, self.sinks))
 
     @cached_property
     def fits_bytes(self) -> bool:
-        """True if attention in eight bits can follow the rule: it knows windows and scales."""
+        """True if 8-bit attention supports the rule: it supports windows and scales."""
         return self.softcap is None and self.sinks is None
 
     def defines(self, *names: str) -> dict[str, int]:
-        """Those of ``WINDOW``, ``SINKS`` and ``SOFTCAP``, of a kernel that knows these, which it is built with."""
+        """Return the defines among ``WINDOW``, ``SINKS`` and ``SOFTCAP`` that this rule needs; `names`: those that the
+        kernel knows."""
         asked = {"WINDOW": self.window, "SINKS": self.sinks is not None, "SOFTCAP": self.softcap}
         return {name: 1 for name in names if asked[name]}
 
     @property
     def cap(self) -> float:
-        """The softcap in base 2, as kernels take it; 0 without one."""
+        """The softcap in base 2, for kernels; 0 without one."""
         return 0.0 if self.softcap is None else self.softcap * float(np.log2(np.e))
 
 
@@ -99,21 +100,21 @@ def soft_capped(scores: Floats, cap: float) -> Floats:
 
 
 def window_reach(positions: Ints, places: Ints, count: Any, window: int, *, tree: bool = False) -> Ints:
-    """The first key that each of the last tokens of a sequence sees: those whose position is less than `window` behind
-    its own. Where a prompt was compressed, a window of so many kept tokens would reach over distances that no layer
-    with windows has learnt. Returns int32 (n,), where `positions` are.
+    """Return the first key that each of the last tokens of a sequence sees: a key is visible if its position is less
+    than `window` before the token's own. In a compressed prompt, a window of so many selected tokens would span
+    distances that no layer with windows has learnt. Returns int32 (n,), on the device of `positions`.
 
     Parameters
     ----------
     positions : int64 (n,)
-        Of the last n tokens, ascending; of a tree the root's first.
+        Positions of the last n tokens, ascending; of a tree the root's comes first.
     places : int64 (count or more,)
-        Positions of all tokens: those of the last n are stored, for calls to come. Of a tree as if it were a chain,
-        which what is kept of it will be.
+        Positions of all tokens; those of the last n are stored, for later calls. A tree is stored as a chain, which its
+        accepted path will be.
     count : int, or on the device int32 (1,)
-        Tokens, the last n among them.
+        Number of tokens, including the last n.
     tree : bool
-        Whether the tokens are a tree: keys among them are not looked at.
+        True if the tokens are a tree: keys among them are ignored.
 
     Examples
     --------

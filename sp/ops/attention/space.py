@@ -1,8 +1,8 @@
-"""Tokens of a cache in the space of a trained head, and what parts of a text have there of what is asked.
+"""Tokens of a cache in the embedding space of a trained head, and the relevance of parts of a text to a query there.
 
-In that space late interaction compares (ColBERT, arXiv 2004.12832): a part of a text has for each asking token its best
-cosine, and of these a weighted mean. A token's score comes from the parts it lies in, and from how it is looked at.
-"""
+The head scores by late interaction (ColBERT, arXiv 2004.12832): each part of a text has the best cosine similarity to
+each query token, and its relevance is their weighted mean. A token's score combines the relevance of the parts that
+contain it with the attention that it receives."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sp.ops.attention.importance import average_pool
 from sp.ops.attention.kv_pages import PagedKV, checked_head_dim
 from sp.ops.rope import Rope
 
-STEP, WINDOW = 8, 64  # tokens from the start of a window to that of the next, and of a window
-SLICE = 1 << 16  # tokens that the CPU compares at once, whole steps: a bound on memory
+STEP, WINDOW = 8, 64  # tokens between the starts of windows, and tokens per window
+SLICE = 1 << 16  # tokens that the CPU compares at once, whole steps, to bound memory
 
 
 def padded_rank(rank: int) -> int:
-    """Dimensions of a space as the device holds it: what more there is than `rank` is zero.
+    """Return the dimensions of a space on the device: those beyond `rank` are zero.
 
     >>> padded_rank(7), padded_rank(96), padded_rank(130)
     (16, 96, 256)
@@ -45,21 +45,21 @@ def padded_rank(rank: int) -> int:
 
 
 def space_rows(at: PagedKV, positions: Ints, rotary: Rope, weights: Floats, document: Floats | None = None) -> Floats:
-    """Rows of a layer's tokens in the space, ``unrotated(k[t]) @ B_k + v[t] @ B_v``, added to those of layers before.
+    """Project a layer's tokens into the space, ``unrotated(k[t]) @ B_k + v[t] @ B_v``, and add the previous layers'.
     Returns float32 (tokens, rank): `document`, changed in place, or a new array.
 
     Parameters
     ----------
     at : PagedKV
-        All of whose tokens are taken, at least one.
+        All of its tokens are used, at least one.
     positions : int64 (tokens,)
-        By which keys were turned.
+        Positions by which keys were rotated.
     rotary : Rope
-        How.
+        The rotation of keys.
     weights : float32 (2 x kv_heads x head_dim, rank), on the device float16
-        ``B_k``, and below it ``B_v``. On the device the rank is a `padded_rank`.
+        ``B_k`` stacked on ``B_v``. On the device the rank is a `padded_rank`.
     document : float32 (tokens, rank), optional
-        Rows of the layers before.
+        Sum over the previous layers.
 
     Examples
     --------
@@ -88,40 +88,40 @@ def space_rows(at: PagedKV, positions: Ints, rotary: Rope, weights: Floats, docu
 
 
 class Units(NamedTuple):
-    """Parts of a text that follow each other, from its first token to its last; none is empty or longer than `SLICE`.
+    """Consecutive parts of a text, from its first token to its last; none is empty or longer than `SLICE`.
 
     >>> Units.of(np.array([0, 3, 4]), np.zeros(1, np.float32)).tokens
     4
     """
 
     bounds: Ints  # int64 (units + 1,), NumPy
-    places: Any  # the same where they are used; on the device int32
+    places: Any  # the same on the device where they are used, there int32
 
     @classmethod
     def of(cls, bounds: Ints, like: Any) -> Units:
-        """Of these bounds, where `like` is."""
+        """Return the units with these bounds, on the device of `like`."""
         return cls(bounds, import_cupy().asarray(bounds.astype(np.int32)) if is_device(like) else bounds)
 
     @property
     def tokens(self) -> int:
-        """Of the text."""
+        """Number of tokens of the text."""
         return int(self.bounds[-1])
 
 
 def space_worth(document: Floats, asking: Floats, units: Units) -> tuple[Floats, Floats]:
-    """What parts of a text have of what is asked: ``sum_r softmax_r(gate_r) max_t cos(document[t], asking[r])`` over a
-    part's tokens t. Returns two arrays of float32, on the device only queued: of units (units,), and of windows of
-    `WINDOW` tokens, one every `STEP`, of which the first ends with the first step and the last begins with the last
-    one, and only tokens of the text count: (steps + WINDOW / STEP - 1,).
+    """Compute the relevance of parts of a text: ``sum_r softmax_r(gate_r) max_t cos(document[t], asking[r])`` over a
+    part's tokens t. Returns two float32 arrays, on the device only queued: for units (units,), and for windows of
+    `WINDOW` tokens, one every `STEP`, the first of which ends with the first step and the last of which begins with the
+    last one; only tokens of the text count: (steps + WINDOW / STEP - 1,).
 
     Parameters
     ----------
     document : float32 (tokens or more, rank)
-        Rows of tokens; the rank on the device a multiple of 16.
+        Rows of tokens; on the device the rank is a multiple of 16.
     asking : float32 (rows, rank + 1)
-        Rows of asking tokens, at least one, and in the last column their gates.
+        Rows of query tokens, at least one, with their gates in the last column.
     units : Units
-        Of the first tokens.
+        Parts of the first tokens.
 
     Examples
     --------
@@ -161,17 +161,17 @@ def space_worth(document: Floats, asking: Floats, units: Units) -> tuple[Floats,
 def space_scores(
     units: Units, worth: Floats, windows: Floats, looked: Floats, pool: int, weights: tuple[float, float, float]
 ) -> Floats:
-    """Scores of a text's tokens: ``w_0 z(its unit's worth) + w_1 z(the most of the windows that hold it) + w_2
-    z(looked, averaged)``, where z takes the mean from all tokens and divides by their standard deviation; what is the
-    same for all tokens counts nothing. Returns float32 (tokens,), on the device only queued.
+    """Compute scores of a text's tokens: ``w_0 z(its unit's worth) + w_1 z(maximum of the windows that contain it) +
+    w_2 z(looked, averaged)``, where z subtracts the mean over all tokens and divides by their standard deviation; a
+    term that is equal for all tokens counts as 0. Returns float32 (tokens,), on the device only queued.
 
     Parameters
     ----------
-    units, worth, windows : as `space_worth` takes and gives them
+    units, worth, windows : arguments and results of `space_worth`
     looked : float32 (tokens,)
-        How hard each token is looked at.
+        Attention that each token receives.
     pool : int, odd
-        Tokens over which that is averaged, at the ends those that are there.
+        Tokens over which that is averaged, fewer at the ends.
     weights : three numbers
 
     Examples
@@ -206,7 +206,7 @@ def _windows(tokens: int) -> int:
 
 
 def _flat(rows: Floats) -> Floats:
-    """Heads (n, heads, d) side by side as float32 (n, heads x d)."""
+    """Concatenate heads (n, heads, d) as float32 (n, heads x d)."""
     flat: Floats = rows.reshape(len(rows), -1).astype(np.float32)
     return flat
 
@@ -227,7 +227,7 @@ def _rows_on_device(at: PagedKV, positions: Any, rotary: Rope, weights: Any, doc
         k, v, table = at.k, at.v, at.table
     else:
         k, v = (rows.view(np.uint8) for rows in at.model_rows())
-        table = None  # they lie in order
+        table = None  # their rows are consecutive
     pairs = {"INTERLEAVED": 1} if rotary.pairing == "interleaved" else {}
     SPACE_ROWS.launch(
         (-(-tokens // block_tokens(d)), pitch // rank),

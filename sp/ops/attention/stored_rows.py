@@ -1,4 +1,4 @@
-"""storing: a task that puts rows of heads into pages of plain numbers."""
+"""Build a task that stores rows of heads in pages of plain numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NOT_HELD = "F16: a key or value exceeds 65504, the largest this format can store
 
 
 def storing(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, missed: Any) -> Task | None:
-    """What puts `values`, float32 (tokens, kv_heads, head_dim), where `kv_append` does, in a format of plain numbers;
-    None where that is NumPy's. `missed`, int64 (1,), is set to 1 where a value does not fit, see `NOT_HELD`. All arrays
-    have to live until it is done."""
+    """Return a task that stores `values`, float32 (tokens, kv_heads, head_dim), as `kv_append` does, in a format of
+    plain numbers; None if NumPy has to do it. `missed`, int64 (1,), is set to 1 if a value does not fit, see
+    `NOT_HELD`. All arrays have to live until the task is done."""
     tokens, kv_heads, head_dim = values.shape
     if fmt is F16 and not has_halves():
         return None

@@ -1,4 +1,4 @@
-"""tree_attention: attention of the last few tokens of a sequence that see only some of one another, over pages."""
+"""Attention over pages of the last few tokens of a sequence under a mask among these, such as a token tree."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def tree_attention(
     wide: Floats | None = None,
     reader: Weight | None = None,
 ) -> Floats:
-    """Attention of the last ``n = len(q)`` of the tokens of `at` under a mask among these, then `gate_output`. With
-    ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set, and
-    no other rule. Of the tokens before `start` it sees all, or those from ``rule.reach[i]`` on, or, where a window has
-    no such, token t if ``start + i - t < window``. Returns float32 (n, heads * d), on the device BF16 (uint16), or
-    InputTiles where the product with `reader` takes them. Source: Miao et al., "SpecInfer", 2024 (tree attention in one
+    """Compute attention of the last ``n = len(q)`` tokens of `at` under a mask among these, then `gate_output`. With
+    ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set, by no
+    other rule. Of the tokens before `start` it sees all, or those from ``rule.reach[i]`` on, or, for a window without
+    `reach`, token t if ``start + i - t < window``. Returns float32 (n, heads * d), on the device BF16 (uint16), or
+    InputTiles if the product with `reader` takes them. Source: Miao et al., "SpecInfer", 2024 (tree attention in one
     pass).
 
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16, not rotated for the cache; n is 1 to 64
-    at : PagedKV, the queries' own keys and values among them
-    seen : uint64 (n,), bits from n on are not looked at. Every query must see a key
+    at : PagedKV, including the queries' own keys and values
+    seen : uint64 (n,), bits from n on are ignored. Every query must see a key
     rule : ScoreRule
     wide : float32 (n, heads, 2 d), on the device bf16, optional, queries and gates; see `gate_output`
-    reader : Weight of shape (out, heads * d), optional, the weight of the `project_add` that alone reads the result
+    reader : Weight of shape (out, heads * d), optional, the weight of the only consumer of the result, a `project_add`
 
     Examples
     --------
     >>> from sp.ops import kv_append
     >>> from sp.quant import F32
-    >>> pages = np.zeros((1, 4, 1, 4), np.uint8)  # values 1, 2, 3: a token read before, and two that do not see it all
+    >>> pages = np.zeros((1, 4, 1, 4), np.uint8)  # values 1, 2, 3: an earlier token, and two under a mask
     >>> kv_append(pages, np.array([0]), 0, np.array([1, 2, 3], np.float32).reshape(3, 1, 1), F32)
     >>> at = PagedKV(pages, pages, np.array([0]), 3, F32)
     >>> q, seen = np.zeros((2, 1, 1), np.float32), np.array([0b01, 0b10], np.uint64)
@@ -78,7 +78,8 @@ def tree_attention(
 
 
 def visible(seen: Any, tokens: int, reach: Ints | None = None) -> Bools:
-    """Which of `tokens` keys each of the last ``len(seen)`` sees: bool (n, tokens); see `tree_attention`.
+    """Return the mask of `tokens` keys that each of the last ``len(seen)`` sees: bool (n, tokens); see
+    `tree_attention`.
 
     >>> visible(np.array([0b01, 0b11], np.uint64), 5, np.array([1, 2])).astype(int).tolist()
     [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
@@ -90,7 +91,7 @@ def visible(seen: Any, tokens: int, reach: Ints | None = None) -> Bools:
 
 
 def seen_words(mask: Bools) -> Any:
-    """A mask of the queries among themselves, bool (n, n), as words for `tree_attention`: uint64 (n,).
+    """Convert a mask of the queries among themselves, bool (n, n), to words for `tree_attention`: uint64 (n,).
 
     >>> seen_words(np.array([[True, False], [True, True]])).tolist()
     [1, 3]

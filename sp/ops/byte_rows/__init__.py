@@ -1,1 +1,1 @@
-"""Both sides of a matrix product rounded to bytes, with loud channels apart: NumPy twin and launches."""
+"""Both operands of a matrix product in 8 bits, with outlier channels in BF16: NumPy reference and launches."""

@@ -1,4 +1,4 @@
-"""Numbers of eight bits, four of exponent and three of fraction: the nearest one, and one near a power of two."""
+"""FP8 (e4m3) numbers: rounding to the nearest one, and a fast approximation of 2 to a power."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import numpy as np
 from sp.arrays import Floats
 
 LARGEST = np.float32(448)
-LAST = 126  # bits of `LARGEST`; those after it are no number
+LAST = 126  # bits of `LARGEST`; 127 is NaN
 NUMBERS: Floats = np.where(
     np.arange(LAST + 1) < 8,
     np.ldexp(np.arange(LAST + 1), -9),
     np.ldexp(8 + np.arange(LAST + 1) % 8, np.arange(LAST + 1) // 8 - 10),
-).astype(np.float32)  # those that are not negative, by their bits
+).astype(np.float32)  # the non-negative numbers, by their bits
 
 
 def round_e4m3(x: Floats) -> Floats:
-    """The nearest e4m3 number, halves to even; numbers past 448 become 448. `x`: float32. Returns float32. Source:
-    Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+    """Round to the nearest e4m3 number, halves to even; numbers beyond 448 become 448. `x`: float32. Returns float32.
+    Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 
     >>> round_e4m3(np.array([1.0, 1.06, 1.07, -500.0], np.float32)).tolist()
     [1.0, 1.0, 1.125, -448.0]
     """
     size = np.minimum(np.abs(x), LARGEST)
-    exponent = np.maximum(np.frexp(size)[1] - 1, -6)  # subnormals share the least one
+    exponent = np.maximum(np.frexp(size)[1] - 1, -6)  # subnormals share the smallest exponent
     step = np.ldexp(np.float32(1), exponent - 3)
     rounded: Floats = np.copysign(np.rint(size / step) * step, x).astype(np.float32)
     return rounded
 
 
 def near_exp2(y: Floats) -> Floats:
-    """An e4m3 number near 2 to `y`, without a power: the one whose bits are the rounded 8 (7 + y), at least 0. Those
-    bits, read as a whole number, are 8 (7 + log2) of the number, but for up to 0.7 in the middle of an octave. So it is
-    within 12.5 % of the power from 2 to the -6 up to 448, and below 2 to the -7 it is 0. `y`: float32, at most 8.75,
-    past which it is taken as that; minus infinity gives 0. Returns float32. Source: Schraudolph, "A fast, compact
+    """Approximate 2 to `y` by an e4m3 number, without computing a power: the one whose bits are the rounded 8 (7 + y),
+    at least 0. Those bits, as an integer, are 8 (7 + log2) of the number, except for up to 0.7 in the middle of an
+    octave. So the error is at most 12.5 % from 2 to the -6 up to 448, and below 2 to the -7 the result is 0. `y`:
+    float32, clipped to 8.75; minus infinity yields 0. Returns float32. Source: Schraudolph, "A fast, compact
     approximation of the exponential function", 1999.
 
     >>> near_exp2(np.array([0.0, 0.5, 1.0, 6.3, -8.0, -np.inf], np.float32)).tolist()

@@ -1,4 +1,4 @@
-"""Weights whose bytes stay on the device from one product to the next."""
+"""Prequantized weights, whose 8-bit codes stay on the device from one product to the next."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sp.quant.packing import TILE
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Where the bytes of a weight lie among those of weights that were rounded together."""
+    """The codes of a weight among those of weights that were quantised together."""
 
-    rows: ByteRows  # of all of these, without loud channels: which they are, a product says
-    first: int  # row that this one begins at, a multiple of 64
+    rows: ByteRows  # codes of all of these, without outlier channels, which each product determines
+    first: int  # first row of this weight, a multiple of 64
 
 
 def kept_bytes(weights: Sequence[Any]) -> int:
-    """Bytes of device memory that `keep` takes for weights of one width.
+    """Return the bytes of device memory that `keep` takes for weights of one width.
 
     >>> from types import SimpleNamespace
     >>> kept_bytes([SimpleNamespace(shape=(60, 512), row_tiles=1)])  # 64 rows of 512 codes and 2 scales
@@ -45,7 +45,7 @@ def kept_bytes(weights: Sequence[Any]) -> int:
 
 
 def keep(weights: Sequence[Any], kind: ByteKind) -> list[KeptRows]:
-    """Round PackedWeights of one width, to be kept: one under the other, so that products of several are one launch."""
+    """Prequantize PackedWeights of one width, stacked along the rows, so that products with several are one launch."""
     rows, first, found = round_weights(weights, kind, None), 0, []
     for w in weights:
         found.append(KeptRows(rows, first))
@@ -54,8 +54,8 @@ def keep(weights: Sequence[Any], kind: ByteKind) -> list[KeptRows]:
 
 
 def kept_together(weights: Sequence[Any], loud: LoudChannels) -> ByteRows | None:
-    """Kept bytes of weights as `round_weights` makes them; None unless all are kept, one under the other. `loud`: of
-    the inputs; values of the weights for them are gathered beside the bytes."""
+    """Return the prequantized rows of weights, as `round_weights` would make them; None unless all are prequantized and
+    consecutive. `loud`: outlier channels of the inputs; the weights' values for them are gathered."""
     if not follow(weights):
         return None
     first: KeptRows = weights[0].kept
@@ -68,7 +68,7 @@ def kept_together(weights: Sequence[Any], loud: LoudChannels) -> ByteRows | None
 
 
 def _alike(weights: Sequence[Any]) -> Iterator[list[Any]]:
-    """Up to three that follow one another and are of one format."""
+    """Yield groups of up to three consecutive weights of one format."""
     for _, group in groupby(weights, key=lambda w: w.format):
         some = list(group)
         yield from (some[at : at + MOST_OUTS] for at in range(0, len(some), MOST_OUTS))
@@ -93,7 +93,7 @@ def _gather(weights: list[Any], loud: LoudChannels, beside: Any) -> None:
 
 
 def follow(weights: Sequence[Any]) -> bool:
-    """Whether weights are kept, each behind the one before."""
+    """Return True if weights are prequantized in consecutive rows."""
     if any(w.kept is None for w in weights):
         return False
     at = weights[0].kept.first

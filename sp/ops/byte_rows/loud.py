@@ -1,4 +1,5 @@
-"""loud_channels: inputs of a product that are much larger than the others, for which groups of bytes have no room."""
+"""Find outlier channels: inputs of a product that are much larger than the others and would waste the shared 8-bit
+scale."""
 
 from __future__ import annotations
 
@@ -16,25 +17,25 @@ from sp.kernels.specs.matmul.gemm_bytes import LOUD, LOUD_CHANNELS, LOUD_INPUTS,
 from sp.ops.norms import rms_norm
 from sp.quant.packing import TILE
 
-OVER = np.float32(4)  # a channel is loud when its peak is over so many times the geometric mean of all
-FEW_TOKENS = 2048  # up to so many tokens are shared by more blocks, so that all multiprocessors have some
-_BIN = 21  # bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by
+OVER = np.float32(4)  # a channel is an outlier if its absmax exceeds so many times the geometric mean of all
+FEW_TOKENS = 2048  # up to so many tokens are split over more blocks, so that all multiprocessors have work
+_BIN = 21  # a float32 shifted by so many bits is its exponent and two bits of the fraction: the bin of an absmax
 
 
 @dataclass(frozen=True)
 class LoudChannels:
-    """Which channels stand apart, on the device; nothing waits for it."""
+    """The outlier channels of inputs, on the device; the host does not wait for them."""
 
     count: Any  # uint32 (1,)
     channels: Any  # uint32 (64,), ascending, the first `count`
-    mask: Any  # uint16 (in / 16,), bit i of word j is set where channel 16 j + i is loud
+    mask: Any  # uint16 (in / 16,), bit i of word j is set if channel 16 j + i is an outlier
 
 
 @dataclass(frozen=True)
 class PeakedInputs:
-    """Inputs on the device whose peaks the product or the norm before has found; `loud_channels` takes them once.
-    `peaks`: uint32 (in of whole 64,), the largest absolute value of each channel, as bits of a float32; zeros once
-    `loud_channels` has looked."""
+    """Inputs on the device with the absmax of each channel, from the product or norm that made them; `loud_channels`
+    uses them once. `peaks`: uint32 (in of whole 64,), the absmax of each channel, as bits of a float32; `loud_channels`
+    resets them to zero."""
 
     values: Any  # uint16 (tokens, in), BF16
     peaks: Any
@@ -44,23 +45,23 @@ class PeakedInputs:
 
     @classmethod
     def empty(cls, tokens: int, width: int) -> PeakedInputs:
-        """Room on the current device; the peaks are 0."""
+        """Allocate inputs on the current device; the peaks are 0."""
         cupy = import_cupy()
         return cls(cupy.empty((tokens, width), np.uint16), cupy.zeros(-(-width // TILE) * TILE, np.uint32))
 
 
 def peaked_norm(x: Any, weight: Any, eps: float) -> PeakedInputs:
-    """`rms_norm` of float32 (tokens, d) on the device, with its peaks, at which `loud_channels` has to look next. Of no
-    more than `FEW_TOKENS` finding them with the norm gains nothing."""
+    """`rms_norm` of float32 (tokens, d) on the device, with absmax by channel, to which `loud_channels` must be applied
+    next. For at most `FEW_TOKENS` tokens, fusing the absmax with the norm gains nothing."""
     peaks, _ = _peaks(current_device(), x.shape[1])
     return PeakedInputs(rms_norm(x, weight, eps, peaks=peaks), peaks)
 
 
 def loud_channels(x: Any) -> Any:
-    """Find the channels whose largest absolute value is over four times the geometric mean over all channels. 64 at
-    most; of more the loudest by quarters of an octave, of the last quarter the first ones. A channel with a NaN or an
-    infinity is loud, one of zeros does not count. `x`: float32 (tokens, in), or on the device bf16 as uint16, or
-    PeakedInputs, in a multiple of 256, at most 32,768. Returns int64 (count,), or on the device LoudChannels. Source:
+    """Find outlier channels: those whose absmax exceeds four times the geometric mean over all channels. At most 64; of
+    more, the largest by quarters of an octave, of the last quarter the first ones. A channel with a NaN or an infinity
+    is an outlier, one of zeros does not count. `x`: float32 (tokens, in), or on the device bf16 as uint16, or
+    PeakedInputs; in a multiple of 256, at most 32,768. Returns int64 (count,), or on the device LoudChannels. Source:
     Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", 2022: few channels are large, in all tokens.
 
     >>> x = np.ones((2, 256), np.float32)
@@ -78,7 +79,7 @@ def loud_channels(x: Any) -> Any:
 
 
 def loudest(peaks: Floats) -> Any:
-    """`loud_channels` by the peaks of the channels."""
+    """Select outlier channels by the absmax of each channel, see `loud_channels`."""
     bits = peaks.astype(np.float32).view(np.uint32)
     counted = (peaks > 0) & (peaks < 2.0**127)
     least = OVER * np.exp2(np.log2(peaks[counted]).mean(dtype=np.float64)) if counted.any() else np.inf
@@ -101,7 +102,7 @@ def _on_device(x: Any) -> LoudChannels:
 
 @cache
 def _peaks(device: int, width: int) -> tuple[Any, Any]:
-    """Largest values by channel, and how many blocks have raised theirs; zero between launches."""
+    """Return the absmax by channel, and the number of blocks that have added theirs; both zero between launches."""
     cupy = import_cupy()
     return cupy.zeros(width, np.uint32), cupy.zeros(1, np.uint32)
 

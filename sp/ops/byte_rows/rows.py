@@ -1,4 +1,4 @@
-"""Both sides of a matrix product as bytes: one scale for 256 inputs, loud channels apart in BF16."""
+"""Both operands of a matrix product in 8 bits: one scale for 256 inputs, outlier channels separately in BF16."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 LEAST, MOST = np.float32(2.0**-100), np.float32(2.0**100)
-"""A group without a larger value than the first counts as zeros, one with a larger one than the second as no number."""
+"""A group whose absmax is below the first is treated as zeros, one whose absmax is at least the second as NaN."""
 ROUNDED_TOKENS = 512
-"""Fewer tokens are multiplied in BF16: what comes with a product in bytes would cost more than it gains. On an H100 512
-tokens took 0.84 of the time with weights that are kept rounded, and 1.2 times as long with those rounded anew."""
-PADDED = 256  # tokens past the end for which there is room among the scales, so that no copy of a tile reaches past it
+"""Products of fewer tokens use BF16: quantising the operands would cost more than 8-bit products gain. On an H100, 512
+tokens took 0.84 times as long with prequantized weights, and 1.2 times with weights quantised for the product."""
+PADDED = 256  # scales are allocated for so many tokens past the end, so that no copy of a tile exceeds them
 
 
 class ByteKind(IntEnum):
-    """What a byte is."""
+    """The number type of an 8-bit code."""
 
     INT8 = INT8
     E4M3 = E4M3
@@ -42,33 +42,33 @@ BYTE_KINDS = {Math.INT8: ByteKind.INT8, Math.FP8: ByteKind.E4M3}
 
 
 class Rounded(NamedTuple):
-    """Rows of numbers: ``scales * codes`` for groups of 256, and beside them the loud channels."""
+    """Quantised rows: ``scales * codes`` for groups of 256, and the outlier channels separately."""
 
-    codes: Floats  # float32 (rows, in), whole numbers from -127 to 127, or e4m3 numbers
-    scales: Floats  # float32 (rows, in / 256), 0 of a group of zeros, NaN of one that holds what is no finite number
-    loud: Floats  # float32 (rows, count), BF16 values of the loud channels, which are 0 among the codes of inputs
+    codes: Floats  # float32 (rows, in), integers from -127 to 127, or e4m3 numbers
+    scales: Floats  # float32 (rows, in / 256), 0 for a group of zeros, NaN for one with a non-finite number
+    loud: Floats  # float32 (rows, count), BF16 values of the outlier channels, which are 0 in the codes of inputs
 
 
 @dataclass(frozen=True)
 class ByteRows:
-    """`Rounded` as the device holds it. `loud`: uint16 (rows, 64) or None, BF16; not written where no channel is loud.
-    None of weights that are kept, for which a product finds its own."""
+    """`Rounded` on the device. `loud`: uint16 (rows, 64) or None, BF16; not written if there are no outlier channels.
+    None for prequantized weights, for which each product gathers its own."""
 
     rows: int
     width: int
     kind: ByteKind
-    codes: Any  # uint8 (rows and more, in), of weights rows of whole tiles of 64. In the order of round_weight.cu
+    codes: Any  # uint8 (rows and more, in), for weights whole tiles of 64 rows, in the order of round_weight.cu
     scales: Any  # float32 (in / 256, stride)
     loud: Any
-    first: int = 0  # where these rows begin among those of `codes` and `scales`
+    first: int = 0  # index of the first of these rows in `codes` and `scales`
 
 
 def round_rows(values: Floats, kind: ByteKind, loud: Ints, apart: bool) -> Rounded:
-    """Round rows to bytes, each group of 256 by its largest. ``scale = max |x| / 127`` (448),
-    ``code = rint(x * (1 / scale))``, halves to even, or the nearest e4m3 number. A group whose largest value is below
-    2^-100 has scale and codes 0; one with a NaN, an infinity or a value of 2^100 and more the scale NaN and codes 0.
-    `values`: float32 (rows, in), in a multiple of 256; rounded to BF16 before; `loud`: int64 (count,), channels that
-    stand apart; `apart`: of inputs: loud channels are 0 among the bytes. Weights keep theirs, which nothing meets.
+    """Quantise rows to 8 bits, each group of 256 by its absmax. ``scale = max |x| / 127`` (448),
+    ``code = rint(x * (1 / scale))``, halves to even, or the nearest e4m3 number. A group whose absmax is below 2^-100
+    has scale and codes 0; one with a NaN, an infinity or a value of at least 2^100 has scale NaN and codes 0. `values`:
+    float32 (rows, in), in a multiple of 256; they are first rounded to BF16; `loud`: int64 (count,), outlier channels;
+    `apart`: True for inputs: codes of outlier channels are 0. Weights keep theirs, which are multiplied by these zeros.
 
     >>> x = np.zeros((1, 256), np.float32)
     >>> x[0, :4] = 127, -63.5, 0.625, 4096
@@ -95,7 +95,7 @@ def round_rows(values: Floats, kind: ByteKind, loud: Ints, apart: bool) -> Round
 
 
 def _nearest_bf16(x: Floats) -> Floats:
-    """Also of what is no number, which a format of a file does not take."""
+    """Round to BF16, preserving NaN and infinity, which the format's encoder rejects."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     nearest: Floats = np.where(np.isnan(x), bits, rounded).astype(np.uint32).view(np.float32)
@@ -103,22 +103,23 @@ def _nearest_bf16(x: Floats) -> Floats:
 
 
 def byte_product(x: Rounded, w: Rounded) -> Floats:
-    """``y = x Wᵀ`` of rounded rows, float32 (tokens, out), as the kernels make it: groups, then what is apart."""
+    """``y = x Wᵀ`` of quantised rows, float32 (tokens, out), in the order of the kernels: groups, then outlier
+    channels."""
     y = np.zeros((len(x.codes), len(w.codes)), np.float32)
     for group in range(x.scales.shape[1]):
         some = slice(group * GROUPED, (group + 1) * GROUPED)
-        part = x.codes[:, some] @ w.codes[:, some].T  # of int8 whole numbers below 2^24, so exact
+        part = x.codes[:, some] @ w.codes[:, some].T  # for int8 integers below 2^24, so exact
         y += part * (w.scales[:, group] * x.scales[:, group, None])
     return y + x.loud @ w.loud.T
 
 
 def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = False) -> ByteRows:
-    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device. `late`: the launch before was one of
-    loud_weight.cu, beside which this may run."""
+    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device. `late`: the previous launch was of
+    loud_weight.cu, with which this one may overlap."""
     if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
         raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
     cupy, (tokens, width) = import_cupy(), x.shape
-    held = -(-tokens // PADDED) * PADDED + PADDED  # scales of all, or what lies there would reach peaks
+    held = -(-tokens // PADDED) * PADDED + PADDED  # all scales are written: the padding's must not affect an absmax
     rows = ByteRows(
         tokens,
         width,
@@ -145,8 +146,8 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = Fal
 
 
 def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels | None) -> ByteRows:
-    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on. Without `loud`
-    nothing is gathered beside the bytes, which are the same."""
+    """`round_rows` of PackedWeights of one width, stacked in whole tiles of 64 rows. Without `loud` no outlier channels
+    are gathered; the codes are the same."""
     cupy, width = import_cupy(), weights[0].shape[1]
     tiles = sum(w.row_tiles for w in weights)
     rows = ByteRows(

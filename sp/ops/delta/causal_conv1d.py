@@ -1,4 +1,4 @@
-"""causal_conv1d: a short depthwise convolution over time, with its history carried between calls."""
+"""A short depthwise convolution over time, with its history carried between calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from sp.arrays import Floats
 from sp.ops.activations import silu
 from sp.ops.threads import run_parallel
 
-SLAB_TOKENS = 32  # tokens worked on at once, so that the passes over them stay in cache
+SLAB_TOKENS = 32  # tokens processed at once, so that the passes over them stay in cache
 
 
 def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Floats]:
     """Convolve each channel with its own taps, then apply SiLU.
 
     ``y[t, c] = silu( sum_j weight[c, j] * u[t - (taps - 1) + j, c] )`` where `u` is `state` followed by `x`:
-    the last tap meets the current token.
+    the last tap multiplies the current token.
 
     Parameters
     ----------

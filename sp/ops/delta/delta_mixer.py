@@ -1,4 +1,4 @@
-"""delta_mixer: a whole Gated DeltaNet layer between its input and output matrices."""
+"""A whole Gated DeltaNet layer between its input and output projections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sp.ops.norms import l2norm, rms_norm
 
 
 class State(Protocol):
-    """Memory of the layer; both arrays are float32."""
+    """Recurrent state of the layer; both arrays are float32."""
 
     conv: Floats  # (taps - 1, conv_dim), the last inputs of the convolution, oldest first
     recurrent: Floats  # (value_heads, head_dim, head_dim), the state S, key axis before value axis
@@ -27,9 +27,9 @@ class State(Protocol):
 
 @dataclass(frozen=True)
 class DeltaParams:
-    """The small parameters of a layer, as GGUF files hold them (value heads in tiled order)."""
+    """The small parameters of a layer, as stored in GGUF files (value heads in tiled order)."""
 
-    conv: Floats  # float32 (conv_dim, taps), the last tap meets the current token
+    conv: Floats  # float32 (conv_dim, taps), the last tap multiplies the current token
     a: Floats  # float32 (value_heads,), ``-exp(A_log)``, not positive
     dt_bias: Floats  # float32 (value_heads,)
     norm: Floats  # float32 (head_dim,), shared by all heads
@@ -42,24 +42,25 @@ class DeltaParams:
 def delta_mixer(
     qkv: Floats, z: Floats, alpha: Floats, beta: Floats, params: DeltaParams, state: State, rows: int
 ) -> Floats:
-    """Convolution and SiLU, unit q and k, the delta rule, then the gated norm of the last `rows` tokens.
+    """Apply convolution and SiLU, normalise q and k, run the delta rule, and apply the gated norm to the last `rows`
+    tokens.
 
     ``g = a softplus(alpha + dt_bias)``, ``o = gated_delta_net(q, k, v, g, sigmoid(beta))`` and
     ``y = rms_norm(o, norm) * silu(z)``.
 
-    On the device: qkv, z and the result are bf16 (uint16), all else float32, 4 taps, head_dim 64 or 128; `state` moves
-    on in place. Up to 16 tokens take one launch that can be captured in a CUDA graph. Longer runs go in chunks of 64
-    tokens whose products have float16 operands and float32 sums, the state between chunks being float32. The tests hold
-    the squared error against float64 under 5e-6 of the result, rounding to bf16 included, and under 2e-4 for keys that
-    are nearly all alike. Values past the range of float16 after the convolution are cut to it. Returns float32 (rows,
-    value_heads * head_dim). Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+    On the device: qkv, z and the result are bf16 (uint16), all else float32, 4 taps, head_dim 64 or 128; `state` is
+    updated in place. Up to 16 tokens take one launch, which can be captured in a CUDA graph. Longer runs are split into
+    chunks of 64 tokens, whose products have float16 operands and float32 sums; the state between chunks is float32. The
+    tests bound the squared error relative to float64 by 5e-6 of the result, including rounding to bf16, and by 2e-4 for
+    keys that are nearly equal. Values beyond the range of float16 after the convolution are clipped. Returns float32
+    (rows, value_heads * head_dim). Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
 
     Parameters
     ----------
-    qkv : float32 (tokens, conv_dim), before the convolution: q, k, v side by side
+    qkv : float32 (tokens, conv_dim), before the convolution: q, k, v concatenated
     z : float32 (rows, value_heads * head_dim)
     alpha, beta : float32 (tokens, value_heads)
-    state : State, moves on by all tokens
+    state : State, updated by all tokens
     rows : int, 0 to tokens
     """
     if is_device(qkv):
@@ -75,7 +76,7 @@ def delta_mixer(
 def mixer_inputs(
     mixed: Floats, alpha: Floats, beta: Floats, p: DeltaParams
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """From convolved q, k, v (tokens, conv_dim) to q, k, v, g and beta as `gated_delta_net` takes them; on the CPU."""
+    """Convert convolved q, k, v (tokens, conv_dim) to q, k, v, g and beta of `gated_delta_net`; on the CPU."""
     n, key_dim = len(mixed), p.key_heads * p.head_dim
     q = l2norm(mixed[:, :key_dim].reshape(n, p.key_heads, p.head_dim), p.eps)
     k = l2norm(mixed[:, key_dim : 2 * key_dim].reshape(n, p.key_heads, p.head_dim), p.eps)
@@ -84,14 +85,14 @@ def mixer_inputs(
 
 
 def mixer_output(out: Floats, z: Floats, p: DeltaParams) -> Floats:
-    """The gated norm of outputs (rows, value_heads, head_dim): (rows, value_heads * head_dim); on the CPU."""
+    """Apply the gated norm to outputs (rows, value_heads, head_dim): (rows, value_heads * head_dim); on the CPU."""
     y: Floats = rms_norm(out, p.norm, p.eps).reshape(len(out), p.value_heads * p.head_dim)
     y *= silu(z)
     return y
 
 
 def _few(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, rows: int) -> Any:
-    """The device path token by token: one launch."""
+    """Run the small_m device path, token by token in one launch."""
     cupy, n = import_cupy(), len(qkv)
     _check(qkv, z, alpha, beta, p, state, rows)
     y = cupy.empty((rows, p.value_heads * p.head_dim), cupy.uint16)
@@ -106,7 +107,7 @@ def _few(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, 
 
 
 def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, rows: int) -> Any:
-    """The device path in chunks: convolution, chunk matrices, scan over the chunks, gated norm."""
+    """Run the chunked device path: convolution, chunk matrices, scan over the chunks, gated norm."""
     cupy, n = import_cupy(), len(qkv)
     _check(qkv, z, alpha, beta, p, state, rows)
     dim = {"HEAD_DIM": p.head_dim}
@@ -137,7 +138,7 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
 
 
 def _scan(q: Any, k: Any, values: Any, T: Any, P: Any, decay: Any, p: DeltaParams, state: State) -> None:
-    """The pass over the chunks: `values` holds V before and O after."""
+    """Scan over the chunks: `values` contains V before and O after."""
     n, key_dim, value_dim = len(q), p.key_heads * p.head_dim, p.value_heads * p.head_dim
     sizes = n, p.key_heads, p.value_heads
     if current_path() == "sm_90a" and p.head_dim == 128:
@@ -169,11 +170,12 @@ def _check(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State
 
 @cache
 def _arrivals(device: int, key_heads: int) -> Any:
-    """Counters of `DELTA_RECURRENT`, zero between launches. One set a device: the layers of a model run in turn."""
+    """Return the counters of `DELTA_RECURRENT`, zero between launches. One set per device: the layers of a model run in
+    turn."""
     return import_cupy().zeros(key_heads, "uint32")
 
 
 @cache
 def _wide(device: int) -> bool:
-    """Whether a block may have the shared memory of the double-buffered scan."""
+    """Return True if a block may have the shared memory of the double-buffered scan."""
     return shared_bytes_per_block(device) >= delta.scan_smem({"HEAD_DIM": 128, "WARPS": 4, "WIDE": 1})

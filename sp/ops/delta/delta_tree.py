@@ -1,4 +1,4 @@
-"""delta_tree and delta_commit: a Gated DeltaNet layer over a tree of tokens, and then only the path that came true.
+"""A Gated DeltaNet layer over a tree of tokens, and the update of its state along the accepted path.
 
 With S the state before the tree, G_i the sum of the log decays g from the first node down to i,
 ``r_ij = exp(G_i - G_j)`` and j an ancestor of i (``j <= i``: or i itself):
@@ -7,9 +7,9 @@ With S the state before the tree, G_i the sum of the log decays g from the first
     o_i = (exp(G_i) Sᵀ q_i + sum_{j <= i} r_ij (k_j . q_i) u_j) / sqrt(head_dim)
     state after p = exp(G_p) S + sum_{j <= p} r_pj k_j u_jᵀ
 
-So the pass reads S once and leaves it alone; k, u and g of the nodes say how to move on along any path later. Source:
-Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024 (the same sums along a
-chain); Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024."""
+So the pass reads S once and does not change it; k, u and g of the nodes suffice to update it along any path later.
+Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024 (the same sums
+along a chain); Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ from sp.ops.delta.delta_mixer import DeltaParams, State, mixer_inputs, mixer_out
 from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
-MOST_NODES = declared.NODES[-1]  # nodes of a tree: one bit each in a word of ancestors
-ROOM = 8  # nodes of a trace are a multiple of this, so that every layer of it begins at a multiple of 16 bytes
+MOST_NODES = declared.NODES[-1]  # most nodes of a tree: a word of ancestors has one bit for each
+ROOM = 8  # nodes of a trace are a multiple of this, so that each of its layers starts at a multiple of 16 bytes
 
 
 @dataclass(frozen=True)
 class DeltaTrace:
-    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_commit`."""
+    """Record of a tree pass in every recurrent layer, written by `delta_tree` and read by `delta_commit`."""
 
     k: Floats  # float32 (layers, nodes, key_heads, head_dim), unit keys
-    u: Floats  # float32 (layers, nodes, value_heads, head_dim), what each node adds to the state along its key
+    u: Floats  # float32 (layers, nodes, value_heads, head_dim), each node's update of the state along its key
     g: Floats  # float32 (layers, nodes, value_heads), log decays
-    inputs: Floats  # float32 (layers, nodes, conv_dim), on the device bf16 (uint16), of the convolution
+    inputs: Floats  # float32 (layers, nodes, conv_dim), on the device bf16 (uint16), inputs of the convolution
 
     @classmethod
     def new(cls, layers: int, nodes: int, params: DeltaParams, device: Literal["cpu", "cuda"]) -> DeltaTrace:
-        """Room for trees of up to `nodes` nodes, at most 64, in `layers` layers of the sizes in `params`."""
+        """Allocate the trace of trees of up to `nodes` nodes, at most 64, in `layers` layers of the sizes in
+        `params`."""
         assert 1 <= nodes <= MOST_NODES, f"{nodes} nodes"
         nodes = -(-nodes // ROOM) * ROOM
         zeros, raw = (np.zeros, np.float32) if device == "cpu" else (import_cupy().zeros, np.uint16)
@@ -61,14 +62,14 @@ class DeltaTrace:
 
 @dataclass(frozen=True)
 class DeltaStates:
-    """The memories of all recurrent layers, for `delta_commit` to move on together."""
+    """The states of all recurrent layers, which `delta_commit` updates together."""
 
     layers: tuple[State, ...]  # in the order of the layers of a `DeltaTrace`
-    addresses: Any  # uint64 (layers, 2), on the device, where `conv` and `recurrent` of each lie; None on the CPU
+    addresses: Any  # uint64 (layers, 2), on the device, addresses of `conv` and `recurrent`; None on the CPU
 
     @classmethod
     def of(cls, layers: Sequence[State]) -> DeltaStates:
-        """Gather memories whose arrays, on the device, stay where they are."""
+        """Gather states whose arrays, on the device, do not move."""
         if not layers or not is_device(layers[0].conv):
             return cls(tuple(layers), None)
         addresses = [[state.conv.data.ptr, state.recurrent.data.ptr] for state in layers]  # type: ignore[attr-defined]
@@ -87,23 +88,24 @@ def delta_tree(
     layer: int,
     reader: Weight | None = None,
 ) -> Floats:
-    """What `delta_mixer` gives each node, were it read after its ancestors alone. On the device one launch that can be
-    captured: 4 taps, head_dim 64 or 128. Products with the state and between keys have 22 bits. `state` and `seen` may
-    be read while launches before it in a graph still run: none of these may write them. Returns float32 (nodes,
-    value_heads * head_dim), on the device bf16, or InputTiles where the product with `reader` takes them.
+    """Compute the output of `delta_mixer` for each node as if only its ancestors came before it. On the device one
+    launch, which can be captured: 4 taps, head_dim 64 or 128. Products with the state and between keys have 22 bits.
+    `state` and `seen` may be read while earlier launches of a graph still run, which therefore must not write them.
+    Returns float32 (nodes, value_heads * head_dim), on the device bf16, or InputTiles if the product with `reader`
+    takes them.
 
     Parameters
     ----------
     qkv : float32 (nodes, conv_dim), on the device bf16 (uint16), before the convolution
     z : float32 (nodes, value_heads * head_dim), on the device bf16
     alpha, beta : float32 (nodes, value_heads)
-    state : State, memory before the tree; left alone
+    state : State, before the tree; not changed
     seen : uint64 (nodes,)
-        Bit j of word i: node j is an ancestor of node i, or i itself. Every node stands behind its ancestors.
-    trace : DeltaTrace, takes k, u, g and inputs of the nodes
-    layer : int, whose place in `trace` that is
+        Bit j of word i: node j is an ancestor of node i, or i itself. Every node comes after its ancestors.
+    trace : DeltaTrace, receives k, u, g and inputs of the nodes
+    layer : int, index in `trace`
     reader : Weight of shape (out, value_heads * head_dim), optional
-        The weight of the `project_add` that alone reads the result.
+        The weight of the only consumer of the result, a `project_add`.
 
     Examples
     --------
@@ -127,7 +129,7 @@ def delta_tree(
     q, k, v, g, strength = mixer_inputs(silu(mixed), alpha, beta, p)
 
     mask = (seen[:, None] >> np.arange(n, dtype=np.uint64)) & np.uint64(1) > 0  # (i, j)
-    total = (mask @ g.astype(np.float64)).T  # G (heads, i), so exact that differences keep float32's precision
+    total = (mask @ g.astype(np.float64)).T  # G (heads, i) in float64, so that differences have float32's precision
     grown = np.exp(total)[..., None].astype(g.dtype)
     ratio = np.exp(np.where(mask, total[:, :, None] - total[:, None, :], -np.inf)).astype(g.dtype)  # (heads, i, j)
     heads = np.arange(p.value_heads) % p.key_heads
@@ -145,10 +147,10 @@ def delta_tree(
 
 
 def delta_commit(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
-    """Move the memories of all layers on, in place, along one path of the tree that was read. On the device one launch
-    that can be captured; `path` and `kept` are read when it runs. `states`: of as many layers as `trace`; `path`: int64
-    (kept or more,), on the device int32, nodes, each the parent of the next; the first follows the memory; `kept`:
-    int64 (1,), on the device int32, how many nodes of `path` count. With 0 everything stays as it is."""
+    """Update the states of all layers, in place, along one path of the tree. On the device one launch, which can be
+    captured; `path` and `kept` are read when it runs. `states`: of as many layers as `trace`; `path`: int64 (kept or
+    more,), on the device int32, nodes, each the parent of the next; the first follows the old state; `kept`: int64
+    (1,), on the device int32, the number of accepted nodes of `path`. With 0 nothing changes."""
     if states.addresses is not None:
         key_heads, head_dim = trace.k.shape[2:]
         layers, capacity, value_heads = trace.g.shape
@@ -164,7 +166,7 @@ def delta_commit(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints)
     for layer, state in enumerate(states.layers):
         g, k, u = (array[layer, nodes] for array in (trace.g, trace.k, trace.u))
         heads = np.arange(g.shape[1]) % k.shape[1]
-        after = np.cumsum(g[::-1], axis=0)[::-1]  # of a node's own decay and of all below it
+        after = np.cumsum(g[::-1], axis=0)[::-1]  # log decay from a node, including its own, to the end of the path
         share = np.exp(after - g)[..., None] * k[:, heads]  # (kept, value_heads, d)
         state.recurrent *= np.exp(g.sum(axis=0))[:, None, None]
         state.recurrent += np.moveaxis(share, 0, 2) @ np.moveaxis(u, 0, 1)
@@ -207,7 +209,7 @@ def _launch(
 
 @cache
 def _built_for(nodes: int, head_dim: int, device: int) -> dict[str, int]:
-    """Defines of the smallest kernel that takes so many nodes; ConfigError where shared memory is too small for it."""
+    """Return the defines of the smallest kernel for so many nodes; ConfigError if shared memory is too small for it."""
     parts = 2 if head_dim == 128 and capability(device) >= (9, 0) else 1
     most = shared_bytes_per_block(device)
     built = [{"HEAD_DIM": head_dim, "NODES": size, "PARTS": parts} for size in declared.NODES]
@@ -220,9 +222,9 @@ def _built_for(nodes: int, head_dim: int, device: int) -> dict[str, int]:
 
 
 def windows(seen: Any, taps: int) -> Ints:
-    """Inputs that the convolution sees at every node, oldest first: int64 (nodes, taps). Slots 0 to ``taps - 2`` are
-    the inputs before the tree, slot ``taps - 1 + i`` is that of node i. The nearest ancestor of a node is the last one
-    before it.
+    """Return the inputs of the convolution at every node, oldest first: int64 (nodes, taps). Slots 0 to ``taps - 2``
+    are the inputs before the tree, slot ``taps - 1 + i`` is that of node i. The nearest ancestor of a node is the last
+    one before it.
 
     >>> windows(np.array([0b0001, 0b0011, 0b0101, 0b1101]), 4).tolist()
     [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]

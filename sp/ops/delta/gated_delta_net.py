@@ -1,10 +1,10 @@
-"""gated_delta_net: the linear-attention recurrence of Qwen3.5, token by token and in parallel chunks.
+"""The linear-attention recurrence of Qwen3.5 (Gated DeltaNet), token by token and in parallel chunks.
 
 Per value head, with decay ``a = exp(g)``, write strength `beta` and a state S (key_dim, value_dim):
 
     S <- a S;   d = beta (v - Sᵀ k);   S <- S + k dᵀ;   o = Sᵀ q / sqrt(key_dim)
 
-Value head p reads key head ``p % key_heads`` (the tiled order GGUF files store). Source: Yang, Kautz, Hatamizadeh,
+Value head p uses key head ``p % key_heads`` (the tiled order of GGUF files). Source: Yang, Kautz, Hatamizadeh,
 "Gated Delta Networks", 2024; Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
 2024 (the chunked WY form)."""
 
@@ -18,13 +18,13 @@ from sp.arrays import Floats
 from sp.ops.threads import run_parallel
 
 CHUNK = 64  # tokens solved together; the work inside a chunk grows with its square
-SLAB_CHUNKS = 16  # chunks prepared at once, which bounds the scratch memory of a long prompt
+SLAB_CHUNKS = 16  # chunks prepared at once, which bounds the workspace of a long prompt
 RECURRENT_BELOW = 16  # shorter calls are faster token by token
 DIAGONAL = 16  # blocks inverted by substitution before they are merged by matrix products
 
 
 def gated_delta_net(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats) -> tuple[Floats, Floats]:
-    """Run the recurrence over a run of tokens by whichever form is faster for its length.
+    """Run the recurrence over a run of tokens, in the form that is faster for its length.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def gated_delta_net(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, st
     beta : float32 (tokens, value_heads)
         In (0, 1).
     state : float32 (value_heads, key_dim, value_dim)
-        Left unchanged; zeros at the start of a sequence.
+        Not changed; zeros at the start of a sequence.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def gated_delta_net(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, st
 def gated_delta_net_recurrent(
     q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats
 ) -> tuple[Floats, Floats]:
-    """The recurrence as written, one token at a time: the reference, and the form for decoding.
+    """Run the recurrence as written, one token at a time: the reference, and the form for decoding.
 
     Parameters and returns are those of `gated_delta_net`.
 
@@ -87,7 +87,7 @@ def gated_delta_net_recurrent(
 def gated_delta_net_chunked(
     q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats
 ) -> tuple[Floats, Floats]:
-    """The same recurrence in chunks of 64 tokens: matrix products inside a chunk, a scan over chunks.
+    """Run the same recurrence in chunks of 64 tokens: matrix products inside a chunk, a scan over chunks.
 
     With G the running sum of g inside the chunk and ``M[i, j] = exp(G_i - G_j)`` for j <= i:
 
@@ -111,7 +111,7 @@ def gated_delta_net_chunked(
 
     def run(head: int) -> None:
         one, readers = slice(head, head + 1), slice(head, None, key_heads)  # a key head, its value heads
-        S = state[readers].copy()  # contiguous, for _slab moves it on in place
+        S = state[readers].copy()  # contiguous, because _slab updates it in place
         for start in range(0, tokens, slab):
             part = slice(start, start + slab)
             values = v[part, readers], g[part, readers], beta[part, readers]
@@ -123,7 +123,7 @@ def gated_delta_net_chunked(
 
 
 def _check(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats) -> tuple[int, int, int, int]:
-    """Sizes (tokens, key_heads, key_dim, value_heads), after the shapes are found to agree."""
+    """Check that the shapes agree, and return the sizes (tokens, key_heads, key_dim, value_heads)."""
     tokens, key_heads, key_dim = q.shape
     value_heads, value_dim = v.shape[1:]
     shapes = (k.shape, v.shape, g.shape, beta.shape, state.shape)
@@ -139,7 +139,7 @@ def _check(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floa
 
 
 def _chunks(x: Floats, chunks: int, heads: tuple[int, int]) -> Floats:
-    """(tokens, heads, ...) -> (repeat, key_heads, chunks, CHUNK, ...), zero-padded, contiguous."""
+    """Reshape (tokens, heads, ...) -> (repeat, key_heads, chunks, CHUNK, ...), zero-padded, contiguous."""
     padded = np.zeros((chunks * CHUNK, *x.shape[1:]), x.dtype)
     padded[: len(x)] = x
     split = padded.reshape(chunks, CHUNK, *heads, *x.shape[2:])
@@ -147,7 +147,7 @@ def _chunks(x: Floats, chunks: int, heads: tuple[int, int]) -> Floats:
 
 
 def _slab(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats) -> Floats:
-    """Outputs (tokens, value_heads, value_dim) of one slab; `state` moves on in place."""
+    """Return the outputs (tokens, value_heads, value_dim) of one slab; `state` is updated in place."""
     tokens, key_heads, key_dim = q.shape
     value_heads, value_dim = v.shape[1:]
     heads = (value_heads // key_heads, key_heads)  # value head p = (p // key_heads, p % key_heads)
@@ -168,7 +168,7 @@ def _slab(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Float
     grown = np.exp(G)[..., None]
     UW = T @ np.concatenate([V * b[..., None], K * (b[..., None] * grown)], axis=-1)
     U, W = UW[..., :value_dim], UW[..., value_dim:]
-    WQ = np.concatenate([W, Q * grown], axis=-2)  # both meet the state, so they go in one product
+    WQ = np.concatenate([W, Q * grown], axis=-2)  # both are multiplied by the state, so in one product
     last = G[..., -1:]
     tail = np.swapaxes(K * np.exp(last - G)[..., None], -1, -2)
     decay = np.exp(last)[..., None]
@@ -187,8 +187,8 @@ def _slab(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Float
 
 def _unit_lower_inverse(A: Floats) -> Floats:
     """(I + strict_lower(A))⁻¹ over the last two axes, by substitution on small blocks and block merges. Not by powers
-    of A: with repeated keys their binomial coefficients drown float32, while substitution stays as accurate as the
-    answer."""
+    of A: with repeated keys their binomial coefficients exceed float32's precision, while substitution is as accurate
+    as the result."""
     shape, n = A.shape, A.shape[-1]
     A = A.reshape(-1, n, n)
     T = np.zeros_like(A)

@@ -1,8 +1,8 @@
-"""hide_padding and keep_taps: a Gated DeltaNet layer's memory takes only the first of the tokens that pass.
+"""Exclude padding from the state of a Gated DeltaNet layer.
 
-A pass of a fixed size is filled up behind its tokens. Attention never looks that way, but a recurrence moves on with
-every token it is given: its padding is told neither to decay nor to write, and the inputs that its convolution
-remembers are those of the last real tokens."""
+A pass of a fixed size is padded after its tokens. Attention ignores the padding, but a recurrence is updated by every
+token: so the padding's gates are set neither to decay nor to write, and the inputs that the convolution remembers are
+those of the last real tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sp.kernels import is_device
 from sp.kernels.specs.delta_padding import HIDE_PADDING, KEEP_TAPS, THREADS
 
 HIDDEN = np.float32(-1e30)
-"""A gate at which a token leaves no trace: ``exp(a softplus(HIDDEN + bias)) = 1`` and ``sigmoid(HIDDEN) = 0``."""
+"""A gate at which a token has no effect: ``exp(a softplus(HIDDEN + bias)) = 1`` and ``sigmoid(HIDDEN) = 0``."""
 
 
 def hide_padding(alpha: Floats, beta: Floats, real: Ints) -> None:
-    """Close both gates of all tokens but the first ``real[0]``, in place. `alpha`, `beta`: float32
-    (tokens, value_heads), as `delta_mixer` takes them; what the padding holds besides must be finite; `real`: int32
-    (1,), where they are; at most tokens.
+    """Close both gates of all tokens except the first ``real[0]``, in place. `alpha`, `beta`: float32 (tokens,
+    value_heads), as in `delta_mixer`; the padding's other values must be finite; `real`: int32 (1,), on the same
+    device; at most tokens.
 
     >>> alpha, beta = np.ones((2, 3, 1), np.float32)
     >>> hide_padding(alpha, beta, np.array([2]))
@@ -34,10 +34,10 @@ def hide_padding(alpha: Floats, beta: Floats, real: Ints) -> None:
 
 
 def keep_taps(x: Floats, conv: Floats, real: Ints) -> None:
-    """Let the inputs that a convolution remembers be the last before the padding, in place. `x`: float32
-    (tokens, channels), on the device bf16 (uint16), inputs of the convolution, which has seen them; `conv`: float32
-    (taps - 1, channels), what it remembers, oldest first; on the device 4 taps; `real`: int32 (1,), where they are; at
-    least taps - 1 and at most tokens.
+    """Set the inputs that a convolution remembers to the last ones before the padding, in place. `x`: float32 (tokens,
+    channels), on the device bf16 (uint16), inputs of the convolution, which has processed them; `conv`: float32 (taps -
+    1, channels), its memory, oldest first; on the device 4 taps; `real`: int32 (1,), on the same device; at least taps
+    - 1 and at most tokens.
 
     >>> conv = np.zeros((1, 2), np.float32)
     >>> keep_taps(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32), conv, np.array([2]))

@@ -1,1 +1,1 @@
-"""Mixtures of experts: which experts a token goes to, and what they make of it."""
+"""Mixtures of experts: the routing of tokens to experts, and the experts' feed-forward."""

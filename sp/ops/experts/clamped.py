@@ -1,4 +1,4 @@
-"""clamped_swiglu: how experts of gpt-oss are gated."""
+"""The clamped SwiGLU activation of the experts of gpt-oss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sp.ops.activations import sigmoid
 from sp.ops.threads import run_parallel, token_slices
 
 CLAMP, SLOPE = 7.0, 1.702
-"""How large inputs count at most, and how steep the sigmoid is; ``cuda/experts/clamped_swiglu.cuh`` has the same."""
+"""Bound of the inputs, and slope of the sigmoid; ``cuda/experts/clamped_swiglu.cuh`` has the same values."""
 
 
 def clamped_swiglu(gate: Floats, up: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""add_experts: gated feed-forwards, of which every token passes the few that it was sent to."""
+"""Feed-forward of a mixture of experts: every token passes the few experts that it was routed to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sp.ops.experts.stack import Stack
 from sp.ops.matmul.project import linear
 
 Shared = tuple[Floats, Floats]
-"""Of an expert that all tokens pass: what its share is read with, float32 (in,), and what it gives, (tokens, out)."""
+"""Of an expert that all tokens pass: the weight of its gate, float32 (in,), and its output, (tokens, out)."""
 
 
 def add_experts(
@@ -32,11 +32,11 @@ def add_experts(
     clamped: bool = False,
 ) -> Floats:
     """``x[t] + sum_j w[t, j] * D_e (silu(G_e h[t]) * U_e h[t]) + sigmoid(m . h[t]) * shared[t]``, e = experts[t, j].
-    Products of stacks with biases have them added; `clamped`: gated by `clamped_swiglu`, not by `swiglu`.
-    `x`: float32 (tokens, out), the residual stream; on the device added to in place; `h`: float32 (tokens, in), normed
-    tokens; on the device bf16 (uint16), as all that is not x or a weight of `routing`; `gate`, `up`: Stack of matrices
-    (ffn, in); `down`: Stack of matrices (out, ffn); `routing`: of those tokens; `shared`: (float32 (in,), float32
-    (tokens, out)), optional. Returns float32 (tokens, out).
+    Biases of stacks are added to their products; `clamped`: use `clamped_swiglu` instead of `swiglu`. `x`: float32
+    (tokens, out), the residual stream; on the device updated in place; `h`: float32 (tokens, in), normed tokens; on the
+    device bf16 (uint16), as everything except x and the weights of `routing`; `gate`, `up`: Stack of matrices (ffn,
+    in); `down`: Stack of matrices (out, ffn); `routing`: of these tokens; `shared`: (float32 (in,), float32 (tokens,
+    out)), optional. Returns float32 (tokens, out).
 
     >>> from sp.quant import F32, Weight
     >>> ones = Weight.from_floats("w", np.array([[1.0], [10.0]], np.float32), F32)
@@ -67,7 +67,7 @@ def add_experts(
 
 
 def _product(x: Floats, stack: Stack, expert: int) -> Floats:
-    """Of tokens with the matrix of one expert, and its bias; on the CPU."""
+    """Multiply tokens by the matrix of one expert, and add its bias; on the CPU."""
     y = linear(x, stack[expert])
     if stack.bias is not None:
         y += stack.bias[expert]

@@ -1,4 +1,4 @@
-"""few: chosen experts for a few tokens, each slot by itself, in two launches and without sorting."""
+"""Experts for few tokens (small_m): each slot separately, in two launches and without sorting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from sp.quant import Packing
 from sp.quant.packing import TILE
 
 MOST_SLOTS = 384
-"""Slots up to which weights read once a slot cost less than weights read once an expert, in tiles of many tokens."""
-STAGE = 256  # inputs that a warp reads at once, fewer at the end of rows of blocks of 32
+"""Most slots for which weights read once per slot cost less than weights read once per expert, in tiles of many
+tokens."""
+STAGE = 256  # inputs per K-chunk of a warp, fewer at the end of rows in blocks of 32
 
 
 def takes(gate: Stack, up: Stack, down: Stack, routing: Routing) -> bool:
-    """Whether these kernels take the experts of so many tokens."""
+    """Return True if these kernels support so many slots and the experts' formats and shapes."""
     if routing.experts.size > MOST_SLOTS or gate.weight.format != up.weight.format:
         return False
     return all(staged(s.weight.packing) for s in (gate, down)) and all(
@@ -30,7 +31,7 @@ def takes(gate: Stack, up: Stack, down: Stack, routing: Routing) -> bool:
 
 
 def staged(packing: Packing) -> bool:
-    """Whether weights so packed are read in stages."""
+    """Return True if weights in this format can be read in K-chunks of 256."""
     return packing.super or packing.group == 32
 
 
@@ -44,7 +45,7 @@ def add_few(
     shared: tuple[Any, Any] | None,
     clamped: bool = False,
 ) -> None:
-    """`sp.ops.experts.expert_mlp.add_experts` on the device, of what `takes` says."""
+    """`sp.ops.experts.expert_mlp.add_experts` on the device, for operands that `takes` accepts."""
     tokens, used = routing.experts.shape
     hidden, width = gate.weight.shape[1], down.weight.shape[1]
     stages, back = -(-hidden // STAGE), -(-width // STAGE)
@@ -90,12 +91,12 @@ def add_few(
 
 
 def _tail(width: int) -> int:
-    """Tiles of the last stage of a row."""
+    """Return the tiles of the last K-chunk of a row."""
     return (width - 1) % STAGE // TILE + 1
 
 
 def _variant(kernel: KernelSpec, stack: Stack, stages: int) -> dict[str, int]:
-    """As deep as there are stages and room for."""
+    """Return the defines with a ring as deep as the K-chunks and shared memory allow."""
     defines = strip_variant(stack.weight.format.ggml_type, stages, tail=stack.weight.shape[1] % STAGE > 0)
     if kernel.shared_bytes(defines) > shared_bytes_per_block(current_device()):
         defines["DEPTH"] = 1

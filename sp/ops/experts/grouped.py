@@ -1,4 +1,4 @@
-"""grouped: products of tokens sorted by expert with the weights of their experts, on the device, in one launch."""
+"""Grouped GEMM: products of tokens sorted by expert with the weights of their experts, on the device, in one launch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from sp.ops.matmul.packed import expand_scales
 from sp.quant.packing import TILE
 
 WIDE_FROM = 24
-"""Tokens of an expert, on average, from which the portable kernel takes its tiles of 64 tokens and not of 32."""
+"""Average tokens per expert from which the portable kernel uses tiles of 64 tokens instead of 32."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where slots stand once they are sorted by expert, in arrays on the device. `tiles`: int32 (most tiles,), the
-    expert of every tile of rows, its width and its first block, see ``sort_slots.cu``."""
+    """Positions of slots sorted by expert, in arrays on the device. `tiles`: int32 (most tiles,), for every tile of
+    rows its expert, its width and its first block, see ``sort_slots.cu``."""
 
-    places: Any  # int32 (slots,), a row of the sorted tokens for every slot; each expert's begin at a whole block
+    places: Any  # int32 (slots,), the row of every slot in the sorted tokens; each expert starts at a whole block
     tiles: Any
-    made: Any  # uint32 (1,), how many tiles there are
-    block: int  # rows of a block
+    made: Any  # uint32 (1,), the number of tiles
+    block: int  # rows per block
 
     @property
     def rows(self) -> int:
-        """Of sorted tokens, those between experts and those that no expert needs among them."""
+        """Rows of the sorted tokens, including the padding between experts and after the last one."""
         return len(self.tiles) * self.block
 
 
 def place(experts: Any, count: int) -> Placed:
-    """Sort slots by expert. `experts`: cupy int32 (tokens, used); `count`: experts that there are."""
+    """Sort slots by expert. `experts`: cupy int32 (tokens, used); `count`: number of experts."""
     cupy, slots, block = import_cupy(), experts.size, block_rows(experts.size, count)
-    # An expert wastes less than a block, and experts without slots waste none.
+    # Each expert pads less than a block, and experts without slots pad nothing.
     most = max(min(slots, -(-slots // block) + count), 1)
     places, tiles = cupy.empty(slots, "int32"), cupy.empty(most, "int32")
     made = cupy.empty(1, "uint32")
@@ -51,7 +51,7 @@ def place(experts: Any, count: int) -> Placed:
 
 
 def block_rows(slots: int, count: int) -> int:
-    """Rows that each expert's are padded to for the kernel that the products will take."""
+    """Return the multiple of rows to which each expert is padded, for the kernel of the products."""
     if current_path() == "sm_90a":
         return declared.BLOCK_SM90
     return _tokens(portable.SMALL if slots >= WIDE_FROM * count else portable.THIN)
@@ -63,13 +63,13 @@ def multiply(x: Any, w: Stack, placed: Placed) -> Any:
 
 
 def gated(x: Any, gate: Stack, up: Stack, placed: Placed) -> Any:
-    """``silu(G_e x[r]) * (U_e x[r])``; the two of one format."""
+    """``silu(G_e x[r]) * (U_e x[r])``; both stacks have one format."""
     return _launch(x, (gate, up), placed, SWIGLU)
 
 
 def gated_rows(rows: Any, gate: Stack, up: Stack, placed: Placed, experts: Any, clamped: bool) -> Any:
-    """`gated` with the biases of stacks that have some, by `clamped_swiglu` where `clamped`; the two of any format.
-    `experts`: cupy int32 (tokens, used). Products lie in bf16 in between; rows that no slot has are not written."""
+    """`gated` with biases, by `clamped_swiglu` if `clamped`; the stacks may have any formats. `experts`: cupy int32
+    (tokens, used). Products are rounded to bf16 in between; rows without a slot are not written."""
     products = multiply(rows, gate, placed), multiply(rows, up, placed)
     mid = import_cupy().empty_like(products[0])
     args = *products, gate.bias, up.bias, experts, placed.places, mid, gate.rows // 8

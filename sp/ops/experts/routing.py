@@ -1,4 +1,4 @@
-"""route: the experts that every token goes to and how much each of them counts; and tokens sorted by expert."""
+"""Routing: the experts of every token with their weights; and tokens sorted by expert."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED, ROUTE, ROUTE_TOKEN
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens go."""
+    """The experts of tokens."""
 
-    experts: Any  # int32 (tokens, used), of every token, the most probable first; no expert twice
-    weights: Any  # float32 (tokens, used), what each of them counts
+    experts: Any  # int32 (tokens, used), experts of every token, the most probable first; no expert twice
+    weights: Any  # float32 (tokens, used), the weight of each of them
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """Slots, of which a token has `used`, in the order of their experts. `slots`: int32 (tokens * used,), slot
-    ``t * used + j`` is the j-th expert of token t; slots of one expert stand in the order of their tokens."""
+    """Slots, of which a token has `used`, in the order of their experts. `slots`: int32 (tokens * used,), slot ``t *
+    used + j`` is the j-th expert of token t; slots of one expert are in the order of their tokens."""
 
     slots: Any
-    starts: Any  # int32 (count + 1,), those of expert e are ``slots[starts[e]:starts[e + 1]]``
+    starts: Any  # int32 (count + 1,), expert e has ``slots[starts[e]:starts[e + 1]]``
 
 
 def route(logits: Floats, used: int, *, normalised: bool = True, bias: Floats | None = None) -> Routing:
-    """Choose the `used` most probable experts of every token, by the softmax over all of them.
+    """Choose the `used` most probable experts of every token, by the softmax over all experts.
 
-    ``p = softmax(logits)``; experts are the `used` largest p, of equals the one of the smaller index; weights are their
-    p, divided by their sum where `normalised`.
+    ``p = softmax(logits)``; experts are those with the `used` largest p, the smaller index first on a tie; weights are
+    their p, divided by their sum if `normalised`.
 
-    `logits`: float32 (tokens, count), what the router makes of a normed token; `used`: at least 1 and at most `count`;
-    `normalised`: whether the weights of a token add up to 1, and so are a softmax over the chosen logits alone;
-    `bias`: float32 (count,), added to every token's logits.
+    `logits`: float32 (tokens, count), the router's output for a normed token; `used`: at least 1 and at most `count`;
+    `normalised`: True if the weights of a token add up to 1, which is a softmax over the chosen logits only; `bias`:
+    float32 (count,), added to every token's logits.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017.
-    Ties go by index as in llama.cpp, whose sort is one of (p, index).
+    Ties are broken by index as in llama.cpp, which sorts by (p, index).
 
     >>> routing = route(np.log(np.array([[1.0, 2.0, 1.0, 4.0]], np.float32)), 3)
     >>> routing.experts.tolist(), (7 * routing.weights).round(3).tolist()
@@ -74,7 +74,7 @@ def _on_device(logits: Any, used: int, normalised: bool, bias: Any) -> Routing:
 
 
 def by_expert(experts: Ints, count: int) -> Sorted:
-    """Sort slots by expert. `experts`: int32 (tokens, used), as of `Routing`; `count`: experts that there are.
+    """Sort slots by expert. `experts`: int32 (tokens, used), as in `Routing`; `count`: number of experts.
 
     >>> found = by_expert(np.array([[2, 0], [2, 3]], np.int32), 4)
     >>> found.slots.tolist(), found.starts.tolist()

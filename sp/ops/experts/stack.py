@@ -1,4 +1,4 @@
-"""Stack: the matrices of experts among the rows of one weight, and their biases."""
+"""The matrices of experts, stacked as the rows of one weight, and their biases."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sp.quant import Weight
 
 @dataclass(frozen=True)
 class Stack:
-    """Matrices of one shape, one an expert. `weight`: Weight (count * pitch, in), the rows of one expert lie together,
-    experts one under the other. On the device a PackedWeight.
+    """Matrices of one shape, one per expert. `weight`: Weight (count * pitch, in), the rows of one expert are
+    consecutive. On the device a PackedWeight.
 
     >>> import numpy as np
     >>> from sp.quant import F32
@@ -23,18 +23,18 @@ class Stack:
     """
 
     weight: Any
-    pitch: int  # rows of one expert
-    first: int  # first and rows: those of them that are this matrix: where gate and up share a tensor, each is a half
+    pitch: int  # rows per expert
+    first: int  # first and rows: the part of these rows that is this matrix; gate and up in one tensor are halves
     rows: int
-    bias: Floats | None = None  # float32 (count, rows), of every expert, added to its product
+    bias: Floats | None = None  # float32 (count, rows), added to each expert's product
 
     @property
     def count(self) -> int:
-        """Experts."""
+        """Number of experts."""
         return int(self.weight.shape[0]) // self.pitch
 
     def __getitem__(self, expert: int) -> Weight:
-        """The matrix (rows, in) of one expert, not copied; on the CPU."""
+        """Return the matrix (rows, in) of one expert, without a copy; on the CPU."""
         start = expert * self.pitch + self.first
         w: Weight = self.weight
         return replace(w, shape=(self.rows, w.shape[1]), data=w.data[start : start + self.rows])

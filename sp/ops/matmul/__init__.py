@@ -1,1 +1,1 @@
-"""Products with packed weights: the layout a device holds, one file a kernel, and which of them takes a product."""
+"""Products with packed weights: the layout on the device, one file per kernel, and the dispatch between them."""

@@ -1,4 +1,4 @@
-"""What surrounds the kernels that multiply bytes: inputs are rounded, and weights that are not kept rounded."""
+"""The work around 8-bit matmul kernels: quantising inputs, and weights that are not prequantized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 Gemm = Callable[..., None]  # see `sp.ops.matmul.gemm_bytes_sm90.gemm`
-STORES = (STORE, STORE_F32)  # of several weights at once
+STORES = (STORE, STORE_F32)  # epilogues for several weights at once
 
 
 def byte_kernel(
@@ -30,9 +30,9 @@ def byte_kernel(
     epilogues: tuple[Epilogue, ...] = (STORE, ADD, SWIGLU),
     most_inputs: int = MOST_LOUD_WIDTH,
 ) -> MatmulKernel:
-    """Register a kernel that multiplies `ByteRows`. Weights that are not kept rounded are rounded again for every
-    product, in room of its own. With `peaks` it finds those of what SWIGLU makes. It takes products of up to
-    `most_inputs` inputs; of two kernels the last registered takes what both can."""
+    """Register a kernel that multiplies `ByteRows`. Weights that are not prequantized are quantised for every product,
+    into a workspace. With `peaks` it returns the absmax of SWIGLU outputs. It takes products of up to `most_inputs`
+    inputs; of two kernels the one registered last takes products that both support."""
 
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
@@ -68,8 +68,9 @@ def byte_kernel(
 
 
 def in_launches(weights: Sequence[Any], outs: Sequence[Any]) -> Iterator[slice]:
-    """Which weights are multiplied in one launch: up to three that are kept one under the other, results of one type.
-    Those that are rounded anew go one by one, so that their bytes take no more room than those of the largest."""
+    """Yield slices of the weights that share a launch: up to three that are prequantized in consecutive rows, with
+    results of one type. Others take a launch each, so that their codes need no more memory than those of the
+    largest."""
     first = 0
     for i in range(1, len(weights) + 1):
         together = i < len(weights) and i - first < MOST_OUTS and outs[i].dtype == outs[first].dtype
@@ -79,7 +80,7 @@ def in_launches(weights: Sequence[Any], outs: Sequence[Any]) -> Iterator[slice]:
 
 
 def check_operands(x: ByteRows, w: ByteRows, outs: Sequence[Any], epilogue: Epilogue) -> None:
-    """DeviceError unless these are operands of a `Gemm`."""
+    """Raise DeviceError unless these are operands of a `Gemm`."""
     wanted, shapes = "float32" if epilogue in WIDE else "uint16", [(out.dtype, out.shape) for out in outs]
     rows = [out.shape[-1] for out in outs]
     padded = sum(-(-count // TILE) * TILE for count in rows) * (1 + (epilogue == SWIGLU))
@@ -93,7 +94,7 @@ def check_operands(x: ByteRows, w: ByteRows, outs: Sequence[Any], epilogue: Epil
 
 
 def workspace_bytes(tokens: int, rows: int, width: int) -> int:
-    """Room that a product of bytes takes besides its operands: both, rounded."""
+    """Return the workspace of an 8-bit product besides its operands: both of these, quantised."""
     padded = -(-rows // TILE) * TILE
     return (tokens + padded) * (width + 4 * -(-width // GROUPED) + 128)
 

@@ -1,4 +1,4 @@
-"""What one product hands to the next in the form that its kernel takes: InputTiles, and a norm already begun."""
+"""Prepare the result of one product in the form of its consumer's kernel: InputTiles, and a deferred RMSNorm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sp.ops.norms import Norm, Ready
 
 
 def tiles_for(reader: Any, tokens: int) -> InputTiles | None:
-    """Room for what the `project_add` with the weight `reader` takes as tiles; None where it takes BF16."""
+    """Allocate the input of the `project_add` with the weight `reader`, if it takes tiles; None if it takes BF16."""
     if reader is None or isinstance(reader, SplitWeight):
         return None
     kernel = choose(tokens, (reader,), False, ADD)
@@ -24,7 +24,7 @@ def tiles_for(reader: Any, tokens: int) -> InputTiles | None:
 
 
 def begun_by(kernel: MatmulKernel, x: Any, norm: Norm) -> Ready | None:
-    """Room for the norm that `kernel` begins while it adds to x (tokens, hidden); None where it cannot."""
+    """Allocate the deferred norm that `kernel` can start while it adds to x (tokens, hidden); None if it cannot."""
     tokens, rows = x.shape
     if Fusion.READY not in kernel.fusions or rows % 256:
         return None
@@ -33,7 +33,8 @@ def begun_by(kernel: MatmulKernel, x: Any, norm: Norm) -> Ready | None:
 
 
 def takes_peaks(reader: Any, tokens: int) -> bool:
-    """Whether the `project_add` with the weight `reader` looks for loud channels, and so takes PeakedInputs."""
+    """Return True if the `project_add` with the weight `reader` searches outlier channels, and so takes
+    PeakedInputs."""
     if reader is None or isinstance(reader, SplitWeight):
         return False
     return Fusion.PEAKED in choose(tokens, (reader,), False, ADD).fusions

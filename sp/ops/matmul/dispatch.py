@@ -1,9 +1,9 @@
-"""Which kernel multiplies by packed weights: the fastest by a measured table.
+"""Choose the kernel of a product with packed weights: the fastest by a measured table.
 
-``dispatch_table.json`` holds the microseconds that each kernel took, by format, shape and rows, on the card it names;
-`sp kernels tune` makes it. Times of the kernels grow in steps, and the table has the last rows of each: a product takes
-the kernel that is fastest at the next row of the table. Other cards use the same table, and formats that were not timed
-go by the most alike of those that were."""
+``dispatch_table.json`` contains the microseconds that each kernel took, by format, shape and rows, on the GPU it names;
+`sp kernels tune` writes it. Times of the kernels grow in steps, and the table has the last rows of each step: a product
+uses the kernel that is fastest at the next larger number of rows in the table. Other GPUs use the same table, and
+formats without measurements use those of the most similar format."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from sp.quant import FORMATS, Math, format_by_name
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
-"""Outputs and inputs of the products measured; others go by which of the two is larger."""
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows of x measured; more go to the prefill matmul
+"""Outputs and inputs of the measured products; others are classified by which of the two is larger."""
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # measured rows of x; larger products use the prefill matmul
 
 
 @cache
 def table() -> dict[str, Any]:
-    """The table as it lies in the file."""
+    """Return the table in the file."""
     return json.loads(TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def shape_class(out: int, width: int) -> str:
-    """Which of `SHAPES` stands for a product.
+    """Return the key in `SHAPES` that represents a product.
 
     >>> shape_class(10240, 5120), shape_class(5120, 6144)
     ('wide', 'deep')
@@ -40,8 +40,8 @@ def shape_class(out: int, width: int) -> str:
 
 
 def timed_as(name: str) -> str:
-    """The format whose times stand for one's own: itself, or of those timed the nearest in bits a value. Super-blocks
-    go by super-blocks and other blocks by others: kernels take these in forms of their own.
+    """Return the format whose times are used for a format: itself, or the measured one with the nearest bits per value.
+    Super-blocks use super-blocks and other blocks use others, because they have separate variants of the kernels.
 
     >>> timed_as("Q6_K"), timed_as("IQ4_XS"), timed_as("Q5_1")
     ('Q6_K', 'Q4_K', 'Q4_0')
@@ -55,7 +55,7 @@ def timed_as(name: str) -> str:
 
 
 def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
-    """Microseconds by rows and kernel, of those a path may take; of the format `timed_as` says."""
+    """Return the microseconds by rows and kernel, for the kernels of a path; for the format `timed_as`."""
     return _times(name, shape, kernels(path))
 
 
@@ -73,9 +73,9 @@ def _times(name: str, shape: str, known: tuple[MatmulKernel, ...]) -> dict[int, 
 def kernel_for(
     tokens: int, kind: int, out: int, width: int, path: str, epilogue: Epilogue = Epilogue.STORE
 ) -> MatmulKernel:
-    """The kernel that takes a product: the fastest by the table, but for rows that a kernel is preferred for. `tokens`:
-    rows of x; `kind`: ggml type of the weight; `out`, `width`: its shape; `path`: {"sm_90a", "portable"}; `epilogue`:
-    the table was measured with STORE; others are taken to cost as much.
+    """Return the kernel of a product: the fastest by the table, except for rows for which a kernel is preferred.
+    `tokens`: rows of x; `kind`: ggml type of the weight; `out`, `width`: its shape; `path`: {"sm_90a", "portable"};
+    `epilogue`: the table was measured with STORE; others are assumed to cost the same.
 
     >>> kernel_for(1, 12, 17408, 5120, "sm_90a").name, kernel_for(4096, 12, 17408, 5120, "sm_90a").name
     ('gemv', 'gemm_sm90')
@@ -94,15 +94,15 @@ def _kernel_for(
         if tokens in kernel.preferred:
             return kernel
     at = _times(FORMATS[kind].name, shape, known)[next(n for n in ROWS if n >= tokens)] if tokens <= ROWS[-1] else {}
-    if not at:  # so many rows, or this format, were not timed
+    if not at:  # neither this format nor so many rows were timed
         return next((kernel for kernel in able if kernel.prefill), able[0])
     return min((kernel for kernel in able if kernel.name in at), key=lambda kernel: at[kernel.name])
 
 
 def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue) -> MatmulKernel:
-    """The kernel for a product of `tokens` rows with weights that share them. Decided by the largest of the weights,
-    and by what a launch of the kernel has room for. `tokens`: rows of x, at least 1; `norm`: whether a norm of x comes
-    first."""
+    """Return the kernel for a product of `tokens` rows with weights that share them. It depends on the largest of the
+    weights, and on the capacity of a launch of the kernel. `tokens`: rows of x, at least 1; `norm`: True if a norm of x
+    comes first."""
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
@@ -117,7 +117,8 @@ def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue
 def _in_math(
     tokens: int, weights: tuple[Any, ...], largest: Any, path: str, norm: bool, epilogue: Epilogue
 ) -> MatmulKernel | None:
-    """A kernel that makes the product in what the largest weight asks for, where it is worth it; of two the last."""
+    """Return a kernel for the precision of the largest weight, if it is worth it; the one registered last of
+    several."""
     kinds = tuple(w.format.ggml_type for w in weights)
     for kernel in reversed(kernels(path)):
         whole = epilogue is Epilogue.STORE or all(kernel.multiplies(w) for w in weights)
@@ -128,9 +129,9 @@ def _in_math(
 
 
 def rows(path: str) -> list[dict[str, Any]]:
-    """The table for people: for every shape and format, ranges of rows and the kernel that takes them. Each entry has
-    ``shape``, ``format``, ``rows`` ("9..24"), ``kernel``, ``us`` (of the range's last row, None beyond the table) and
-    ``others``, the times of the kernels not taken there."""
+    """Return the table for people: for every shape and format, ranges of rows and their kernel. Each entry has
+    ``shape``, ``format``, ``rows`` ("9..24"), ``kernel``, ``us`` (at the range's last row, None beyond the table) and
+    ``others``, the times of the kernels that are not used there."""
     found: list[dict[str, Any]] = []
     for key in table()["us"]:
         name, shape = key.split()

@@ -1,4 +1,4 @@
-"""few_products and decoded: what the CPU makes of packed weights by compiled loops (`sp.native`)."""
+"""Products of few tokens (small_m) with packed weights, and unpacking, on the CPU by compiled loops (`sp.native`)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from sp.ops.threads import team
 from sp.quant import F32, BlockFormat, Weight
 
 FEW = 48
-"""Most tokens whose products are made of weights unpacked in registers: those of more are cheaper by BLAS, of weights
-unpacked before."""
-AT_ONCE = (8, 4, 2, 1)  # tokens that share what is unpacked
+"""Most tokens for which weights are unpacked in registers: more are cheaper with BLAS and weights unpacked to
+memory."""
+AT_ONCE = (8, 4, 2, 1)  # tokens that share unpacked weights
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed rows as kernels take them."""
+    """Packed rows, as arguments of the kernels."""
 
     fmt: BlockFormat
     at: int  # address
     count: int
     row_bytes: int
-    units: int  # that are unpacked at once, of a row
+    units: int  # units per row that are unpacked at once
     kernels: dict[tuple[int, bool], int] = field(default_factory=dict)
 
     def kernel(self, tokens: int, add: bool) -> int:
-        """The address of `product` for so many tokens, which stays in `kernels`."""
+        """Return the address of `product` for so many tokens; cached in `kernels`."""
         found = self.kernels[tokens, add] = product(self.fmt, tokens, add).address
         return found
 
 
 def native_rows(w: Weight) -> Rows | None:
-    """A matrix for kernels; None where its format, or its width, is NumPy's alone."""
+    """Return a matrix as kernel arguments; None if its format or its width needs NumPy."""
     of = unit(w.format.decode, w.shape[-1])
     if of is None or len(w.shape) != 2 or not w.data.flags.c_contiguous:
         return None
@@ -49,7 +49,7 @@ def native_rows(w: Weight) -> Rows | None:
 
 
 def few_rows(x: Floats, *weights: Weight) -> list[Rows] | None:
-    """The weights as `few_products` takes them beside these tokens; None if it does not."""
+    """Return the weights as arguments of `few_products` with these tokens; None if it does not support them."""
     if not 0 < len(x) <= FEW or x.dtype != np.float32:
         return None
     for w in weights:
@@ -65,17 +65,17 @@ def few_products(
     added: Floats | None = None,
     gelu: bool | None = None,
 ) -> tuple[Floats, ...]:
-    """``y_i = h W_iᵀ`` of few tokens, ``h`` being x or x normed.
+    """``y_i = h W_iᵀ`` of few tokens, with ``h`` = x or x normed.
 
     Parameters
     ----------
     x : float32 (tokens, in)
-    weights : as `few_rows` gives them
+    weights : results of `few_rows`
     norm : (float32 (in,), float), optional
     added : float32 (tokens, out), optional
-        Is added to the product with one weight.
+        Added to the product with one weight.
     gelu : bool, optional
-        Of two weights with a multiple of `LANES` rows: only ``act(y_0) * y_1`` is wanted, act being gelu or silu.
+        For two weights with a multiple of `LANES` rows: return only ``act(y_0) * y_1``, with act gelu or silu.
 
     Returns
     -------
@@ -119,8 +119,8 @@ def few_products(
 
 
 def decoded(data: Bytes, fmt: BlockFormat, out: Floats | None = None) -> Floats:
-    """`BlockFormat.decode` of rows (rows, row_bytes), every bit as there; by a compiled loop where there is one, and to
-    `out`, C-contiguous float32 (rows, width), if that is given.
+    """`BlockFormat.decode` of rows (rows, row_bytes), with the same bits; by a compiled loop if there is one, and to
+    `out`, C-contiguous float32 (rows, width), if it is not None.
 
     >>> from sp.quant import Q8_0
     >>> decoded(Q8_0.encode(np.ones((2, 32), np.float32)), Q8_0).shape

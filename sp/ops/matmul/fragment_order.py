@@ -1,28 +1,28 @@
 """Fragment order: packed weights laid out as the tensor cores' A operand, and the NumPy code that defines it.
 
-A weight is cut into tiles of 64 rows x 64 inputs, ordered ``[row tile][input tile]``. Thread ``32 * warp + 4 * g + c``
-of a tile holds, for each of four steps of 16 inputs, four pairs of values: pair ``j = r + 2 * h`` lies in row
-``16 * warp + 8 * r + g`` at inputs ``16 * step + 8 * h + 2 * c`` and the next one, ``e = 0, 1``. That is the A fragment
-of ``mma.m16n8k16`` (PTX ISA 9.7.15) and of ``wgmma`` from registers, so kernels load it straight into registers.
+A weight is split into tiles of 64 rows x 64 inputs, ordered ``[row tile][input tile]``. Thread ``32 * warp + 4 * g +
+c`` of a tile has, for each of four steps of 16 inputs, four pairs of values: pair ``j = r + 2 * h`` is in row ``16 *
+warp + 8 * r + g`` at inputs ``16 * step + 8 * h + 2 * c`` and the next one, ``e = 0, 1``. That is the A fragment of
+``mma.m16n8k16`` (PTX ISA 9.7.15) and of ``wgmma`` from registers, so kernels load it directly into registers.
 
 =======  ==============================  ===============================================================================
-plane    bytes a tile                    content
+plane    bytes per tile                  content
 =======  ==============================  ===============================================================================
 low      2048 (4 bits), 4096, 8192;      bytes: ``[step / 2][thread][step % 2][h][r][e]``; halves:
          1024 (2 bits)                   ``[step][thread][j][e]``; fewer bits: ``[thread]`` the first words, see below
 high     1024 (2 bits), 512 (1 bit)      ``[thread]`` the other words
-scales   as in the file, or made of it   super-blocks ``[row tile][superblock][64 rows][8 or 16 bytes]``; blocks of 32
+scales   as in the file, or converted    super-blocks ``[row tile][superblock][64 rows][8 or 16 bytes]``; blocks of 32
                                          ``[tile][2 groups of 32][64 rows][1, 2 or 4 bytes]``
 deltas   as in the file                  ``[row tile][superblock][64 rows]`` float16
 =======  ==============================  ===============================================================================
 
-Codes of three to six bits lie in as many words, as `sp.quant.pieces` says; a word's byte ``h + 2 e`` has those of
-inputs ``h`` and ``e``. Codes that are looked up lie at ``16 r + 4 (h + 2 e)`` of the word of their step: a row's four
-choose bytes of a table and leave them in the order of products of bytes.
+Codes of three to six bits take as many words, see `sp.quant.pieces`; byte ``h + 2 e`` of a word has those of inputs
+``h`` and ``e``. Looked-up codes are at bit ``16 r + 4 (h + 2 e)`` of the word of their step: the four codes of a row
+select bytes of a table, in the order of 8-bit products.
 
-Codes are unsigned: Q8_0 is stored with 128 added. Scales that lie scattered in the file (Q3_K, IQ4_XS, IQ3_S) become a
-signed byte a group, and codes that name vectors there (IQ3_S) a code for each number. Rows are padded to whole tiles
-with zero bytes of the file's layout. What a format has of all this its `sp.quant.Packing` says."""
+Codes are unsigned: Q8_0 is stored with 128 added. Scales that are scattered in the file (Q3_K, IQ4_XS, IQ3_S) become
+one signed byte per group, and codes that index vectors there (IQ3_S) become a code per number. Rows are padded to whole
+tiles with zero bytes of the file's layout. The layout of each format is described by its `sp.quant.Packing`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALIGNMENT = 256
 
 
 class Offsets(NamedTuple):
-    """Where each plane begins in the bytes of a packed weight; an absent plane begins where the next one does."""
+    """Offsets of the planes in the bytes of a packed weight; an absent plane has the offset of the next one."""
 
     low: int
     high: int
@@ -50,7 +50,7 @@ class Offsets(NamedTuple):
 
 
 def tiled_packing(name: str, fmt: BlockFormat) -> Packing:
-    """The packing of a weight's format; ModelError where it has no fragment order."""
+    """Return the packing of a weight's format; ModelError if it has no fragment order."""
     packing = fmt.packing
     if packing is None or not packing.tiled:
         known = ", ".join(each.name for each in kernel_formats())
@@ -59,7 +59,7 @@ def tiled_packing(name: str, fmt: BlockFormat) -> Packing:
 
 
 def plane_sizes(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Bytes of the planes low, high, scales and deltas of a weight (out, in); ModelError where it has none."""
+    """Return the bytes of the planes low, high, scales and deltas of a weight (out, in); ModelError if it has none."""
     p = tiled_packing(name, fmt)
     if len(shape) != 2 or shape[1] % p.span or min(shape) < 1:
         raise ModelError(f"{name}: kernels need a {fmt.name} matrix with rows of whole {p.span} values, got {shape}")
@@ -69,7 +69,7 @@ def plane_sizes(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> tuple[in
 
 
 def plane_offsets(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> Offsets:
-    """Offsets of the planes of a weight (out, in); ModelError where it has no fragment order."""
+    """Return the offsets of the planes of a weight (out, in); ModelError if it has no fragment order."""
     offsets = [0]
     for nbytes in plane_sizes(name, fmt, shape):
         offsets.append(-(-(offsets[-1] + nbytes) // ALIGNMENT) * ALIGNMENT)
@@ -77,7 +77,7 @@ def plane_offsets(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> Offset
 
 
 def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
-    """Planes, flat, of raw file rows uint8 (out, row_bytes)."""
+    """Pack raw file rows, uint8 (out, row_bytes), to flat planes."""
     p = tiled_packing("a weight", fmt)
     width = rows.shape[1] // fmt.block_bytes * fmt.block_size
     raw = np.zeros((-(-len(rows) // TILE) * TILE, rows.shape[1]), np.uint8)
@@ -94,7 +94,7 @@ def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
     else:
         places = _ordered(grid, "R K w g c s r h e").astype(np.uint32)  # (..., steps, r, h, e)
         words = _looked_up_words(places) if p.lookup else _pieced_words(p.bits, places)
-        lows = p.low.bits  # a thread's 32 codes have as many words as a code has bits
+        lows = p.low.bits  # the 32 codes of a thread take as many words as a code has bits
         planes["low"] = words[..., :lows]
         if p.high:
             planes["high"] = words[..., lows:]
@@ -108,7 +108,7 @@ def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
 
 
 def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, int]) -> Floats:
-    """All values of a packed weight, float32 (out, in): to the bit what the format decodes from the file."""
+    """Return all values of a packed weight, float32 (out, in): equal to the bit to those decoded from the file."""
     p = tiled_packing("a weight", fmt)
     codes = _codes_of(p, planes, shape)
     row_tiles = -(-shape[0] // TILE)
@@ -129,12 +129,12 @@ def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, i
 
 
 def _kept(p: Packing) -> list[tuple[str, Scales]]:
-    """The planes besides those of codes."""
+    """Return the planes besides those of codes."""
     return [(name, part) for name, part in (("scales", p.scales), ("deltas", p.delta)) if part]
 
 
 def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> np.ndarray:
-    """Unsigned codes (padded out, in) of the planes of a weight."""
+    """Return the unsigned codes (padded out, in) in the planes of a weight."""
     padded, width = -(-shape[0] // TILE) * TILE, shape[1]
     row_tiles, k_tiles = padded // TILE, width // TILE
     if p.low.bits == 16:
@@ -151,7 +151,7 @@ def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> n
 
 
 def _ordered(grid: np.ndarray, order: str) -> np.ndarray:
-    """Axes row tile R, warp w, r, g, input tile K, step s, h, c, e of `grid`, put into another order."""
+    """Permute the axes row tile R, warp w, r, g, input tile K, step s, h, c, e of `grid` to another order."""
     names = ["R", "w", "r", "g", "K", "s", "h", "c", "e"]
     return np.ascontiguousarray(grid.transpose([names.index(name) for name in order.split()]))
 
@@ -161,14 +161,14 @@ def _mask(bits: int) -> int:
 
 
 def _byte_places(each: int) -> np.ndarray:
-    """Bits at which the part of inputs h and e begins, `each` bits the next one: uint32 (h, e)."""
+    """Return the bit positions of the codes of inputs h and e, `each` bits apart: uint32 (h, e)."""
     h, e = np.indices((2, 2), np.uint32)
     places: np.ndarray = each * (h + 2 * e)
     return places
 
 
 def _pieced_words(bits: int, codes: np.ndarray) -> np.ndarray:
-    """Codes (..., 4 steps, r, h, e) in their pieces: (..., words) uint32."""
+    """Pack codes (..., 4 steps, r, h, e) in pieces: (..., words) uint32."""
     words = np.zeros((*codes.shape[:5], bits), np.uint32)
     for step, row in np.ndindex(STEPS, ROWS):
         for piece in pieces(bits, step, row):
@@ -178,7 +178,7 @@ def _pieced_words(bits: int, codes: np.ndarray) -> np.ndarray:
 
 
 def _codes_in_pieces(bits: int, words: np.ndarray) -> np.ndarray:
-    """Inverse of `_pieced_words`."""
+    """Undo `_pieced_words`."""
     codes = np.zeros((*words.shape[:5], STEPS, ROWS, 2, 2), np.uint32)
     for step, row in np.ndindex(STEPS, ROWS):
         for piece in pieces(bits, step, row):
@@ -188,21 +188,21 @@ def _codes_in_pieces(bits: int, words: np.ndarray) -> np.ndarray:
 
 
 def _looked_up_words(codes: np.ndarray) -> np.ndarray:
-    """Codes (..., 4 steps, r, h, e) that are looked up, a step in a word, a row in its half: (..., 4) uint32."""
+    """Pack looked-up codes (..., 4 steps, r, h, e), one step per word, one row per half: (..., 4) uint32."""
     rows = np.bitwise_or.reduce(codes << _byte_places(4), axis=(-2, -1))
     words: np.ndarray = rows[..., 0] | rows[..., 1] << 16
     return words
 
 
 def _codes_looked_up(words: np.ndarray) -> np.ndarray:
-    """Inverse of `_looked_up_words`."""
+    """Undo `_looked_up_words`."""
     rows = np.stack([words & 0xFFFF, words >> 16], axis=-1)
     codes: np.ndarray = rows[..., None, None] >> _byte_places(4) & 15
     return codes
 
 
 def _codes(p: Packing, blocks: Bytes) -> np.ndarray:
-    """Unsigned codes (rows, blocks, block_size) of raw blocks (rows, blocks, block_bytes)."""
+    """Return the unsigned codes (rows, blocks, block_size) of raw blocks (rows, blocks, block_bytes)."""
     if p.vectors:
         return p.vectors.codes(blocks.reshape(-1, blocks.shape[-1])).reshape(*blocks.shape[:2], p.block)
     codes = _plane_bits(p, p.low, blocks)
@@ -213,7 +213,7 @@ def _codes(p: Packing, blocks: Bytes) -> np.ndarray:
 
 
 def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
-    """What one plane has of the codes: (rows, blocks, block_size)."""
+    """Return the part of the codes in one plane: (rows, blocks, block_size)."""
     head, stored = blocks.shape[:2], blocks[..., plane.at : plane.at + p.block * plane.bits // 8]
     if plane.bits >= 8:
         return np.ascontiguousarray(stored).view(f"<u{plane.bits // 8}")
@@ -224,7 +224,7 @@ def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
 
 
 def _store_codes(p: Packing, codes: np.ndarray, blocks: Bytes) -> None:
-    """Inverse of `_codes`, into the code bytes of `blocks`."""
+    """Undo `_codes`, into the code bytes of `blocks`."""
     head, shift = blocks.shape[:2], 0
     codes = p.held_codes(codes) ^ codes.dtype.type(p.flip)
     for plane in p.planes:

@@ -1,4 +1,4 @@
-"""gemm_bytes_narrow_sm90: gate and up in bytes with few inputs on Hopper (compute capability 9.0), for prompts."""
+"""Gate and up in int8 with few inputs on Hopper (compute capability 9.0), for prompts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sp.kernels.specs.matmul.gemm_bytes_narrow import GEMM_BYTES_NARROW_SM90, MO
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteRows
-from sp.ops.matmul import gemm_bytes_sm90 as _before  # noqa: F401 - of two kernels the last one takes what both can
+from sp.ops.matmul import gemm_bytes_sm90 as _before  # noqa: F401 - imported first, because the kernel registered last takes products that both support
 from sp.ops.matmul.byte_products import byte_kernel, check_operands
 from sp.quant import Math
 from sp.quant.packing import TILE
 
-MOST_INPUTS = MOST_GROUPS * GROUPED  # inputs of a product whose tokens a block keeps whole
-LOADING = 3  # tiles in whose time a block loads its tokens: 128 KiB at 40 bytes a cycle, predicted. Chooses jobs
+MOST_INPUTS = MOST_GROUPS * GROUPED  # most inputs with which a block can hold its tokens entirely
+LOADING = 3  # time to load a block's tokens, in tiles: 128 KiB at 40 bytes per cycle, predicted. Only chooses jobs
 
 
 def gemm(
@@ -30,8 +30,8 @@ def gemm(
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
-    """``out = silu(x Gᵀ) * (x Uᵀ)`` of int8; see `gemm_bytes_sm90.gemm`, which has the same results to the bit. x is at
-    most `MOST_INPUTS` wide; `epilogue` is SWIGLU, `peaks` are not found."""
+    """``out = silu(x Gᵀ) * (x Uᵀ)`` in int8; see `gemm_bytes_sm90.gemm`, whose results are equal to the bit. x is at
+    most `MOST_INPUTS` wide; `epilogue` is SWIGLU, `peaks` are not computed."""
     assert epilogue is SWIGLU, f"gemm_bytes_narrow_sm90 makes no {epilogue.name}"
     check_operands(x, w, outs, epilogue)
     if x.rows == 0:
@@ -41,7 +41,7 @@ def gemm(
     token_blocks, jobs, each = plan_of(x.rows, 2 * row_tiles, clusters)
 
     def in_turn(array: Any, row_bytes: int, box: int) -> Any:
-        """Eight rows of gate and of up in turn."""
+        """Return a map of eight rows of gate and eight of up in turn."""
         strides = (row_bytes, row_tiles * TILE * row_bytes, 8 * row_bytes)
         return tensor_map(array, (array.shape[1], 8, 2, row_tiles * TILE // 8), strides, (box, 8, 2, 2))
 
@@ -68,7 +68,7 @@ def gemm(
 
 @lru_cache(4096)
 def plan_of(tokens: int, tiles: int, clusters: int) -> tuple[int, int, int]:
-    """Blocks of 256 tokens, jobs, and tiles of a job: the rounds of jobs that take the least time.
+    """Return blocks of 256 tokens, jobs, and tiles per job: the division whose rounds of jobs take the least time.
 
     >>> plan_of(16384, 64, 66), plan_of(1024, 64, 66)
     ((64, 64, 64), (4, 64, 4))

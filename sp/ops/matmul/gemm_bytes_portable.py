@@ -1,4 +1,4 @@
-"""gemm_bytes_portable: products of bytes on any card from compute capability 8.0, for prompts."""
+"""8-bit products on any GPU from compute capability 8.0, for prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def gemm(
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
-    """See `sp.ops.matmul.gemm_bytes_sm90.gemm`; of int8 alone, without peaks, and a launch for each of `outs`."""
+    """The portable form of `sp.ops.matmul.gemm_bytes_sm90.gemm`; int8 only, without peaks, and one launch for each of
+    `outs`."""
     assert peaks is None, "peaks are found by another kernel"
     check_operands(x, w, outs, epilogue)
     if x.kind is not ByteKind.INT8:

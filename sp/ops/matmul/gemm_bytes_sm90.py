@@ -1,4 +1,4 @@
-"""gemm_bytes_sm90: products of bytes on Hopper (compute capability 9.0), for prompts."""
+"""8-bit products on Hopper (compute capability 9.0), for prompts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def gemm(
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
-    """``out = x Wᵀ``, ``out += x Wᵀ``, or of SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``. `x`: ByteRows of inputs; `w`:
-    ByteRows of weights, as many as `outs`, one under the other from whole tiles of 64 rows on; of SWIGLU gate and up;
-    `loud`: LoudChannels that both were rounded with; `outs`: sequence of (tokens, rows), bf16 as uint16 for STORE and
-    SWIGLU, float32 for STORE_F32 and ADD. Up to three, of ADD and SWIGLU one; rows are multiples of 8; `peaks`: uint32
-    (rows of whole 64), optional, of SWIGLU: raised to the largest absolute values of the outputs."""
+    """``out = x Wᵀ``, ``out += x Wᵀ``, or for SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``. `x`: ByteRows of inputs; `w`:
+    ByteRows of weights, as many as `outs`, stacked in whole tiles of 64 rows; for SWIGLU gate and up; `loud`:
+    LoudChannels with which both were quantised; `outs`: sequence of (tokens, rows), bf16 as uint16 for STORE and
+    SWIGLU, float32 for STORE_F32 and ADD. Up to three, one for ADD and SWIGLU; rows are multiples of 8; `peaks`: uint32
+    (rows of whole 64), optional, for SWIGLU: raised to the absmax of the outputs."""
     check_operands(x, w, outs, epilogue)
     if x.rows == 0:
         return
@@ -67,14 +67,15 @@ def gemm(
     )
 
 
-FIXED = 250  # what a tile costs besides its tokens, in tokens; measured on an H200. Only chooses between shapes
+FIXED = 250  # cost of a tile besides its tokens, in tokens; measured on an H200. Only chooses between shapes
 
 
 @lru_cache(4096)
 def plan_of(
     kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, processors: int
 ) -> tuple[Defines, int, int, tuple[int]]:
-    """Defines, blocks of tokens and of outputs, and the grid: the tiles whose rounds have the least tokens in all.
+    """Return defines, blocks of tokens and of outputs, and the grid: the tiles whose rounds have the fewest tokens in
+    total.
 
     >>> from sp.kernels.specs.matmul.epilogue import ADD
     >>> plan_of(0, ADD, 8192, 80, 132)[0]["TOKENS"]

@@ -1,4 +1,4 @@
-"""gemm_portable: the GEMM of prefill on any card from compute capability 8.0, split-K where tiles are few."""
+"""The prefill GEMM on any GPU from compute capability 8.0, with split-K if there are few tiles."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _planes(w: PackedWeight) -> tuple[Any, Any, Any]:
 
 
 def _variant(w: PackedWeight, epilogue: Epilogue, tokens: int) -> tuple[Defines, tuple[int, int], tuple[Any, Any]]:
-    """Defines, grid, and room for parts of k."""
+    """Return defines, grid, and the workspace of split-K."""
     device = current_device()
     defines, parts = _plan(w.format.ggml_type, epilogue, tokens, w.shape, multiprocessors(device))
     tiles = declared.tiles(defines, tokens, w.shape[0])
@@ -71,7 +71,7 @@ def _variant(w: PackedWeight, epilogue: Epilogue, tokens: int) -> tuple[Defines,
 
 @lru_cache(4096)
 def _plan(kind: int, epilogue: Epilogue, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
-    """The MMA tile and the parts of k (split-K) whose busiest multiprocessor is done first."""
+    """Return the MMA tile and the number of splits (split-K) for which the busiest multiprocessor finishes first."""
     rows, k_tiles = shape[0], shape[1] // TILE
     best: tuple[float, Defines, int] | None = None
     for choice in declared.SHAPES:
@@ -87,7 +87,7 @@ def _plan(kind: int, epilogue: Epilogue, tokens: int, shape: tuple[int, int], pr
 
 @cache
 def _arrivals(device: int) -> Any:
-    """Counters of tiles computed in parts, zero between launches."""
+    """Return counters of tiles computed in splits, zero between launches."""
     return import_cupy().zeros(declared.MOST_TILES_IN_PARTS, "uint32")
 
 

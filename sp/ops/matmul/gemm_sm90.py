@@ -1,4 +1,4 @@
-"""gemm_sm90: the persistent GEMM of prefill on Hopper (compute capability 9.0), its last tiles by stream-K."""
+"""The persistent prefill GEMM on Hopper (compute capability 9.0), with stream-K for its last tiles."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
 
 
 def beside(x: Any, weights: tuple[PackedWeight, PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
-    """``out = x Wᵀ`` of two weights of up to 64 rows, in one kernel. `x`: bf16 as uint16 (tokens, in); `weights`: two
+    """``out = x Wᵀ`` for two weights of up to 64 rows, in one kernel. `x`: bf16 as uint16 (tokens, in); `weights`: two
     PackedWeights of one format, of `COMMON`; up to 64 rows, multiples of 8; `outs`: two arrays (tokens, rows), bf16 as
     uint16 for STORE, float32 for STORE_F32; `epilogue`: STORE or STORE_F32."""
     first, second = weights
@@ -55,7 +55,7 @@ def beside(x: Any, weights: tuple[PackedWeight, PackedWeight], outs: Sequence[An
 
 
 def are_narrow(weights: Sequence[PackedWeight]) -> bool:
-    """Whether two weights can be multiplied `beside` one another."""
+    """Return True if two weights can share a launch of `beside`."""
     alike = len(weights) == 2 and weights[0].format is weights[1].format
     return alike and weights[0].format in COMMON and all(w.row_tiles == 1 for w in weights)
 
@@ -67,7 +67,7 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
 
 
 def _checked(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> Plan | None:
-    """The plan of a product; None where there are no tokens, DeviceError where operands do not fit."""
+    """Return the plan of a product; None if there are no tokens, DeviceError if operands do not match."""
     rows, width = w.shape
     wanted = "float32" if epilogue in WIDE else "uint16"
     if x.ndim != 2 or x.shape[1] != width or out.shape != (len(x), rows) or (x.dtype, out.dtype) != ("uint16", wanted):
@@ -111,7 +111,7 @@ def _run_plan(
 
 
 class Plan(NamedTuple):
-    """How one product is divided; the k-steps of the first `streamed` tiles are shared by all clusters (stream-K)."""
+    """The division of a product; all clusters share the K-chunks of the first `streamed` tiles (stream-K)."""
 
     defines: Defines
     token_blocks: int
@@ -120,26 +120,26 @@ class Plan(NamedTuple):
     streamed: int
     cost: float
     grid: tuple[int]
-    x_box: tuple[int, int]  # inputs and tokens that one copy brings
+    x_box: tuple[int, int]  # inputs and tokens of one TMA copy
 
 
-STEP = {128: 0.42, 256: 0.64}  # microseconds of a k-step by tokens of a tile
+STEP = {128: 0.42, 256: 0.64}  # microseconds per K-chunk, by tokens of a tile
 FIXUP = {128: 8.0, 256: 14.0}
-"""Microseconds that passing on partial sums costs. Both only choose between forms; measured on an H200."""
+"""Microseconds to pass on partial sums. Both constants only choose between plans; measured on an H200."""
 PASS = {128: 1.0, 256: 2.0}
-"""Microseconds that the sums of each block more of a tile take: they are added one after the other."""
-GAIN = 1.05  # what sharing must promise: in long runs power is short, and blocks that wait leave theirs to the others
+"""Microseconds to add the sums of each further block of a tile: they are added one after the other."""
+GAIN = 1.05  # least predicted gain of stream-K: long runs are power-limited, and idle blocks leave power to the others
 
 
 PAIRED = 1.08
-"""What blocks in pairs gain by the X tiles that they share. Where row tiles do not come in fours they waste more: of 9
-three in 12. An H200 multiplied 65,536 tokens by SmolLM2's queries and downs in 90 and 252 us in pairs, and so in 78 and
-225."""
+"""Gain of blocks in pairs, which share X tiles. If row tiles are no multiple of four, pairs waste more: of 9 row tiles
+three in 12. An H200 multiplied 65,536 tokens by SmolLM2's query and down matrices in 90 and 252 us with pairs, and in
+78 and 225 without."""
 
 
 @cache
 def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
-    """The fastest way by a rough model: tiles of 128 or 256 tokens, and whether blocks share the last ones' k-steps.
+    """Return the fastest plan by a rough model: tiles of 128 or 256 tokens, and stream-K for the last tiles or not.
 
     >>> plan = plan_of(12, STORE, 8192, 272, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
@@ -147,7 +147,7 @@ def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles:
     >>> plan = plan_of(12, STORE, 100, 80, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
     (128, 132, 40)
-    >>> plan_of(12, STORE, 512, 1, 80, 132).clusters  # four narrow tiles, of six blocks each
+    >>> plan_of(12, STORE, 512, 1, 80, 132).clusters  # four narrow tiles, six blocks for each
     24
     >>> [plan_of(3, STORE, 65536, tiles, 9, 132).defines["CLUSTER"] for tiles in (9, 24)]
     [1, 2]
@@ -172,7 +172,7 @@ def _plan(defines: dict[str, int], tokens: int, row_tiles: int, k_tiles: int, pr
         streamed, clusters, cost = 0, min(tiles, most), whole
     else:
         streamed = rest + (most if rounds else 0)
-        sharers = math.sqrt(k_tiles * STEP[size] / PASS[size])  # of a tile, by which its end comes first
+        sharers = math.sqrt(k_tiles * STEP[size] / PASS[size])  # blocks per tile that minimise its time
         clusters = min(most, streamed * k_tiles, math.ceil(streamed * sharers))
         defines, cost = defines | {"STREAM": 1}, shared
     return Plan(defines, blocks, outs, clusters, streamed, cost, (clusters * cluster,), (64, size // cluster))
@@ -180,7 +180,7 @@ def _plan(defines: dict[str, int], tokens: int, row_tiles: int, k_tiles: int, pr
 
 @cache
 def _workspace(device: int) -> tuple[Any, Any]:
-    """Partial sums and flags, kept: a captured graph may go on using them."""
+    """Return partial sums and flags; persistent, because a captured graph may go on using them."""
     cupy, blocks = import_cupy(), multiprocessors(device)
     return cupy.empty((blocks, 128, 256), "float32"), cupy.zeros((blocks, 2), "uint32")
 

@@ -1,4 +1,4 @@
-"""gemm_small_m: the small-M GEMM of all cards, 9 to 32 tokens times up to four packed weights in one split-K launch."""
+"""The small_m GEMM of all GPUs: 9 to 32 tokens times up to four packed weights in one split-K launch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 from sp.quant import format_bits, packing_of
 
 WARPS = (12, 8, 4)
-MOST_SLICES = 64  # of the inputs, in split-K
+MOST_SLICES = 64  # most slices of the inputs, in split-K
 LEAST_AHEAD = 32 * 1024
-"""Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
+"""Bytes that a block should have in flight while it multiplies; with fewer the memory is not kept busy."""
 READING, PASSING_ON, MEETING = 3, 4, 64 << 10
-"""What these cost, as bytes of weights that could be read meanwhile, on an H200: to take in a byte of inputs, to pass
-on a byte of sums, a slice more."""
-PACE = 17.0  # bytes of weights an H200's multiprocessor can have a cycle
+"""Costs in bytes of weights that could be loaded meanwhile, on an H200: to load a byte of inputs, to pass on a byte of
+sums, and of each further slice."""
+PACE = 17.0  # bytes of weights per cycle that an H200's multiprocessor can load
 ITEM_COUNTERS = 1 << 14
 
 
 class Plan(NamedTuple):
-    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each of them."""
+    """The division of a product: split-K in `slices` of the inputs, `blocks` for each of them."""
 
     defines: Defines
     blocks: int
@@ -53,7 +53,7 @@ def gemm_small_m(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], e
     weights : up to 4 PackedWeights of shape (out_i, in)
         All of super-blocks or none; for SWIGLU gate and up of one format and shape.
     outs : arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
+        STORE: one per weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
         SWIGLU: uint16 (tokens, out) for the weights (gate, up).
     epilogue : STORE, ADD or SWIGLU
     """
@@ -65,7 +65,7 @@ def gemm_small_m(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], e
 
 
 def passes(tokens: int) -> list[int]:
-    """Tokens of each launch: as few launches as can be, all about as large.
+    """Return the tokens of each launch: as few launches as possible, of similar size.
 
     >>> passes(23), passes(40), passes(64)
     ([23], [24, 16], [32, 32])
@@ -76,7 +76,7 @@ def passes(tokens: int) -> list[int]:
 
 
 def fits(k: int, kinds: tuple[int, ...]) -> bool:
-    """Whether a block of the current card has room for the products of 32 tokens."""
+    """Return True if a block of the current GPU has enough shared memory for 32 tokens."""
     return _plan(HELD[-1], k, kinds, (64,), STORE, current_device()) is not None
 
 
@@ -113,10 +113,10 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
 def plan_of(
     held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int, capacity: int
 ) -> Plan | None:
-    """The division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums. `held`:
-    tokens a variant holds; `k`: inputs; `kinds`: ggml types of the weights; `rows`: outputs of every weight; of gate
-    alone for SWIGLU; `epilogue`: STORE, ADD or SWIGLU; `processors`, `capacity`: multiprocessors of the card, and
-    shared memory of a block in bytes. Returns Plan or None, None where shared memory is too small.
+    """Return the division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums.
+    `held`: capacity of the variant in tokens; `k`: inputs; `kinds`: ggml types of the weights; `rows`: outputs of every
+    weight; of gate only for SWIGLU; `epilogue`: STORE, ADD or SWIGLU; `processors`, `capacity`: multiprocessors of the
+    GPU, and shared memory of a block in bytes. Returns Plan or None, None if shared memory is too small.
 
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132, 227 * 1024)
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
@@ -127,7 +127,7 @@ def plan_of(
     unit = 2 * declared.slot_bytes(formats)
     best: Plan | None = None
     for warps in WARPS:
-        if warps > 8 and held > 24:  # they would not have the registers
+        if warps > 8 and held > 24:  # too many registers
             continue
         for slices in range(1, min(stages, MOST_SLICES) + 1):
             if slices > 1 and items > ITEM_COUNTERS:
@@ -151,8 +151,8 @@ def plan_of(
 
 
 def _cycles(held: int, warps: int) -> float:
-    """About how many cycles a multiprocessor needs for 32 rows of 256 inputs: the latency of a lone warp, shared by all
-    of them, or the instructions of all of them."""
+    """Return roughly the cycles that a multiprocessor needs for 32 rows of 256 inputs: the latency of a single warp,
+    shared by all warps, or the instructions of all of them."""
     return max((1400 + 50 * held) / warps, (550 + 9 * held) / 0.8 / 4)
 
 
@@ -166,13 +166,13 @@ def _plan(
 
 
 def _items(rows: Sequence[int], epilogue: Epilogue) -> int:
-    """Pairs of strips of 16 rows: of one weight, or of gate and up."""
+    """Return the number of work tiles: pairs of row tiles of 16 rows, of one weight or of gate and up."""
     return sum(-(-count // (16 if epilogue == SWIGLU else 32)) for count in rows)
 
 
 @cache
 def _counters(device: int) -> Any:
-    """Slices that have come to each item, zero between launches."""
+    """Return counters of slices that have arrived at each work tile, zero between launches."""
     return import_cupy().zeros(ITEM_COUNTERS, "uint32")
 
 

@@ -1,4 +1,4 @@
-"""gemm_small_m_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four weights of super-blocks a launch."""
+"""The small_m GEMM of Hopper: up to 64 tokens times up to four weights in super-block formats per launch."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ from sp.quant import format_bits, packing_of
 from sp.quant.packing import TILE
 
 SUPER = 256  # inputs of a super-block
-MOST_SLICES = 32  # a lane of a warp knows of one
-STREAM_SLOTS = (3, 2)  # stages of streaming inputs that a block holds, the first choice first
+MOST_SLICES = 32  # one per lane of a warp
+STREAM_SLOTS = (3, 2)  # K-chunks of streamed inputs in a block's ring, in the order of preference
 LEAST_DEPTH = 2
 MOST_DEPTH = 12
 LEAST_PARTIALS = 8
-"""Room for sums is 8 to this power in bytes, or to a higher one: all products of a layer share theirs, which so stays
-in the L2 cache."""
+"""The workspace of sums is 8 to this power in bytes, or to a higher one: all products of a layer share one, which
+therefore stays in the L2 cache."""
 
 
 class Plan(NamedTuple):
-    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each, whose warpgroups share its tiles
-    as in stream-K. A block holds `width` inputs. Then: slots of a ring, how many of them are filled before the inputs
-    are asked for, and places for the tasks of a block; the room that sums need is 8 to `power` bytes."""
+    """The division of a product: split-K in `slices` of the inputs, `blocks` for each, whose warpgroups share its tiles
+    as in stream-K. A block holds `width` inputs. `depth`: slots of a ring; `ahead`: how many of them are filled before
+    the inputs are loaded; `places`: entries for the tasks of a block; `power`: the workspace of sums is 8 to this power
+    in bytes."""
 
     defines: Defines
     blocks: int
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def held_for(tokens: int) -> int:
-    """Tokens that the smallest variant for `tokens` (at most 64) holds.
+    """Return the capacity of the smallest variant for `tokens` (at most 64).
 
     >>> held_for(9), held_for(23), held_for(33)
     (16, 24, 40)
@@ -83,14 +84,15 @@ def gemm_small_m_sm90(
     weights : up to 4 PackedWeights of shape (out_i, in), of super-blocks
         For SWIGLU gate and up of one format and shape.
     outs : arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: for
-        the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a multiple of 256.
+        STORE: one per weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
+        for the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a multiple of
+        256.
     epilogue : STORE, ADD or SWIGLU
     norm : (float32 (in,), float), optional, weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`
-    then : Ready, optional, with ADD, out a multiple of 256: filled for the product whose norm comes next
+    then : Ready, optional, with ADD, out a multiple of 256: receives the deferred norm of the next product
     before : Ready, optional
-        With `then`: of what is added to, as it was. It says how large tokens are, so that tiles hold small and large
-        ones alike; without it they are taken to be about as large as 1.
+        With `then`: the deferred norm of the old residual stream. It gives the magnitude of each token, so that tiles
+        represent small and large ones equally well; without it magnitudes of about 1 are assumed.
     """
     if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
@@ -131,10 +133,10 @@ def gemm_small_m_sm90(
 def plan_of(
     held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int
 ) -> Plan:
-    """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting. Where
-    the inputs stream by there is one slice. `held`: tokens a variant holds; `k`: inputs; `kinds`: ggml types of the
-    weights; `rows`: outputs of every weight; of gate alone for SWIGLU; `epilogue`: STORE, ADD or SWIGLU; `processors`:
-    multiprocessors of the card.
+    """Return the division into the fewest slices whose inputs leave room for a ring: each further slice costs a
+    synchronisation. Streamed inputs have one slice. `held`: capacity of the variant in tokens; `k`: inputs; `kinds`:
+    ggml types of the weights; `rows`: outputs of every weight; of gate only for SWIGLU; `epilogue`: STORE, ADD or
+    SWIGLU; `processors`: multiprocessors of the GPU.
 
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
     >>> plan.blocks, plan.slices, plan.width, plan.depth
@@ -150,16 +152,16 @@ def plan_of(
         tiles_each, workers_each = 1, GROUPS
         ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
     items = [-(-n // (TILE * tiles_each)) for n in rows]
-    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]  # as the kernel counts them
+    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]  # in the kernel's units
     column = sum(count * cost for count, cost in zip(items, costs, strict=False))
     tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
     for slices, resident in ways:
         stages, least = -(-supers // slices), supers // slices
-        # No worker of a larger product may be left without a unit: others would wait for its piece.
+        # Every worker of a larger product must have a K-chunk: others would wait for its partial sums.
         blocks = max(1, min(processors // slices, column * least // (max(costs) * workers_each)))
         pieces = column * stages // (blocks * workers_each * min(costs) * least) + 2  # at most, of a worker
         if streamed(held) and epilogue == STORE:
-            pieces = min(pieces, 2)  # those between are whole items, which it writes without a task
+            pieces = min(pieces, 2)  # the pieces in between are whole work tiles, which are stored without a task
         places = 4 * GROUPS * strip_tasks(held, epilogue) * -(-pieces // slices)
         ring = min(depth(SUPER * resident, held, formats, places), MOST_DEPTH)
         if ring < LEAST_DEPTH:
@@ -179,18 +181,19 @@ def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epil
 
 @cache
 def _partials(device: int, power: int) -> Any:
-    """Room for 8^`power` bytes of sums on their way between workers, zero between launches."""
+    """Return a workspace of 8^`power` bytes for partial sums between workers, zero between launches."""
     return import_cupy().zeros(8**power // 4, np.float32)
 
 
 @cache
 def _ready(device: int) -> Any:
-    """Blocks that have stored their part of the inputs, and those that have seen it, zero between launches."""
+    """Return the counts of blocks that have stored their part of the inputs, and of those that have seen it, zero
+    between launches."""
     return import_cupy().zeros(2, "uint32")
 
 
 def _run(p: Product) -> None:
-    norm: Any = p.norm  # begun norms are tiles by now
+    norm: Any = p.norm  # a deferred norm has become InputTiles in `_prepared`
     gemm_small_m_sm90(p.x, p.weights, p.outs, p.epilogue, norm, p.then, p.before)
 
 
@@ -204,8 +207,8 @@ register_matmul(
         max_tokens=HELD[-1],
         max_weights=MOST_WEIGHTS,
         timed=range(2, HELD[-1] + 1),
-        # It is the fastest there, or nearly so, and its results go to the next product in the form which that one
-        # takes; the table does not see that.
+        # It is the fastest there, or nearly so, and it passes its results on in the form that the next product takes,
+        # which the table does not measure.
         preferred=range(2, HELD[-1] + 1),
         otherwise=FEW,
         tile_rows=held_for,

@@ -1,4 +1,4 @@
-"""gemv: the product of decoding, 1 to 16 tokens times up to four packed weights in one launch, more in passes."""
+"""The GEMV of decoding: 1 to 16 tokens times up to four packed weights in one launch, more in passes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Q6_K, format_bits, packing_of
 
-HELD = (1, 2, 4, 8, 16)  # tokens that a variant of the kernel can hold
+HELD = (1, 2, 4, 8, 16)  # capacities in tokens of the kernel's variants
 LAYOUTS: dict[int, tuple[Layout, ...]] = {
     1: (Layout(8, 3), Layout(8, 2), Layout(8, 1)),
     2: (Layout(8, 2), Layout(8, 1)),
     4: (Layout(8, 2), Layout(8, 1)),
     8: (Layout(8, 2), Layout(8, 1)),
     16: (Layout(8, 1),),
-}  # by tokens held, the fastest layout first; taken is the first that fits
-STORE_ONE = Layout(6, 4)  # goes before them for one token of stored products, but for those with weights of Q6_K
-PAIRS_FROM = 8192  # inputs from which two blocks share a strip of an ADD of one token
-ADD_ONE = Layout(8, 2)  # goes before them for an ADD of one token of fewer inputs: more blocks have strips to read
+}  # by capacity, the fastest layout first; the first that fits is used
+STORE_ONE = Layout(6, 4)  # is tried before these for STORE with one token, unless a weight is Q6_K
+PAIRS_FROM = 8192  # inputs from which two blocks share a row tile in ADD with one token
+ADD_ONE = Layout(8, 2)  # is tried before these for ADD with one token and fewer inputs: more blocks have row tiles
 PAIRS_ONE = Layout(4, 5)
-"""Goes before them where two blocks share a strip, if so each group has one strip at most: none waits for a second."""
+"""Tried before these if two blocks share a row tile and each group then has at most one: no group waits for a
+second."""
 
 
 def gemv(
@@ -44,7 +45,7 @@ def gemv(
     x : uint16 (tokens, in) of BF16 bits, or float32 (tokens, in) with `norm`
     weights : up to 4 PackedWeights of shape (out_i, in)
     outs : arrays
-        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
+        STORE: one per weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
         uint16 (tokens, out) for the weights (gate, up).
     epilogue : STORE, ADD or SWIGLU
     norm : (float32 (in,), float), optional, weight and eps of an RMS norm of `x` before the product
@@ -59,7 +60,7 @@ def gemv(
 
 
 def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
-    """How many of so many tokens one launch takes: all, or as many as fit in shared memory, or 0."""
+    """Return how many of so many tokens one launch takes: all, or as many as fit in shared memory, or 0."""
     device = current_device()
     wanted = next((n for n in HELD if n >= tokens), HELD[-1])
     for count in reversed(HELD[: HELD.index(wanted) + 1]):
@@ -102,8 +103,8 @@ def _launch(
 def _variant(
     count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue, device: int, few: bool = False
 ) -> dict[str, int] | None:
-    """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots. `few`: no
-    more strips than pairs of blocks of `PAIRS_ONE` have groups."""
+    """Return the defines for a capacity of `count` tokens, None if no layout fits with a ring of two slots. `few`:
+    there are at most as many row tiles as pairs of blocks of `PAIRS_ONE` have groups."""
     capacity = shared_bytes_per_block(device)
     stages = k % 512 == 0 and all(whole(packing_of(kind), k // 2) for kind in kinds)
     pairs = epilogue == ADD and count == 1 and stages and k >= PAIRS_FROM and capability(device) >= (9, 0)
@@ -115,7 +116,7 @@ def _variant(
 
 
 def _first(count: int, k: int, kinds: tuple[int, ...], epilogue: Epilogue, few_pairs: bool) -> tuple[Layout, ...]:
-    """What goes before `LAYOUTS`."""
+    """Return the layouts that are tried before `LAYOUTS`."""
     if count == 1 and epilogue == STORE and Q6_K.ggml_type not in kinds:
         return (STORE_ONE,)
     if count == 1 and epilogue == ADD and k < PAIRS_FROM:
@@ -124,7 +125,7 @@ def _first(count: int, k: int, kinds: tuple[int, ...], epilogue: Epilogue, few_p
 
 
 def _run(p: Product) -> None:
-    gemv(p.x, p.weights, p.outs, p.epilogue, p.norm)  # type: ignore[arg-type]  # a Norm: it takes none begun
+    gemv(p.x, p.weights, p.outs, p.epilogue, p.norm)  # type: ignore[arg-type]  # a Norm: it takes no deferred one
 
 
 register_matmul(

@@ -1,4 +1,4 @@
-"""PackedWeight: a matrix in fragment order, the one copy of it that a device holds and all its matrix kernels read."""
+"""PackedWeight: a matrix in fragment order, the only copy on a device, which all matrix kernels read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `sp.ops.matmul.fragment_order`. `kept`: its values rounded for `math` once and for all.
+    """A weight in the layout of `sp.ops.matmul.fragment_order`. `kept`: its prequantized values for `math`.
 
     >>> from sp.quant import Q8_0, Weight
     >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
@@ -42,39 +42,39 @@ class PackedWeight:
     """
 
     name: str  # the tensor's name in the file
-    format: BlockFormat  # how it was packed in the file; the values are the same, to the bit
+    format: BlockFormat  # its format in the file; the values are equal, to the bit
     shape: tuple[int, int]  # ``(out, in)``
     data: Any = field(repr=False, compare=False)  # uint8, flat, all planes; NumPy or CuPy
-    math: Math = Math.BF16  # what products of a prompt with it are made in
+    math: Math = Math.BF16  # operand precision of its products in prefill
     kept: KeptRows | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def packing(self) -> Packing:
-        """What kernels know of its format."""
+        """Layout of its format."""
         return tiled_packing(self.name, self.format)
 
     @cached_property
     def offsets(self) -> Offsets:
-        """Where each plane begins."""
+        """Offsets of the planes."""
         return plane_offsets(self.name, self.format, self.shape)
 
     @property
     def row_tiles(self) -> int:
-        """Tiles of 64 rows, the last one padded."""
+        """Number of tiles of 64 rows; the last one is padded."""
         return -(-self.shape[0] // TILE)
 
     @property
     def k_tiles(self) -> int:
-        """Tiles of 64 inputs."""
+        """Number of tiles of 64 inputs."""
         return self.shape[1] // TILE
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, padding included."""
+        """Bytes in memory, including padding."""
         return int(self.data.nbytes)
 
     def plane(self, name: str) -> Any:
-        """The bytes of one plane ("low", "high", "scales" or "deltas"), None where the format has none."""
+        """Return the bytes of one plane ("low", "high", "scales" or "deltas"), None if the format does not have it."""
         return self._planes.get(name)
 
     @cached_property
@@ -85,14 +85,14 @@ class PackedWeight:
 
 
 def allocate(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeight:
-    """An unfilled weight on the current device; ModelError where `fmt` and `shape` have no fragment order."""
+    """Allocate an unfilled weight on the current device; ModelError if `fmt` and `shape` have no fragment order."""
     nbytes = plane_offsets(name, fmt, shape).end
     return PackedWeight(name, fmt, (int(shape[0]), int(shape[1])), import_cupy().empty(nbytes, np.uint8))
 
 
 def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
-    """Fill rows `start` and on of a weight. `start`: a multiple of 64; `rows`: uint8 (n, row_bytes), as in the file and
-    where `w` lies; n a multiple of 64 unless they are the last ones."""
+    """Fill the rows of a weight from `start` on. `start`: a multiple of 64; `rows`: uint8 (n, row_bytes), as in the
+    file and on the device of `w`; n a multiple of 64 except at the end."""
     out, width = w.shape
     expected = (len(rows), w.format.row_bytes(width))
     whole = len(rows) % TILE == 0 or start + len(rows) == out
@@ -119,7 +119,7 @@ def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
 
 
 def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> PackedWeight:
-    """A packed copy of file rows uint8 (out, row_bytes), NumPy or CuPy."""
+    """Return a packed copy of file rows uint8 (out, row_bytes), NumPy or CuPy."""
     if is_device(rows):
         w = allocate(name, fmt, shape)
     else:
@@ -130,9 +130,9 @@ def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> Pack
 
 
 def expand_scales(w: PackedWeight) -> Any:
-    """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
-    The halves of a word are BF16: a scale, and what is added to products with it; or the scales of the first and second
-    16 inputs. What each format has is told at ``a_fragment`` in ``fragment.cuh``. None for plain numbers."""
+    """Expand scales for the prefill matrix products: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows]. The
+    halves of a word are BF16: a scale, and the offset added to products with it; or the scales of the first and second
+    16 inputs. The layout of each format is described at ``a_fragment`` in ``fragment.cuh``. None for plain numbers."""
     if w.packing.plain:
         return None
     words = import_cupy().empty(w.row_tiles * w.k_tiles * 2 * TILE, np.uint32)
@@ -150,7 +150,7 @@ def expand_scales(w: PackedWeight) -> Any:
 
 
 def unpack(w: PackedWeight) -> Floats:
-    """All values, float32 (out, in): to the bit what `sp.quant` decodes from the file."""
+    """Return all values, float32 (out, in): equal to the bit to those that `sp.quant` decodes from the file."""
     if not is_device(w.data):
         planes = {name: w.plane(name) for name in ("low", "high", "scales", "deltas") if w.plane(name) is not None}
         return unpack_numpy(w.format, planes, w.shape)
@@ -160,7 +160,8 @@ def unpack(w: PackedWeight) -> Floats:
 
 
 def unpack_bf16(w: PackedWeight, scales: Any = None) -> Any:
-    """All values as the prefill kernels multiply them, BF16 bits uint16 (out, in); `scales` from `expand_scales`."""
+    """Return all values as operands of the prefill kernels, BF16 bits uint16 (out, in); `scales` from
+    `expand_scales`."""
     values = import_cupy().empty(w.shape, np.uint16)
     _unpack(w, None, values, expand_scales(w) if scales is None else scales)
     return values
@@ -183,7 +184,8 @@ def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any) -> None:
 
 
 def weight_arguments(weights: Sequence[PackedWeight], outs: Sequence[Any]) -> list[Any]:
-    """What a kernel of up to four weights is told of each: data, ggml type, rows, bf16 output, float32 output."""
+    """Return the arguments for each of up to four weights of a kernel: data, ggml type, rows, bf16 output, float32
+    output."""
     arguments: list[Any] = []
     for i in range(4):
         w = weights[i] if i < len(weights) else None

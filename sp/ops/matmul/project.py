@@ -1,4 +1,4 @@
-"""linear, project, project_add, gated_project: products with weights, as layers make them."""
+"""Products with weights, as layers use them: linear, project, project_add, gated_project."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from sp.ops.threads import run_parallel, token_slices
 from sp.quant import F32, Weight
 
 SCRATCH_VALUES = 1 << 23
-"""Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
+"""Most values of a packed weight that are decoded at once (32 MiB of float32), so that a 248K-row head does not need 5
+GB."""
 
 
-ROWS_AT_ONCE = 512  # most rows of a weight that a core multiplies at once with few tokens
+ROWS_AT_ONCE = 512  # most rows of a weight that a core multiplies by few tokens at once
 
 
 def linear(x: Floats, w: Weight) -> Floats:
@@ -40,9 +41,9 @@ def linear(x: Floats, w: Weight) -> Floats:
     ----------
     x : float32 (tokens, in)
     w : Weight of shape (out, in)
-        Few tokens are multiplied by weights as they are packed, see `few_products`. For more F32 weights are used in
-        place and packed ones decoded a slab of rows at a time, on every call. Products of `ROUNDED_TOKENS` and more are
-        made in `w.math`.
+        Few tokens are multiplied by packed weights directly, see `few_products`. For more, F32 weights are used in
+        place and packed ones are decoded a slab of rows at a time, on every call. Products of at least `ROUNDED_TOKENS`
+        tokens have the precision `w.math`.
 
     Returns
     -------
@@ -84,16 +85,16 @@ def linear(x: Floats, w: Weight) -> Floats:
 def project(
     x: Floats, weights: Sequence[Weight], norm: Norm | Ready | None = None, f32: Sequence[bool] | None = None
 ) -> tuple[Floats, ...]:
-    """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first. Returns a tuple
-    of float32 (tokens, out_i).
+    """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed. Returns a tuple of
+    float32 (tokens, out_i).
 
     Parameters
     ----------
     x : float32 (tokens, in), on the device BF16 (uint16) without `norm`
     weights : Weights of shape (out_i, in), on the device PackedWeights, as in all ops of this file
-    norm : (float32 (in,), float), optional, see `rms_norm`; or what `project_add_before` returned with x
+    norm : (float32 (in,), float), optional, see `rms_norm`; or the norm that `project_add_before` returned with x
     f32 : sequence of bool, optional
-        On the device: which results are wanted in float32; the others are BF16, as all are by default.
+        On the device: True for float32 results; the others are BF16, which is the default.
 
     Examples
     --------
@@ -112,9 +113,9 @@ def project(
 
 
 def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
-    """The end of a half block: ``x + h Wᵀ``. `x`: float32 (tokens, out), the residual stream; `h`: float32
-    (tokens, in), on the device BF16 (uint16) or what `gated_project` returned; `w`: Weight of shape (out, in). Returns
-    float32 (tokens, out), a new array; on the device x itself, added to in place."""
+    """The end of a half block: ``x + h Wᵀ``. `x`: float32 (tokens, out), the residual stream; `h`: float32 (tokens,
+    in), on the device BF16 (uint16) or the result of `gated_project`; `w`: Weight of shape (out, in). Returns float32
+    (tokens, out), a new array; on the device x itself, updated in place."""
     if is_device(x):
         _add(x, h, w)
         return x
@@ -129,11 +130,11 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
 def project_add_before(
     x: Floats, h: Floats, w: Weight, norm: Norm, before: Norm | Ready | None = None
 ) -> tuple[Floats, Norm | Ready]:
-    """`project_add` before a product that starts with `norm` of its result. `x`, `h`, `w`: see `project_add`; `norm`:
-    (float32 (out,), float), of the result; `before`: Norm or Ready, optional, the norm that x went through last,
-    unchanged since; a Ready tells the kernels how large the tokens of x are. Returns `x`: float32 (tokens, out), see
-    `project_add`; `norm`: Norm or Ready, for `project` or `gated_project` of that x as it is: `norm`, or where the
-    kernels can begin it here that.
+    """`project_add` followed by a product that starts with `norm` of its result. `x`, `h`, `w`: see `project_add`;
+    `norm`: (float32 (out,), float), of the result; `before`: Norm or Ready, optional, the last norm of x, which has not
+    changed since; a Ready gives kernels the magnitude of the tokens of x. Returns `x`: float32 (tokens, out), see
+    `project_add`; `norm`: Norm or Ready, for `project` or `gated_project` of that x: `norm`, or its deferred form if
+    the kernel can start it.
 
     >>> from sp.quant import F32, Weight
     >>> w, ones = Weight.from_floats("w", np.eye(2, dtype=np.float32), F32), np.ones(2, np.float32)
@@ -150,11 +151,11 @@ def project_add_before(
 def gated_project(
     x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reader: Weight | None = None, *, gelu: bool = False
 ) -> Floats:
-    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed; with `gelu` that in place of
-    silu, see `geglu`. `x`: float32 (tokens, in); `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,),
-    float), as in `project`; `reader`: Weight of shape
-    (out, ffn), optional, the weight of the `project_add` that alone reads the result. Returns float32 (tokens, ffn), on
-    the device BF16 (uint16), or InputTiles or PeakedInputs where the product with `reader` takes them."""
+    """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed; with `gelu` instead of silu,
+    see `geglu`. `x`: float32 (tokens, in); `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,), float), as
+    in `project`; `reader`: Weight of shape (out, ffn), optional, the weight of the only consumer of the result, a
+    `project_add`. Returns float32 (tokens, ffn), on the device BF16 (uint16), or InputTiles or PeakedInputs if the
+    product with `reader` takes them."""
     if is_device(x):
         gated: Floats = geglu(*project(x, (gate, up), norm)) if gelu else _gated_project(x, gate, up, norm, reader)
         return gated
@@ -178,7 +179,7 @@ def _project(
 def _project_split(
     x: Any, weights: tuple[Any, ...], norm: Norm | Ready | None, wide: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """`_project` where weights are split: products with the terms of those of one shape are added up together."""
+    """`_project` with split weights: the terms of weights of one shape are summed up together."""
     alike: dict[Any, list[int]] = {}
     for i, w in enumerate(weights):
         if isinstance(w, SplitWeight):
@@ -206,9 +207,9 @@ def _store(x: Any, weights: tuple[Any, ...], outs: tuple[Any, ...], norm: Norm |
 
 
 def _add(x: Any, h: Any, w: Any, norm: Norm | None = None, before: Ready | None = None) -> Ready | None:
-    """`project_add` on the device; with the `norm` that comes next, which is begun where the kernel can."""
+    """`project_add` on the device; with the next `norm`, which is deferred if the kernel can start it."""
     tokens = h.tokens if isinstance(h, InputTiles) else len(h)
-    if not tokens:  # the kernels would read a row all the same
+    if not tokens:  # the kernels would still read a row
         return None
     if isinstance(w, SplitWeight):
         (y,) = _project(h, (w,), None, (True,))

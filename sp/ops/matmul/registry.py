@@ -1,8 +1,8 @@
-"""MatmulKernel: what a kernel that multiplies by packed weights can do, declared once, in the file that launches it.
+"""MatmulKernel: the capabilities of a kernel for packed weights, declared once, in the file that launches it.
 
-Everything else follows from the records: which kernel takes a product (`sp.ops.matmul.dispatch`), what must happen
-before and around a launch (here), what is timed (`sp.bench.cases`). A new variant is one module of this room that ends
-with `register_matmul`; docs/extending/kernel.md shows how."""
+Everything else follows from these records: the choice of the kernel of a product (`sp.ops.matmul.dispatch`), the work
+before and around a launch (here), the kernels to time (`sp.bench.cases`). A new variant is one module of this folder
+that ends with `register_matmul`; docs/extending/kernel.md shows how."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from sp.quant import Math, kernel_formats
 
 
 class Fusion(Enum):
-    """What a kernel does in the launch of the product itself; without it that is done by others, before."""
+    """Work that a kernel does in the launch of the product itself; without it, other kernels do it before."""
 
     NORM = "norm"  # takes float32 x and an RMS norm that comes first
     TILES = "tiles"  # takes x as InputTiles, and with SWIGLU stores its result as such
     READY = "ready"
-    """Takes a norm that the product before has begun, and with ADD begins that of the product that comes next."""
-    PEAKS = "peaks"  # with SWIGLU finds the largest value of each output too, for PeakedInputs
+    """Takes a norm deferred by the previous product, and with ADD starts that of the next product."""
+    PEAKS = "peaks"  # with SWIGLU also computes the absmax of each output, for PeakedInputs
     PEAKED = "peaked"  # takes x as PeakedInputs
 
 
 @dataclass(frozen=True)
 class Product:
-    """Products of the same tokens with several weights. `outs`: STORE: one a weight, uint16 (BF16) or float32
+    """Products of the same tokens with several weights. `outs`: STORE: one per weight, uint16 (BF16) or float32
     (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: uint16 (tokens, out), InputTiles or PeakedInputs;
-    `norm`: Norm or Ready, optional, of x, before the product; or as the product before has begun it."""
+    `norm`: Norm or Ready, optional, of x, before the product; a Ready was started by the previous product."""
 
     x: Any  # uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles; PeakedInputs
     weights: Sequence[Any]  # sequence of PackedWeight of shape (out_i, in), ADD: one. SWIGLU: gate and up
     outs: Sequence[Any]
     epilogue: Epilogue
     norm: Norm | Ready | None = None
-    then: Ready | None = None  # with ADD: the norm that comes next, to be begun
-    before: Ready | None = None  # with `then`: the norm of what is added to, as it was
+    then: Ready | None = None  # with ADD: the deferred norm of the next product, to be started
+    before: Ready | None = None  # with `then`: the deferred norm of the old values that are added to
 
     def part(self, which: Sequence[int]) -> Product:
-        """Of some of the weights alone; only STORE can be cut so."""
+        """Return the product with some of the weights; only STORE can be divided like this."""
         if len(which) == len(self.weights):
             return self
         return replace(self, weights=[self.weights[i] for i in which], outs=[self.outs[i] for i in which])
@@ -68,25 +68,26 @@ def _all(kind: int) -> bool:
 class MatmulKernel:
     """A kernel that multiplies by packed weights.
 
-    `reads`: by ggml type, whether it takes weights of a format that has a packing; all of them if left out; `prefill`:
-    takes products of any size, so those of more rows than were timed too. A path has one such kernel; `room`:
-    ``(tokens, width, kinds, norm, epilogue)`` to the rows of x that a launch on the current device has room for, 0
-    where it has none; `least_room`: where a launch has room for fewer rows than this and than the product has, its
-    passes do not pay; `preferred`: rows of x for which it takes weights of its formats whatever the table says; of two
-    such kernels the one registered last; `otherwise`: takes what this one does not: the product if there is no room for
-    it, of several weights those of other formats. If left out, the prefill kernel of the path."""
+    `reads`: by ggml type, True if it supports weights of a format that has a packing; by default all of them;
+    `prefill`: it takes products of any size, also those of more rows than were timed. A path has one such kernel;
+    `room`: ``(tokens, width, kinds, norm, epilogue)`` to the rows of x that a launch on the current device can take, 0
+    if none; `least_room`: if a launch can take fewer rows than this and than the product has, its passes do not pay
+    off; `preferred`: rows of x for which it is used for its formats whatever the table says; of two such kernels the
+    one registered last; `otherwise`: the kernel for products that do not fit here, and for those of several weights
+    whose formats are not supported here. By default the prefill kernel of the path.
+    """
 
     name: str  # in the dispatch table
-    run: Callable[[Product], None]  # launches a Product that keeps to all that is declared here
+    run: Callable[[Product], None]  # launches a Product that conforms to this declaration
     reads: Callable[[int], bool] = _all
     paths: tuple[str, ...] = PATHS  # see `sp.kernels.path`
     epilogues: tuple[Epilogue, ...] = (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU)
     fusions: frozenset[Fusion] = frozenset()
-    max_tokens: int | None = None  # rows of x; any number if left out
-    max_weights: int = 1  # of one call of `run`
-    alike: Callable[[int], Hashable] | None = None  # by ggml type; weights of one call must have the same of it
-    mixed_swiglu: bool = False  # whether gate and up may be of two formats
-    multiple: int = 1  # with STORE, results are stored so many outputs at a time
+    max_tokens: int | None = None  # most rows of x; None for any number
+    max_weights: int = 1  # most weights of one call of `run`
+    alike: Callable[[int], Hashable] | None = None  # by ggml type; weights of one call must have equal values
+    mixed_swiglu: bool = False  # True if gate and up may have different formats
+    multiple: int = 1  # with STORE, so many outputs are stored at a time
     prefill: bool = False
     room: Callable[[int, int, tuple[int, ...], bool, Epilogue], int] = _any
     least_room: int = 1
@@ -94,25 +95,26 @@ class MatmulKernel:
     preferred: range = range(0)
     otherwise: MatmulKernel | None = None
     tile_rows: Callable[[int], int] | None = None  # with Fusion.TILES: rows of the tiles for so many tokens
-    maths: tuple[Math, ...] = (Math.BF16,)  # weights it takes are to be multiplied in one of these
+    maths: tuple[Math, ...] = (Math.BF16,)  # precisions of the weights that it takes
 
     @property
     def formats(self) -> tuple[int, ...]:
-        """ggml types of the weights it takes, of the formats that are registered by now."""
+        """ggml types of the weights it supports, of the formats that are registered by now."""
         return tuple(fmt.ggml_type for fmt in kernel_formats() if self.reads(fmt.ggml_type))
 
     def takes(self, tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> bool:
-        """Whether a product of `tokens` rows with weights of the ggml types `kinds` and `width` inputs can be its."""
+        """Return True if it can do a product of `tokens` rows with weights of the ggml types `kinds` and `width`
+        inputs."""
         if epilogue not in self.epilogues or (self.max_tokens is not None and tokens > self.max_tokens):
             return False
         return self.room(tokens, width, kinds, norm, epilogue) >= min(tokens, self.least_room)
 
     def multiplies(self, w: Any) -> bool:
-        """Whether it reads a PackedWeight's format and may make products with it; those in BF16 are always right."""
+        """Return True if it supports a PackedWeight's format and precision; BF16 products are always allowed."""
         return self.reads(w.format.ggml_type) and (Math.BF16 in self.maths or w.math in self.maths)
 
     def launch(self, product: Product) -> None:
-        """Make a product: first what is not fused, then the launches that its weights need."""
+        """Run a product: first the work that is not fused, then the launches that its weights need."""
         if product.epilogue is not Epilogue.STORE:
             self.run(self._prepared(product))
             return
@@ -126,12 +128,13 @@ class MatmulKernel:
             other = self.otherwise or prefill_kernel(current_path())
             if other is self:
                 raise DeviceError(f"{self.name} does not take all the formats of {[w.name for w in product.weights]}")
-            # What was done to x before is not done again, where the other would do just that.
+            # The prepared x is passed on, unless the other kernel fuses the preparation.
             again = Fusion.NORM in other.fusions or isinstance(given.x, InputTiles)
             other.launch((product if again else given).part([i for i in range(len(kinds)) if i not in mine]))
 
     def _prepared(self, product: Product, once: bool = True) -> Product:
-        """With x as this kernel takes it; `once`: peaks are looked at by one launch, so they can be handed over."""
+        """Return the product with x in the form of this kernel; `once`: a single launch searches the peaks, so that
+        they can be passed on."""
         x, norm = product.x, product.norm
         peaked = once and Fusion.PEAKED in self.fusions
         if isinstance(norm, Ready):
@@ -145,7 +148,7 @@ class MatmulKernel:
         return product if x is product.x and norm is product.norm else replace(product, x=x, norm=norm)
 
     def _store(self, product: Product) -> None:
-        """A launch whose outputs it may store more of than there are: weights are padded to a multiple of 64."""
+        """Run a launch that may store more outputs than there are: weights are padded to a multiple of 64 rows."""
         rows = [w.shape[0] for w in product.weights]
         if not any(count % self.multiple for count in rows):
             self.run(product)
@@ -159,7 +162,7 @@ class MatmulKernel:
 
 
 def grouped(keys: Sequence[Hashable], most: int) -> list[list[int]]:
-    """Which places share a launch: up to `most`, all with the same key.
+    """Group the positions that share a launch: up to `most`, all with the same key.
 
     >>> grouped((256, 64, 256), 4)
     [[0, 2], [1]]
@@ -174,9 +177,9 @@ _kernels: dict[str, MatmulKernel] = {}
 
 
 def register_matmul(kernel: MatmulKernel) -> MatmulKernel:
-    """Make a kernel known by its name, to dispatch, to timing and to lists. Those of this room call this in their file,
-    where they are found; others before a product is made. Returns it. ConfigError when the name is taken,
-    or a path has a prefill kernel already."""
+    """Register a kernel by its name, for dispatch, timing and lists. Kernels of this folder are registered in their
+    files, which are imported automatically; others must be registered before a product is run. Returns the kernel.
+    ConfigError if the name is registered already, or the path has a prefill kernel."""
     if kernel.name in _kernels:
         raise ConfigError(f"matmul kernel {kernel.name} is there already")
     for known in _kernels.values():
@@ -187,19 +190,19 @@ def register_matmul(kernel: MatmulKernel) -> MatmulKernel:
 
 
 def kernels(path: str) -> tuple[MatmulKernel, ...]:
-    """Those that a path may take: of this room, and what else was registered."""
+    """Return the kernels of a path: those of this folder, and others that were registered."""
     _import_room()
     return tuple(kernel for kernel in _kernels.values() if path in kernel.paths)
 
 
 def prefill_kernel(path: str) -> MatmulKernel:
-    """The kernel of a path that takes products of any size."""
+    """Return the kernel of a path that takes products of any size."""
     return next(kernel for kernel in kernels(path) if kernel.prefill)
 
 
 @cache
 def _import_room() -> None:
-    """Import every module of this room, so that its kernels are registered."""
+    """Import every module of this folder, so that its kernels are registered."""
     package = __name__.rpartition(".")[0]
     for found in iter_modules(import_module(package).__path__, f"{package}."):
         import_module(found.name)

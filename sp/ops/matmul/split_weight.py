@@ -1,4 +1,4 @@
-"""SplitWeight: a narrow F32 matrix on the device, of which products lose no bit."""
+"""SplitWeight: a narrow F32 matrix on the device, whose products are exact to the last bit of it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from sp.quant import BF16
 from sp.quant.packing import TILE
 from sp.quant.repack import EXACT_TERMS
 
-ALIGN = 128  # values: kernels that read a result want it at whole 16 bytes
+ALIGN = 128  # values: kernels that read a result need 16-byte alignment
 
 
 @dataclass(frozen=True)
 class SplitWeight:
-    """Three BF16 matrices, one below the other, whose sum is an F32 matrix to the bit. A float32 has 24 bits, a BF16 8
-    of them: what the first term leaves out of a value the second begins with. The matrix kernels multiply by the terms
-    as by any BF16 weight, and `sum_terms` adds up what they give."""
+    """Three BF16 matrices, stacked along the rows, whose sum equals an F32 matrix to the bit. A float32 has 24
+    significant bits, a BF16 8 of them: each term has the bits that the one before drops. The matrix kernels multiply by
+    the terms as by any BF16 weight, and `sum_terms` adds up the results."""
 
-    terms: PackedWeight  # BF16 (3 * stride, in); term i begins at row ``i * stride``
+    terms: PackedWeight  # BF16 (3 * stride, in); term i starts at row ``i * stride``
     shape: tuple[int, int]  # ``(out, in)`` of the matrix
 
     @property
     def stride(self) -> int:
-        """Rows from one term to the next: whole tiles."""
+        """Rows between terms: whole tiles."""
         return self.terms.shape[0] // EXACT_TERMS
 
     @classmethod
     def empty(cls, name: str, shape: tuple[int, ...]) -> SplitWeight:
-        """An unfilled one on the current device; ModelError where rows are no multiple of 64 values."""
+        """Allocate an unfilled weight on the current device; ModelError if rows are not a multiple of 64 values."""
         stride = -(-int(shape[0]) // TILE) * TILE
         return cls(allocate(name, BF16, (EXACT_TERMS * stride, int(shape[1]))), (int(shape[0]), int(shape[1])))
 
     def fill(self, start: int, raw: Any) -> None:
-        """Take rows `start` and on, a multiple of 64: float32 as uint8 (n, 4 in), where the weight is."""
+        """Store the rows from `start` on, a multiple of 64: float32 as uint8 (n, 4 in), on the device of the weight."""
         xp, whole = array_module(raw), -(-len(raw) // TILE) * TILE
         for i, term in enumerate(bf16_terms(raw)):
             rows = xp.zeros((whole, term.shape[1]), np.uint8)
@@ -48,7 +48,8 @@ class SplitWeight:
 
 
 def bf16_terms(raw: Any) -> list[Any]:
-    """Rows of float32 bytes as three of BF16 bytes, whose values add up to them: uint8 (n, 4 k) -> three (n, 2 k).
+    """Split rows of float32 bytes into three of BF16 bytes, whose values add up to them: uint8 (n, 4 k) -> three (n, 2
+    k).
 
     >>> value = np.float32(1 / 3)
     >>> terms = [each.view(np.uint16) for each in bf16_terms(value.reshape(1, 1).view(np.uint8))]
@@ -64,9 +65,9 @@ def bf16_terms(raw: Any) -> list[Any]:
 
 
 def sum_terms(x: Any, rows: int, *, f32: bool) -> list[Any]:
-    """Products with the three terms to products with the matrix, of several weights of one shape. `x`: cupy float32
-    (weights, tokens, 3 * stride); `rows`: of the matrices, at most stride; `f32`: whether results are float32;
-    otherwise BF16 (uint16). Returns a list of cupy (tokens, rows)."""
+    """Add up products with the three terms, for several weights of one shape. `x`: cupy float32 (weights, tokens, 3 *
+    stride); `rows`: rows of the matrices, at most stride; `f32`: True for float32 results; otherwise BF16 (uint16).
+    Returns a list of cupy (tokens, rows)."""
     weights, tokens, width = x.shape
     values = tokens * rows
     pitch = -(-values // ALIGN) * ALIGN

@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""Choose tokens from logits."""

@@ -1,4 +1,4 @@
-"""Logits under a bias and under penalties for what was said before, as a request asks for them."""
+"""Logits with a bias, and with penalties for earlier tokens, as in requests."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.biased_logits import BIASED_LOGITS
 
-GROWTH = 64  # tokens for which there is room anew, beside twice as many as there were
+GROWTH = 64  # least number of tokens by which arrays grow; they at least double
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """What is added to the logits of some tokens, and taken from those of tokens that were said before.
+    """Bias of some tokens' logits, and penalties of tokens that occurred before.
 
-    A logit changes in this order, which is that of vLLM and of llama.cpp: `bias` is added; if the token is among those
-    that `repeat` looks at, a logit above 0 is divided by `repeat` and any other is multiplied by it; then
-    ``frequency * count + presence * (count > 0)`` is subtracted, count being how often the answer has the token so far.
+    A logit changes in this order, as in vLLM and llama.cpp: `bias` is added; if the token is within the range of
+    `repeat`, a logit above 0 is divided by `repeat` and any other is multiplied by it; then
+    ``frequency * count + presence * (count > 0)`` is subtracted, with the count of the token in the answer so far.
 
     Parameters
     ----------
     presence, frequency : float
-        As OpenAI defines them: over the tokens of the answer alone.
+        As defined by OpenAI: over the tokens of the answer only.
     repeat : float
         Above 0; 1 changes nothing. Source: Keskar et al., "CTRL: A Conditional Transformer Language Model for
         Controllable Generation", 2019.
     last : int
-        Tokens of prompt and answer together, counted from the newest, that `repeat` looks at; -1 for all.
+        Range of `repeat`: the number of last tokens of prompt and answer together; -1 for all.
     bias : mapping
-        What is added, by token.
+        The number to add, by token.
     prompt : callable, optional
-        Tokens of the prompt; asked once, and only if `repeat` changes something.
+        Returns the tokens of the prompt; called once, and only if `repeat` has an effect.
 
     Examples
     --------
@@ -56,12 +56,12 @@ class Penalties:
 
     @property
     def any(self) -> bool:
-        """Whether they change anything."""
+        """True if they change anything."""
         return bool(self.counting or self.bias)
 
     @property
     def counting(self) -> bool:
-        """Whether it matters what was said before."""
+        """True if they depend on earlier tokens."""
         return bool(self.presence or self.frequency or self._repeats)
 
     @property
@@ -69,7 +69,7 @@ class Penalties:
         return self.repeat != 1 and self.last != 0
 
     def before(self) -> list[int]:
-        """Tokens of the prompt that `repeat` looks at when the answer begins."""
+        """Return the tokens of the prompt within the range of `repeat` at the start of the answer."""
         if not self._repeats or self.prompt is None:
             return []
         ids = list(self.prompt())
@@ -77,10 +77,9 @@ class Penalties:
 
 
 class PenaltyState:
-    """What one answer has said so far, and what its next logits are for that. Tokens it concerns are few beside a
-    vocabulary: their numbers go to where the logits are, and nothing comes back. `counting`: whether
-    `take` is to be told of tokens.
-    """
+    """The tokens of one answer so far, and their effect on the next logits. The affected tokens are few compared to a
+    vocabulary: their numbers are copied to the device of the logits, and nothing is copied back. `counting`: True if
+    `take` must be called with every token."""
 
     def __init__(self, penalties: Penalties) -> None:
         self._penalties, self.counting = penalties, penalties.counting
@@ -95,7 +94,7 @@ class PenaltyState:
         self._rows[1] = [penalties.repeat if token in self._seen else 1.0 for token in self._place]
 
     def take(self, token: int) -> None:
-        """Go on behind a token."""
+        """Count a token of the answer."""
         given = self._penalties
         if not self.counting:
             return
@@ -110,7 +109,7 @@ class PenaltyState:
         self._write(token)
 
     def apply(self, logits: Floats) -> Any:
-        """Logits (1, vocab) of the next token as they are to be chosen from, where `logits` are, which stay."""
+        """Return the changed logits (1, vocab) of the next token, on the device of `logits`, which are not changed."""
         size, vocab = len(self._place), logits.shape[1]
         if not size:
             return logits
@@ -127,7 +126,7 @@ class PenaltyState:
         return changed
 
     def _write(self, token: int) -> None:
-        """What becomes of a token's logit."""
+        """Update the numbers of a token."""
         at, given, count = self._place.setdefault(token, len(self._place)), self._penalties, self._counts[token]
         if at == len(self._ids):
             self._ids = np.pad(self._ids, (0, at + GROWTH))

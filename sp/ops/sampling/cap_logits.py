@@ -1,4 +1,4 @@
-"""cap_logits: logits times a number and softly kept within a bound, as some models end."""
+"""Scale logits and softly cap them, the last step of some models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sp.kernels.specs.cap_logits import CAP_LOGITS, CAP_THREADS, EACH
 
 
 def cap_logits(logits: Floats, scale: float, cap: float | None) -> Floats:
-    """``x scale``, or ``cap tanh(x scale / cap)``, in place: what comes back is `logits`.
+    """``x scale``, or ``cap tanh(x scale / cap)``, in place; returns `logits`.
 
     Parameters
     ----------

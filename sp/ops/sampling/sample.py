@@ -1,7 +1,8 @@
-"""The next token from logits: greedy, drawn under filters or by given numbers, and what else is asked of a row.
+"""Choose the next token from logits: greedily, drawn under filters, or by random numbers from the host; and mask
+logits.
 
 Everything that decides the outcome of `sample` is an integer (ranks, weights in units of 2^-40, sums, the random bits),
-so a draw depends on nothing but the logits, the options, the seed and the step."""
+so a draw depends only on the logits, the options, the seed and the step."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from sp.kernels.specs.draw_tokens import DRAW_TOKENS, TOKEN_SHARES
 from sp.kernels.specs.likely_logits import LIKELY_LOGITS
 from sp.kernels.specs.sample import ARGMAX, BINS, CAPACITY, MOST_SLICES, SAMPLE_BINS, SAMPLE_TOKEN, SLICE, TOP_LOGPROBS
 
-MOST_ROWS = 64  # rows of logits on the device
-ARGMAX_BLOCKS = 1024  # of all rows
-ARGMAX_LOGITS = 2048  # fewest of a block
+MOST_ROWS = 64  # most rows of logits on the device
+ARGMAX_BLOCKS = 1024  # most blocks of all rows
+ARGMAX_LOGITS = 2048  # fewest logits per block
 BINS_BLOCKS = 128
 DRAW_BLOCKS = 64
 UNIT = 2.0**40  # weight of the most likely token; sums over any vocabulary stay below 2^63
@@ -31,16 +32,16 @@ UNIT = 2.0**40  # weight of the most likely token; sums over any vocabulary stay
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a token."""
+    """Options of sampling."""
 
-    temperature: float = 1.0  # above 0. Logits are divided by it
-    top_k: int = 0  # keep the most likely `top_k` tokens; 0 keeps all
-    top_p: float = 1.0  # of those keep the fewest, most likely first, whose share reaches `top_p`; 1 keeps all
+    temperature: float = 1.0  # above 0; logits are divided by it
+    top_k: int = 0  # select the most likely `top_k` tokens; 0 selects all
+    top_p: float = 1.0  # of those select the fewest, most likely first, whose share reaches `top_p`; 1 selects all
 
 
 def argmax(logits: Floats) -> Any:
-    """Id of the largest logit of each row, the lowest id among equals. `logits`: float32 (n, vocab), at most 64 rows on
-    the device. Returns int32 (n,), on the device where `logits` is; nothing waits for it.
+    """Return the id of the largest logit of each row, the lowest id on a tie. `logits`: float32 (n, vocab), at most 64
+    rows on the device. Returns int32 (n,), on the device of `logits`; nothing waits for it.
 
     >>> argmax(np.array([[1.0, 3.0, 3.0]], np.float32))
     array([1], dtype=int32)
@@ -62,8 +63,8 @@ def _argmax(logits: Any, bins: Any) -> Any:
 
 
 def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
-    """Draw a token; `step` moves on by one, in place. Tokens are ranked by logit, lowest id first among equals. The
-    draw takes the first token in id order, among those kept, whose running sum of weights
+    """Draw a token, and increment `step` in place. Tokens are ranked by logit, the lowest id first on a tie. The draw
+    returns the first of the selected tokens, in id order, whose running sum of weights
     ``exp((logit - max) / temperature)`` exceeds u times their sum. Returns int32 (1,). Source: Salmon et al., "Parallel
     Random Numbers: As Easy as 1, 2, 3", 2011 (Philox4x32-10); Holtzman et al., "The Curious Case of Neural Text
     Degeneration", 2020 (top-p).
@@ -72,7 +73,7 @@ def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
     ----------
     logits : float32 (1, vocab)
     seed, step : int64 (1,)
-        u is a function of the two alone; on the device if `logits` is, so that a CUDA graph can be replayed.
+        u is a function of these two only; on the device if `logits` is, so that a CUDA graph can be replayed.
 
     Examples
     --------
@@ -101,7 +102,7 @@ def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
 
 
 def philox(seed: int, step: int) -> int:
-    """The first 64 bits of Philox4x32-10 with key `seed` at counter `step`, both taken modulo 2^64.
+    """Return the first 64 bits of Philox4x32-10 with key `seed` at counter `step`, both taken modulo 2^64.
 
     >>> hex(philox(0, 0))
     '0xe169c58d6627e8d5'
@@ -136,20 +137,19 @@ def _sample(logits: Any, options: Sampling, seed: Any, step: Any) -> Any:
 
 @cache
 def arrivals(device: int) -> Any:
-    """Arrivals at a row of `ARGMAX` or `TOP_LOGPROBS`, and the last two at `SAMPLE_TOKEN`. Zero between launches, which
-    run in turn."""
+    """Return counters of arrivals at each row of `ARGMAX` or `TOP_LOGPROBS`, and, in the last two, at `SAMPLE_TOKEN`.
+    They are zero between launches, which run in turn."""
     return import_cupy().zeros(MOST_ROWS + 2, "uint32")
 
 
-BITS = 53  # of a random number in [0, 1), as NumPy draws them
+BITS = 53  # bits of a random number in [0, 1), as drawn by NumPy
 
 
 def draw_tokens(logits: Floats, temperature: float, numbers: Doubles, less: Floats | None = None) -> Ints:
-    """A token a row, each the first at which the running sum of weights passes its number's share of their total.
-    Weights are ``p = softmax(logits / temperature)``, or with `less` ``max(p - q, 0)``, q being its softmax; where
-    nothing is left of p, because both differ by rounding alone, p itself. All in float64. Returns int64 (n,), on the
-    host. Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023 (the
-    residual).
+    """Draw a token per row, the first at which the running sum of weights exceeds its random number times their total.
+    Weights are ``p = softmax(logits / temperature)``, or with `less` ``max(p - q, 0)``, with q its softmax; p itself if
+    that is 0 everywhere, because p and q differ by rounding only. All in float64. Returns int64 (n,), on the host.
+    Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023 (the residual).
 
     Parameters
     ----------
@@ -178,8 +178,8 @@ def draw_tokens(logits: Floats, temperature: float, numbers: Doubles, less: Floa
 
 
 def token_shares(logits: Floats, temperature: float, tokens: Ints) -> Doubles:
-    """Probability of one token a row under ``softmax(logits / temperature)``. `logits`: float32 (n, vocab); `tokens`:
-    int64 (n,), on the host. Returns float64 (n,), on the host.
+    """Return the probability of one token per row under ``softmax(logits / temperature)``. `logits`: float32 (n,
+    vocab); `tokens`: int64 (n,), on the host. Returns float64 (n,), on the host.
 
     >>> token_shares(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)), 1.0, np.array([2])).round(6).tolist()
     [0.25]
@@ -191,9 +191,9 @@ def token_shares(logits: Floats, temperature: float, tokens: Ints) -> Doubles:
 
 
 def softmax(logits: Floats, temperature: float) -> Doubles:
-    """Probabilities of the last axis, in float64; on the CPU."""
+    """Return probabilities over the last axis, in float64; on the CPU."""
     weights = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    weights /= np.float32(temperature)  # what the kernel is given
+    weights /= np.float32(temperature)  # the kernel's argument is a float32
     np.exp(weights, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)
     found: Doubles = weights
@@ -214,21 +214,21 @@ def _drawn(logits: Any, temperature: float, numbers: Doubles, less: Any) -> Ints
 def _shares(logits: Any, temperature: float, tokens: Ints) -> Doubles:
     cupy, (rows, vocab) = import_cupy(), logits.shape
     assert tokens.shape == (rows,), f"{tokens.shape} tokens for {rows} rows"
-    shares = cupy.empty(rows, np.uint64)  # float64, whose bits the kernel writes
+    shares = cupy.empty(rows, np.uint64)  # bits of float64 numbers
     TOKEN_SHARES.launch((rows,), logits, cupy.asarray(tokens, np.int32), shares, vocab, temperature)
     found: Doubles = shares.get().view(np.float64)
     return found
 
 
 def likely_logits(logits: Floats, best: Any, temperature: float, min_p: float) -> Any:
-    """The same logits where ``softmax(logits / temperature)`` is at least `min_p` times its largest, -inf elsewhere.
-    Returns float32 (1, vocab), where `logits` are. Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling for
-    Creative and Coherent LLM Outputs", 2024.
+    """Mask logits to -inf where ``softmax(logits / temperature)`` is below `min_p` times its maximum. Returns float32
+    (1, vocab), on the device of `logits`. Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and
+    Coherent LLM Outputs", 2024.
 
     Parameters
     ----------
     logits : float32 (1, vocab)
-    best : int32 (1,), the likeliest token, where `logits` are
+    best : int32 (1,), the likeliest token, on the device of `logits`
     temperature : float, above 0
     min_p : float, above 0, at most 1
 
@@ -246,16 +246,16 @@ def likely_logits(logits: Floats, best: Any, temperature: float, min_p: float) -
     return np.where(logits >= logits[0, best[0]] + bound, logits, np.float32(-np.inf))
 
 
-Words = npt.NDArray[np.uint32]  # a bit for each token, the lowest bit of the first word first; 1 allows it
+Words = npt.NDArray[np.uint32]  # a bit per token, starting with the lowest bit of the first word; 1 allows it
 
 
 def allowed_logits(logits: Floats, words: Words) -> Any:
-    """The same logits where the bit of a token is set, -inf elsewhere. Returns float32 (1, vocab), where `logits` are.
+    """Mask logits to -inf where the bit of a token is not set. Returns float32 (1, vocab), on the device of `logits`.
 
     Parameters
     ----------
     logits : float32 (1, vocab)
-    words : uint32 (m,), on the host; tokens behind its last bit, by which a model's head may be padded, are not allowed
+    words : uint32 (m,), on the host; tokens after its last bit, such as a head's padding, are not allowed
 
     Examples
     --------
@@ -274,12 +274,12 @@ def allowed_logits(logits: Floats, words: Words) -> Any:
     return np.where(bits, logits, np.float32(-np.inf))
 
 
-MOST_TOP = 16  # tokens of a row on the device
+MOST_TOP = 16  # most tokens per row on the device
 
 
 def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
-    """The `k` best tokens of each row and their log-softmax, best first, the lowest id first among equals. Returns
-    `tokens`: int32 (n, k); `log_probs`: float32 (n, k), on the device where `logits` is; nothing waits for them.
+    """Return the `k` best tokens of each row and their log-softmax, best first, the lowest id first on a tie: `tokens`:
+    int32 (n, k); `log_probs`: float32 (n, k), on the device of `logits`; nothing waits for them.
 
     Parameters
     ----------

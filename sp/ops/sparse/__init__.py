@@ -1,1 +1,1 @@
-"""FlashPrefill: which key blocks each query block reads, and attention over those alone."""
+"""FlashPrefill: the selection of key blocks for each query block, and attention over these only."""

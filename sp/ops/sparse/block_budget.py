@@ -1,4 +1,4 @@
-"""How many key blocks a query block reads, by rule: a constant number, a root of what it sees, a share of energy."""
+"""Rules for the number of key blocks per query block: a constant, the root of the visible blocks, a share of energy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from sp.ops.sparse.flashprefill import Numbers, by_energy, check_forced, check_w
 
 NO_LIMIT = 2**31 - 1
 STEPS = 2.0**32
-"""Energies are added up in whole parts of one in so many, as the kernel does: then no order of adding matters."""
+"""Energies are summed as integers, in this fraction of one, as in the kernel: then the order of adding does not
+matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockBudget(ABC):
-    """The forced blocks of each query block, then the strongest others, up to a number that a subclass names.
+    """Select the forced blocks of each query block, then the strongest others, up to a number set by a subclass.
 
-    At a set share of the blocks (`TopDensity`) work grows with the square of the prompt; by these rules it grows less.
+    With a fixed share of the blocks (`TopDensity`) work grows with the square of the prompt; with these rules it grows
+    more slowly.
 
     Parameters
     ----------
@@ -45,11 +47,11 @@ class BlockBudget(ABC):
         check_word(name, "visibility", self.visibility, ("last", "first"))
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
+        """Return lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
         return by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
-        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        """Return the mask of selected blocks, from energies (lists, query_blocks, blocks), in that shape."""
         always, seen = forced(n, tokens, self.sink, self.window, self.last_n), causal(n, tokens)
         ranked = np.where(seen, np.where(always, np.inf, energy), -1)
         there = candidates(n, tokens)
@@ -58,22 +60,24 @@ class BlockBudget(ABC):
 
     @abstractmethod
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
-        """Blocks to read: (query_blocks,) or (lists, query_blocks); more than there are, or forced, changes nothing.
-        `energy`, `ranked`: float32 (lists, query_blocks, blocks), energies, 0 where no row sees the block; and the same
-        with +inf where it is forced and -1 where not seen; `seen`: int64 (query_blocks,), blocks there are to see."""
+        """Return the number of blocks to select: (query_blocks,) or (lists, query_blocks); values above the visible or
+        below the forced blocks have no effect. `energy`, `ranked`: float32 (lists, query_blocks, blocks), energies, 0
+        where no row sees the block; and the same with +inf where it is forced and -1 where not visible; `seen`: int64
+        (query_blocks,), visible blocks."""
 
     @abstractmethod
     def expected(self, seen: Doubles) -> Doubles:
-        """How many blocks are read where so many are seen, as far as that is known before."""
+        """Return the expected number of selected blocks for numbers of visible ones, as far as it is known in
+        advance."""
 
     @abstractmethod
     def numbers(self) -> Numbers:
-        """The rule as the kernel takes it."""
+        """Return the rule as kernel arguments."""
 
 
 @dataclass(frozen=True)
 class ConstantBlocks(BlockBudget):
-    """The same number of blocks however long the prompt is: attention grows as the prompt does.
+    """A constant number of blocks: attention grows linearly with the prompt.
 
     Examples
     --------
@@ -89,23 +93,23 @@ class ConstantBlocks(BlockBudget):
         _check_whole("ConstantBlocks", "count", self.count, 1)
 
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
-        """`count` for every row."""
+        """Return `count` for every row."""
         return np.full_like(seen, self.count)
 
     def expected(self, seen: Doubles) -> Doubles:
-        """`count`."""
+        """Return `count`."""
         return np.full_like(seen, self.count)
 
     def numbers(self) -> Numbers:
-        """A root of nothing, between two equal bounds."""
+        """Return the root rule with a factor of 0, between two equal bounds."""
         return Numbers(rule=1, least=self.count, most=self.count)
 
 
 @dataclass(frozen=True)
 class SqrtBlocks(BlockBudget):
-    """A number that grows with the root of the blocks seen: `count` of them where a row sees `at` tokens.
+    """A number of blocks that grows with the root of the visible ones: `count` for a row that sees `at` tokens.
 
-    Attention then grows with the prompt to the power 1.5.
+    Attention then grows with the prompt to the power of 1.5.
 
     Examples
     --------
@@ -123,39 +127,40 @@ class SqrtBlocks(BlockBudget):
 
     @property
     def factor(self) -> float:
-        """Of the root of the blocks seen."""
+        """Factor of the root of the number of visible blocks."""
         return float(np.float32(self.count / (self.at / BLOCK) ** 0.5))
 
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
-        """In float32, as on the device, where a product just above a whole number would otherwise count one more."""
+        """Compute in float32, as on the device, where a product just above an integer would otherwise yield one
+        more."""
         root: Floats = np.ceil(np.float32(self.factor) * np.sqrt(seen.astype(np.float32)))
         return root.astype(np.int64)
 
     def expected(self, seen: Doubles) -> Doubles:
-        """What `budget` says."""
+        """Return the same numbers as `budget`."""
         expected: Doubles = np.ceil(self.factor * np.sqrt(seen))
         return expected
 
     def numbers(self) -> Numbers:
-        """The factor, with no bounds."""
+        """Return the factor, without bounds."""
         return Numbers(rule=1, share=self.factor, most=NO_LIMIT)
 
 
 @dataclass(frozen=True)
 class EnergyBlocks(BlockBudget):
-    """The fewest blocks that hold a share of a row's summed energy, within bounds: rows that spread read more.
+    """The fewest blocks with a share of a row's total energy, within bounds: flat rows select more.
 
     Parameters
     ----------
     energy : float
         Above 0, at most 1. The energies are those of `sp.ops.sparse.block_energy`; forced blocks come first, then the
-        strongest. A strong sink holds much of the sum, as it holds much of the softmax.
+        strongest. A strong sink has much of the sum, as it has much of the softmax.
     least, most : int
-        Bounds of the number; `most` keeps attention from growing with the square of the prompt where it is flat.
+        Bounds of the number; `most` prevents attention from growing with the square of the prompt if it is flat.
 
     References
     ----------
-    Lai et al., "FlexPrefill", 2025, and Lin et al., "Twilight", 2025, which hold a share of estimated softmax weights.
+    Lai et al., "FlexPrefill", 2025, and Lin et al., "Twilight", 2025, which use a share of estimated softmax weights.
 
     Examples
     --------
@@ -177,7 +182,7 @@ class EnergyBlocks(BlockBudget):
         _check_whole("EnergyBlocks", "most", self.most, max(self.least, 1))
 
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
-        """By whole steps of energy."""
+        """Count blocks by integer energies."""
         order = np.argsort(-ranked, axis=2, kind="stable")
         steps = np.rint(np.take_along_axis(energy, order, axis=2) * STEPS).astype(np.uint64)
         held = np.cumsum(steps, axis=2, dtype=np.uint64)
@@ -188,11 +193,11 @@ class EnergyBlocks(BlockBudget):
         return budget
 
     def expected(self, seen: Doubles) -> Doubles:
-        """At most `most`: what is held where depends on the text."""
+        """Return `most`, an upper bound: the number depends on the text."""
         return np.full_like(seen, self.most)
 
     def numbers(self) -> Numbers:
-        """The share and its bounds."""
+        """Return the share and its bounds."""
         return Numbers(rule=2, share=self.energy, least=self.least, most=self.most)
 
 
@@ -200,8 +205,7 @@ RULES: dict[str, type[BlockBudget]] = {"constant": ConstantBlocks, "sqrt": SqrtB
 
 
 def read_rule(text: str, option: str) -> BlockBudget:
-    """A rule as it is written: its name and its numbers, colons between them. ConfigError names the option, and how the
-    rules are written.
+    """Parse a rule: its name and its numbers, separated by colons. ConfigError names the option and the syntax.
 
     >>> read_rule("sqrt:64", "blocks") == SqrtBlocks(64), read_rule("energy:0.9:8:128", "blocks").most
     (True, 128)

@@ -1,4 +1,4 @@
-"""block_energy: how much a block of queries is drawn to each block of keys, judged by the blocks' mean keys."""
+"""The energy of each key block for a block of queries, estimated by the blocks' mean keys."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from sp.arrays import Bools, Floats
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.threads import run_parallel
 
-SMALLEST = np.float32(2.0**-126)  # an energy below counts as none: the kernel's float32 may have lost it
+SMALLEST = np.float32(2.0**-126)  # a smaller energy counts as 0: the kernel's float32 may have flushed it
 
 
 def block_energy(
     q: Floats, means: Floats, tokens: int, scale: float, together: int = 1, visibility: str = "last"
 ) -> Floats:
-    """Sum over the rows of a query block of the exponential of their scores, relative to one common maximum.
+    """Sum the exponentials of the scores of a query block's rows, relative to one common maximum.
 
     ``s[i, J] = scale q[i] · means[J]``, ``M = max s`` over the rows ``i`` of the query block and the blocks they see,
-    ``E[J] = sum_i exp(s[i, J] - M)``. This is no softmax of rows: rows with large scores speak for the block. Returns
-    float32 (heads / together, query_blocks, blocks), 0 where no row sees a block; else in (0, 128 together], or 0 where
-    it underflows. Source: Fan et al., "FlashPrefill", 2026 (``last``, one head); "FlashPrefill v2", 2026 (``first``,
-    the heads of a KV head).
+    ``E[J] = sum_i exp(s[i, J] - M)``. This is not a softmax per row: rows with large scores dominate the block. Returns
+    float32 (heads / together, query_blocks, blocks), 0 where no row sees a block; otherwise in (0, 128 together], or 0
+    where it underflows. Source: Fan et al., "FlashPrefill", 2026 (``last``, one head); "FlashPrefill v2", 2026
+    (``first``, the heads of a KV head).
 
     Parameters
     ----------
     q : float32 (n, heads, d), the last `n` of `tokens` tokens, in query blocks of 128
     means : float32 (kv_heads, blocks, d)
-    together : int, neighbouring query heads whose rows make one set: 1, or all heads of a KV head
-    visibility : {"last", "first"}, a row sees a block when the block's last, or its first, token is not after the row
+    together : int, neighbouring query heads whose rows form one set: 1, or all heads of a KV head
+    visibility : {"last", "first"}, a row sees a block if the block's last, or its first, token is not after the row
 
     Examples
     --------
@@ -63,7 +63,7 @@ def block_energy(
 
 
 def exp2_normal(x: Floats) -> Floats:
-    """``2^x`` in place of `x`; 0 where it would be denormal, as on the device, since such numbers slow a host down.
+    """``2^x`` in place; 0 where it would be denormal, as on the device, because such numbers slow down a host.
 
     >>> exp2_normal(np.array([1, -126, -127, -np.inf], np.float32)).tolist() == [2.0, 2.0**-126, 0.0, 0.0]
     True
@@ -77,7 +77,7 @@ def exp2_normal(x: Floats) -> Floats:
 
 
 def _visible(rows: int, start: int, blocks: int, visibility: str) -> Bools:
-    """Whether the row at position ``start + i`` sees a block: (rows, blocks)."""
+    """Return the mask of blocks that the row at position ``start + i`` sees: (rows, blocks)."""
     first = np.arange(blocks) * BLOCK
     token = first + (BLOCK - 1 if visibility == "last" else 0)
     seen: Bools = token <= np.arange(start, start + rows)[:, None]

@@ -1,4 +1,4 @@
-"""Lists of key blocks, as the prefill kernels read them, from and to masks; how dense they are."""
+"""Lists of key blocks for the prefill kernels, their conversion from and to masks, and their density."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 
 
 def candidates(n: int, tokens: int) -> Ints:
-    """Blocks that the last row of each query block sees, wholly or in part: (query_blocks,). Query block ``i`` is rows
-    ``128 i ..`` of the last `n` of `tokens` tokens.
+    """Return the number of blocks that the last row of each query block sees, entirely or in part: (query_blocks,).
+    Query block ``i`` is rows ``128 i ..`` of the last `n` of `tokens` tokens.
 
     >>> candidates(300, 300).tolist(), candidates(200, 300).tolist()
     ([1, 2, 3], [2, 3])
@@ -24,7 +24,7 @@ def candidates(n: int, tokens: int) -> Ints:
 
 @lru_cache(256)
 def possible(n: int, tokens: int) -> int:
-    """How many `candidates` there are in all; every layer of a prompt asks for the same.
+    """Return the total of `candidates`; cached, because every layer of a prompt needs it.
 
     >>> possible(300, 300)
     6
@@ -33,13 +33,14 @@ def possible(n: int, tokens: int) -> int:
 
 
 def causal(n: int, tokens: int) -> Bools:
-    """Which blocks begin no later than the last row of a query block: (query_blocks, blocks)."""
+    """Return the mask of blocks that start no later than the last row of a query block: (query_blocks, blocks)."""
     seen: Bools = np.arange(-(-tokens // BLOCK)) < candidates(n, tokens)[:, None]
     return seen
 
 
 def forced(n: int, tokens: int, sink: int, window: int, last_n: int) -> Bools:
-    """Blocks that are always read: the first, the nearest, and all by the last query blocks: (query_blocks, blocks).
+    """Return the mask of blocks that are always selected: the first, the nearest, and all for the last query blocks:
+    (query_blocks, blocks).
 
     >>> forced(512, 512, sink=1, window=2, last_n=0).astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
@@ -54,7 +55,7 @@ def forced(n: int, tokens: int, sink: int, window: int, last_n: int) -> Bools:
 
 
 def lists_of(mask: Any, long_blocks: int = 0) -> BlockLists:
-    """Lists of a boolean (heads, query_blocks, blocks), on the host or on the device; it must be causal already.
+    """Convert a mask (heads, query_blocks, blocks), on the host or on the device, to lists; it must already be causal.
 
     >>> lists = lists_of(np.array([[[True, False, True]]]))
     >>> lists.counts.tolist(), lists.indices.tolist()
@@ -66,7 +67,7 @@ def lists_of(mask: Any, long_blocks: int = 0) -> BlockLists:
 
 
 def mask_of(lists: BlockLists, blocks: int) -> Bools:
-    """The inverse on the host: boolean (heads, query_blocks, blocks)."""
+    """Convert lists to a mask (heads, query_blocks, blocks) on the host."""
     counts, indices = (a if isinstance(a, np.ndarray) else a.get() for a in (lists.counts, lists.indices))
     mask = np.zeros((*counts.shape, blocks), bool)
     for place in np.ndindex(counts.shape):
@@ -75,8 +76,8 @@ def mask_of(lists: BlockLists, blocks: int) -> Bools:
 
 
 def density(counts: Any, n: int | None = None, tokens: int | None = None) -> float:
-    """Share of the blocks a causal mask lets through that are listed; waits for the device. `counts`: int32
-    (heads, query_blocks); `n`, `tokens`: queries and tokens; left out where all tokens are queries.
+    """Return the listed share of the blocks that a causal mask allows; waits for the device. `counts`: int32 (heads,
+    query_blocks); `n`, `tokens`: queries and tokens; by default all tokens are queries.
 
     >>> density(np.array([[1, 2, 2, 2]]))
     0.7

@@ -1,4 +1,4 @@
-"""block_means: the mean key (or value) of every block of 128 tokens."""
+"""The mean key (or value) of every block of 128 tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sp.quant import BlockFormat
 
 
 def block_means(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Floats:
-    """Mean over the tokens of each block; the last block's over those it has. Rounded to f16 once. Returns float32
+    """Compute the mean over the tokens of each block; the last one may be shorter. Rounded to f16 once. Returns float32
     (kv_heads, blocks, head_dim), on the device float16.
 
     Parameters
     ----------
     pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
     table : int64 (pages,), on the device int32
-    tokens : int, slots at `tokens` and after are not read
+    tokens : int, slots from `tokens` on are not read
 
     Examples
     --------
@@ -38,7 +38,7 @@ def block_means(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Flo
 
 
 def means_of(rows: Floats) -> Floats:
-    """`block_means` of rows (tokens, kv_heads, head_dim) that lie in no pages; float64 sums of float64 rows."""
+    """`block_means` of rows (tokens, kv_heads, head_dim) outside of pages; float64 sums for float64 rows."""
     starts = np.arange(0, len(rows), BLOCK)
     sizes = np.minimum(BLOCK, len(rows) - starts).astype(rows.dtype)
     means = np.add.reduceat(rows, starts, axis=0) / sizes[:, None, None]

@@ -1,4 +1,4 @@
-"""Who decides which key blocks are read: the protocol, and the selectors that look at no scores."""
+"""The protocol of block selectors, and the selectors that do not depend on scores."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sp.ops.sparse.flashprefill import check_forced
 
 
 class BlockSelector(Protocol):
-    """Anything with a `select`: those of `sp.ops.sparse.flashprefill` and `block_budget`, and those below."""
+    """A selector of key blocks: those of `sp.ops.sparse.flashprefill` and `block_budget`, and those below."""
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """List the key blocks that each query block of each query head reads. `q`: float32 (n, heads, d), on the device
-        float16, the last `n` of the tokens of `at`, in the basis of the cached keys, not yet scaled. Returns
-        BlockLists, on the device for a device `q`. Ascending, no block past the last row of the query block. Each row
-        should see a key, as it does when the block on its diagonal is listed."""
+        """List the key blocks that each query block of each query head attends to. `q`: float32 (n, heads, d), on the
+        device float16, the last `n` tokens of `at`, in the basis of the cached keys, not yet scaled. Returns
+        BlockLists, on the device for a device `q`. Ascending, without blocks after the last row of the query block.
+        Each row should see a key, which is so if the block on its diagonal is listed."""
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """All blocks."""
+    """Select all blocks."""
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """Every block that any row sees."""
+        """Return every block that any row sees."""
         return _listed(causal(len(q), at.tokens)[None], q)
 
 
@@ -53,18 +53,18 @@ class Streaming:
         check_forced("Streaming", self.sink, self.window, self.last_n)
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """The forced blocks of `FlashPrefill` and no others."""
+        """Return the forced blocks of `FlashPrefill` only."""
         return _listed(forced(len(q), at.tokens, self.sink, self.window, self.last_n)[None], q, self.last_n)
 
 
 @dataclass(frozen=True, eq=False)
 class GivenMask:
-    """A mask made elsewhere, boolean (heads or 1, query_blocks, blocks); what is not causal is left out."""
+    """A mask from elsewhere, boolean (heads or 1, query_blocks, blocks); blocks that are not causal are dropped."""
 
     mask: Bools
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """The mask's blocks."""
+        """Return the mask's blocks."""
         seen = causal(len(q), at.tokens)
         if self.mask.ndim != 3 or self.mask.shape[0] not in (1, q.shape[1]) or self.mask.shape[1:] != seen.shape:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""block_sparse: causal attention over lists of key blocks in NumPy, optionally with the mean of what is left out."""
+"""Causal attention over lists of key blocks in NumPy, optionally with the means of the omitted blocks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def block_sparse(
     means: tuple[Floats, Floats] | None = None,
     rule: ScoreRule = PLAIN,
 ) -> Floats:
-    """Attention of the last queries over the listed blocks, keys after a row left out. With `means` every block that is
-    not listed, and that all rows of the query block see whole, adds ``128 exp(scale q · mean key)`` to the sum of
-    weights, and that times its mean value to the output: the zeroth order of what it would have added. Returns float32
-    (n, heads, d), zeros for a row that sees no key. Source: Fan et al., "FlashPrefill v2", 2026 (the correction).
+    """Compute attention of the last queries over the listed blocks, without keys after a row. With `means` every block
+    that is not listed, and that all rows of the query block see entirely, adds ``128 exp(scale q · mean key)`` to the
+    sum of weights, and that times its mean value to the output: the zeroth-order approximation of its contribution.
+    Returns float32 (n, heads, d), zeros for a row that sees no key. Source: Fan et al., "FlashPrefill v2", 2026 (the
+    correction).
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ def block_sparse(
     k, v : float32 (tokens, kv_heads, d)
     lists : BlockLists, on the host
     means : tuple of float32 (kv_heads, blocks, d), optional, mean keys and values, see `sp.ops.sparse.block_means`
-    rule : ScoreRule, for its softcap and its sinks
+    rule : ScoreRule, of which softcap and sinks are used
     """
     n, heads, _ = q.shape
     tokens, kv_heads, _ = k.shape

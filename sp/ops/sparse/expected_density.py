@@ -1,4 +1,4 @@
-"""expected_density: what share of its blocks a prompt of some length will read, predicted before any of it is read."""
+"""Predict the share of its blocks that a prompt of some length will attend to, before any of it is processed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 ALPHAS = (0.0125, 0.025, 0.05, 0.1, 0.2)
 BLOCKS = (60.5, 50.8, 36.2, 23.6, 13.3)
-"""Blocks a query block keeps on average at these alphas: densities 23.6, 19.8, 14.1, 9.2 and 5.2 % of 64K tokens with
-Qwen3-4B ("FlashPrefill v2", 2026, arXiv 2608.19758). From 16K to 128K tokens alpha 0.1 keeps 19 to 25."""
+"""Average number of blocks per query block at these alphas: densities 23.6, 19.8, 14.1, 9.2 and 5.2 % of 64K tokens
+with Qwen3-4B ("FlashPrefill v2", 2026, arXiv 2608.19758). From 16K to 128K tokens alpha 0.1 selects 19 to 25."""
 
 
 def expected_density(selector: FlashPrefill | TopDensity | BlockBudget, tokens: int) -> float:
-    """Predicted share of the causal blocks that a selector lists for a prompt of `tokens` tokens. Exact for a set
-    density and for numbers of blocks; of a share of the energy, the most it can be. A threshold keeps about as many
-    blocks at any length; below the smallest alpha of the published table everything counts as read, above its largest
-    as much as there.
+    """Return the predicted share of the causal blocks that a selector lists for a prompt of `tokens` tokens. Exact for
+    a fixed density and for numbers of blocks; an upper bound for a share of the energy. A threshold selects about the
+    same number of blocks at any length; below the smallest alpha of the published table all blocks count, above the
+    largest as many as there.
 
     >>> [round(expected_density(FlashPrefill(0.1), n), 2) for n in (8192, 32768, 131072)]
     [0.64, 0.19, 0.05]

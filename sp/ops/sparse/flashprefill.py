@@ -1,4 +1,4 @@
-"""FlashPrefill: which key blocks a query block reads, from energies against mean keys and a threshold."""
+"""FlashPrefill: select the key blocks of a query block, by energies against mean keys and a threshold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sp.ops.sparse.block_energy import SMALLEST, block_energy
 from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of
 from sp.ops.sparse.block_means import block_means
 
-HEAD_DIMS = (64, 128, 256)  # head sizes the kernels take
+HEAD_DIMS = (64, 128, 256)  # head sizes that the kernels support
 
 
 class Numbers(NamedTuple):
-    """What block_select is told of a rule; its head says what each is."""
+    """Arguments of block_select for a rule; its source describes each."""
 
     rule: int = 0
     alpha: float = 0.0
@@ -32,7 +32,7 @@ class Numbers(NamedTuple):
 
 
 class EnergyRule(Protocol):
-    """What decides by energies: `FlashPrefill`, `TopDensity`, and those of `sp.ops.sparse.block_budget`."""
+    """A rule that selects by energies: `FlashPrefill`, `TopDensity`, and those of `sp.ops.sparse.block_budget`."""
 
     @property
     def sink(self) -> int: ...
@@ -46,35 +46,35 @@ class EnergyRule(Protocol):
     def visibility(self) -> str: ...
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
-        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        """Return the mask of selected blocks, from energies (lists, query_blocks, blocks), in that shape."""
         ...
 
     def numbers(self) -> Numbers:
-        """The rule as the kernel takes it."""
+        """Return the rule as kernel arguments."""
         ...
 
 
 @dataclass(frozen=True)
 class FlashPrefill:
-    """Keep a block when its energy (`block_energy`) is at least `alpha` times the largest of its query block.
+    """Select a block if its energy (`block_energy`) is at least `alpha` times the largest of its query block.
 
     Parameters
     ----------
     alpha : float
-        From 0 (keeps all) to 1.
+        From 0 (selects all) to 1.
     sink, window, last_n : int
-        Always kept: the first `sink` blocks, the `window` blocks that end at the diagonal (at least 1, so that every
-        row sees itself), and all blocks for the last `last_n` query blocks.
+        Always selected: the first `sink` blocks, the `window` blocks that end at the diagonal (at least 1, so that
+        every row sees itself), and all blocks for the last `last_n` query blocks.
     min_budget : int
-        So many strongest blocks are kept whatever the threshold.
+        Number of strongest blocks that are selected whatever the threshold.
     maximum : {"all", "unforced"}
-        Whether forced blocks take part in the largest energy. With ``all`` a strong sink raises the threshold.
+        The blocks over which the largest energy is taken. With ``all`` a strong sink raises the threshold.
     share : {"head", "group"}
         A list for each query head, or one for the query heads of a KV head, whose rows are then scored as one set.
     visibility : {"last", "first"}
-        A row scores a block when it sees the block's last token, or its first.
+        A row scores a block if it sees the block's last token, or its first.
     mean_correction : bool
-        Blocks that were left out enter the softmax as one key and value each, their means, weighed by their size.
+        Omitted blocks enter the softmax as one key and value each, their means, weighted by their size.
 
     References
     ----------
@@ -112,11 +112,11 @@ class FlashPrefill:
         check_word("FlashPrefill", "visibility", self.visibility, ("last", "first"))
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
+        """Return lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
         return by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
-        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        """Return the mask of selected blocks, from energies (lists, query_blocks, blocks), in that shape."""
         always = forced(n, tokens, self.sink, self.window, self.last_n)
         seen = causal(n, tokens)
         judged = seen & ~always if self.maximum == "unforced" else seen
@@ -129,20 +129,20 @@ class FlashPrefill:
         return kept
 
     def numbers(self) -> Numbers:
-        """The rule as the kernel takes it."""
+        """Return the rule as kernel arguments."""
         return Numbers(alpha=self.alpha, least=self.min_budget, unforced=int(self.maximum == "unforced"))
 
 
 @dataclass(frozen=True)
 class TopDensity:
-    """Keep the forced blocks and the strongest others of each query block, up to a share of the blocks it could see.
+    """Select the forced blocks and the strongest others of each query block, up to a share of its visible blocks.
 
-    For timing with inputs whose attention is flat, as that of random weights; the scores are those of `FlashPrefill`.
+    For timing with inputs whose attention is flat, such as random weights; the scores are those of `FlashPrefill`.
 
     Parameters
     ----------
     density : float
-        Above 0, at most 1. A query block with ``v`` blocks to see keeps ``ceil(density * v)``, or the forced if more.
+        Above 0, at most 1. For ``v`` visible blocks ``ceil(density * v)`` are selected, or the forced ones if more.
     sink, window, last_n, share, visibility
         As in `FlashPrefill`.
     """
@@ -162,24 +162,24 @@ class TopDensity:
         check_word("TopDensity", "visibility", self.visibility, ("last", "first"))
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
-        """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
+        """Return lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
         return by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
-        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        """Return the mask of selected blocks, from energies (lists, query_blocks, blocks), in that shape."""
         always = forced(n, tokens, self.sink, self.window, self.last_n)
         return always | top_density(np.where(always, np.inf, energy), self.density, n, tokens)
 
     def numbers(self) -> Numbers:
-        """The rule as the kernel takes it."""
+        """Return the rule as kernel arguments."""
         return Numbers(share=self.density)
 
 
 def by_energy(rule: EnergyRule, q: Any, at: PagedKV, scale: float) -> BlockLists:
-    """Score the blocks by their mean keys and list those that the rule keeps."""
+    """Score the blocks by their mean keys and list those that the rule selects."""
     check_sizes(q, at)
     means = block_means(at.k, at.table, at.tokens, at.fmt)
-    if at.basis is not None:  # one maximum is for many rows, each of which would lack another number
+    if at.basis is not None:  # the shift differs between rows, which share one maximum, so it must be added back
         means = (means + at.basis.shift[:, None]).astype(means.dtype)
     if is_device(q):
         return select_on_device(rule, q, means, at.tokens, scale)
@@ -189,7 +189,7 @@ def by_energy(rule: EnergyRule, q: Any, at: PagedKV, scale: float) -> BlockLists
 
 
 def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
-    """The ``ceil(density * v)`` largest scores of each row's ``v`` candidates; of equal ones the first. `scores`:
+    """Return the ``ceil(density * v)`` largest scores of each row's ``v`` candidates; the first on a tie. `scores`:
     float32 (lists, query_blocks, blocks), not negative; +inf for blocks that come first; `n`, `tokens`: queries and
     tokens, for the candidates.
 
@@ -198,14 +198,14 @@ def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
     [[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]
     """
     seen = causal(n, tokens)
-    # In float32, as on the device, where a product just above a whole number would otherwise count one more.
+    # In float32, as on the device, where a product just above an integer would otherwise yield one more.
     budget = np.ceil(np.float32(density) * candidates(n, tokens).astype(np.float32)).astype(np.int64)
     return strongest(np.where(seen, scores, -1), np.minimum(budget, candidates(n, tokens)))
 
 
 def strongest(scores: Floats, budget: Ints) -> Bools:
-    """The `budget` largest scores (lists, query_blocks, blocks) of each row; of equals the first. `budget` is
-    (query_blocks,), or (lists, query_blocks)."""
+    """Return the mask of the `budget` largest scores (lists, query_blocks, blocks) of each row; the first on a tie.
+    `budget` is (query_blocks,), or (lists, query_blocks)."""
     order = np.argsort(-scores, axis=2, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(scores.shape[2])[None, None], axis=2)
@@ -214,7 +214,7 @@ def strongest(scores: Floats, budget: Ints) -> Bools:
 
 
 def check_forced(name: str, sink: int, window: int, last_n: int) -> None:
-    """ConfigError unless the numbers of forced blocks make sense."""
+    """Raise ConfigError unless the numbers of forced blocks are valid."""
     if sink < 0 or last_n < 0:
         raise ConfigError(f"{name}: sink is {sink}, last_n {last_n}; they must not be negative")
     if window < 1:
@@ -222,13 +222,13 @@ def check_forced(name: str, sink: int, window: int, last_n: int) -> None:
 
 
 def check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> None:
-    """ConfigError unless the value is known."""
+    """Raise ConfigError unless the value is known."""
     if value not in known:
         raise ConfigError(f"{name}: {option} is {value!r}; known are {', '.join(known)}")
 
 
 def check_sizes(q: Any, at: PagedKV) -> None:
-    """ConfigError for an empty prompt, or pages and heads that the kernels do not take."""
+    """Raise ConfigError for an empty prompt, or pages and heads that the kernels do not support."""
     n, heads, d = q.shape
     if not 1 <= n <= at.tokens:
         raise ConfigError(
@@ -244,7 +244,7 @@ def check_sizes(q: Any, at: PagedKV) -> None:
 
 
 def select_on_device(options: EnergyRule, q: Any, means: Any, tokens: int, scale: float) -> BlockLists:
-    """Score against mean keys (kv_heads, blocks, d) and list, in one launch."""
+    """Score against mean keys (kv_heads, blocks, d) and list blocks, in one launch."""
     cupy = import_cupy()
     n, heads, d = q.shape
     kv_heads, blocks, _ = means.shape

@@ -1,4 +1,4 @@
-"""sparse_attention: causal prefill attention over the key blocks that a selector picks."""
+"""Causal prefill attention over the key blocks that a selector lists."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _debug = debugging()
 def sparse_attention(
     q: Floats, at: PagedKV, scale: float, selector: BlockSelector, rule: ScoreRule = PLAIN
 ) -> tuple[Floats, Ints]:
-    """Attention of the last ``len(q)`` of the tokens of `at` over the blocks of keys that the selector lists for them.
+    """Compute attention of the last ``len(q)`` tokens of `at` over the key blocks that the selector lists for them.
 
-    Rows see the keys of their listed blocks up to their own position; what is left out is left out of the softmax too.
-    Of a prompt that is read in chunks, the last query blocks of each chunk would read all blocks: give `last_n` to the
-    last chunk alone (``dataclasses.replace(selector, last_n=0)`` for the others). Returns `out`: float32 (n, heads, d),
-    on the device bf16, in the basis of the cached values; `counts`: int32 (heads, query_blocks), blocks listed;
-    `sp.ops.sparse.block_lists.density` makes a share of them. ConfigError for an empty prompt or sizes the kernels do
-    not take. DeviceError with SP_KERNEL_DEBUG=1, when queries, keys or values are not finite.
+    Rows see the keys of their listed blocks up to their own position; other keys do not enter the softmax. If a prompt
+    is processed in chunks, the last query blocks of each chunk would attend to all blocks: use `last_n` for the last
+    chunk only (``dataclasses.replace(selector, last_n=0)`` for the others). Returns `out`: float32 (n, heads, d), on
+    the device bf16, in the basis of the cached values; `counts`: int32 (heads, query_blocks), number of listed blocks,
+    which `sp.ops.sparse.block_lists.density` converts to a share. ConfigError for an empty prompt or sizes that the
+    kernels do not support. DeviceError with SP_KERNEL_DEBUG=1 if queries, keys or values are not finite.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def sparse_attention(
         In the basis of the cached keys (rotated if those are), not yet scaled.
     scale : float, usually ``d ** -0.5``
     selector : BlockSelector, e.g. ``FlashPrefill(alpha=0.1)``
-    rule : ScoreRule, without a window; the scale is given. Blocks are chosen as if it were the usual one
+    rule : ScoreRule, without a window; its scale is not used. It does not affect the selection of blocks
     """
     check_sizes(q, at)
     correct = isinstance(selector, FlashPrefill) and selector.mean_correction
@@ -61,14 +61,14 @@ def sparse_attention(
 
 
 def _means(at: PagedKV) -> tuple[Floats, Floats]:
-    """Mean keys and mean values of all blocks."""
+    """Return the mean keys and mean values of all blocks."""
     return block_means(at.k, at.table, at.tokens, at.fmt), block_means(at.v, at.table, at.tokens, at.of_values)
 
 
 def correct_by_means(
     out: Any, lse: Any, q: Any, means: tuple[Any, Any], tokens: int, scale: float, lists: BlockLists
 ) -> None:
-    """Add to `out`, in place, what the means of the blocks that are not listed contribute; see `block_sparse`."""
+    """Add the contribution of the means of the omitted blocks to `out`, in place; see `block_sparse`."""
     (n, heads, d), (mean_k, mean_v) = q.shape, means
     MEAN_CORRECTION.launch(
         (heads * -(-n // CORRECTION_ROWS),),
@@ -90,7 +90,7 @@ def correct_by_means(
 
 
 def check_finite(q: Any, at: PagedKV) -> None:
-    """DeviceError when an input holds NaN or infinity; reads everything and waits for the device."""
+    """Raise DeviceError if an input has NaN or infinity; reads everything and waits for the device."""
     cupy = import_cupy()
     for name, rows in zip("QKV", (q, *at.gather()), strict=True):
         wrong = int(rows.size - cupy.count_nonzero(cupy.isfinite(rows)))

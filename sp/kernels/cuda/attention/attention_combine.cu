@@ -1,4 +1,4 @@
-// The sum of what the splits of attention_split.cu found, and what follows it.
+// Combines the splits of attention_split.cu, then applies the epilogue of attention.
 //
 //   out[r] = sum_s w[s, r] partial[s, r] / (sum_s w[s, r] + e^sink),  w[s, r] = 2^reference[s, r] total[s, r]
 //   then, where FINISH: hadamard_64(out) if ROTATE, * sigmoid(gate) if there is one; bf16, or tiles of the next product's input.

@@ -2,7 +2,7 @@
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
 //   with WINDOW j >= reach[i] as well; SOFTCAP and SINKS: see score_rule.cuh.
-//   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
+//   tokens = *stored (0 where null) + more: read on the device, so that it may change between runs of a CUDA graph.
 //
 // Layouts  q f16 (n, heads, D). Pages of K and V f16 (pool_pages, 128, kv_heads, D): token j is slot j % 128 of page
 //   table[j / 128]. out bf16 (n, heads, D). lse f32 (heads, n): natural log of the sum of exp(scale * score), or null.

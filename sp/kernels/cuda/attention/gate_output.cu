@@ -1,12 +1,14 @@
-// From attention outputs to what the output matrix reads; and the rotation of queries.
+// The epilogue of attention, from its outputs to inputs of the output projection; and the rotation of queries.
 //
 //   gate_output  y = hadamard_64(out) * sigmoid(gate): the first where UNROTATE, the second where GATED; bf16
 //   rotate_rows  y = hadamard_ROTATE(x) over consecutive blocks; f16
-//   turn_keys    queries as they meet keys of K5, y = H(x[order] * scale), or with TO_KEYS such keys as they were before:
-//                y[order] = H(x) * scale + offset; H rotates by parts, see head_row.cuh; f16
+//   turn_keys    queries in the basis of K5 keys, y = H(x[order] * scale), or with TO_KEYS such keys back in
+//                their first basis: y[order] = H(x) * scale + offset; H rotates by parts, see head_row.cuh; f16
 //
 // Layouts, rows = tokens * heads: gate_output out and y (rows, d) bf16, wide (rows, 2 d) bf16 with the gate in the second
-//   half; the others x and y (rows, d) f16; order i32, offset and scale f32 (heads / group, d), row r being head r % heads. Launch: 4 warps a block, a warp a row. 16-byte aligned arrays. sm_80 and newer.
+//   half; the others x and y (rows, d) f16; order i32, offset and scale f32 (heads / group, d), row r being head
+//   r % heads.
+// Launch: 4 warps a block, a warp a row. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; UNROTATE, GATED; or ROTATE (64 or HEAD_DIM); or TO_KEYS.
 #include "head_row.cuh"
 

@@ -1,5 +1,5 @@
-// What happens to the projected rows of attention before they meet: per-head RMS norm and rotary embedding of q and k,
-// rotation and storage of k and v.
+// The prologue of attention on projected rows: per-head RMS norm and rotary embedding of q and k, rotation and storage
+// of k and v.
 //
 //   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power

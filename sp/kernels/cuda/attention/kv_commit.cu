@@ -1,4 +1,4 @@
-// Of the last tokens of a sequence those of a path to the front of these, in all layers, keys and values at once.
+// Moves the tokens of a path among the last tokens of a sequence to the front of these: keys and values of all layers.
 //
 //   token start + path[i] -> token start + i for i < *kept, start = *total + offset; rows stay packed as they are
 //

@@ -1,4 +1,4 @@
-// Rows of keys or values into pages and out again.
+// Stores rows of keys or values in pages of the KV cache, and reads them back.
 //
 //   kv_append  values[t, h] -> page table[s / 128], slot s % 128, head h, s = start + t; packed as FORMAT says, rotated first by
 //              a Hadamard matrix over blocks of ROTATE values unless that is 0; keys of K5 ordered, scaled and rotated by

@@ -1,4 +1,4 @@
-// Rows of keys or values as pages hold them, of HEAD_DIM values, and what they stand for.
+// Formats of rows of HEAD_DIM keys or values in pages, and how they are decoded.
 //
 //   F16_ROWS  f16
 //   Q8_ROWS   blocks of 32 of Q8_0: f16 d, 32 signed bytes; d * byte

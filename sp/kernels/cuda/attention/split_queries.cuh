@@ -1,4 +1,4 @@
-// Query rows of a block of attention_split.cu in shared memory: which there are, what each sees, how they come.
+// Query rows of a block of attention_split.cu: their number, the mask of each, and their copy to shared memory.
 #pragma once
 #include "head_row.cuh"
 #include "key_tiles.cuh"
@@ -31,8 +31,8 @@ struct Rows {
 // The first `count` bits of a word; none if negative.
 SP_DEVICE u64 first_bits(i32 count) { return count >= 64 ? ~0ull : (1ull << max(count, 0)) - 1; }
 
-// Which of 64 keys, a tile's and perhaps more, a query sees, from the tile's first key on: the last n tokens begin at `own` and `seen` tells of
-// them; of those before, the window hides all up to `nearest`; there are no keys from `end` on.
+// Bits of the keys that a query sees, of 64 from the tile's first key on: the last n tokens begin at `own`, `seen` is
+// their mask; of those before, the window hides all up to `nearest`; there are no keys from `end` on.
 SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
     const u64 mine = own >= 64 ? 0 : own >= 0 ? seen << own : seen >> -own;
     return (mine | (first_bits(own) & ~first_bits(nearest + 1))) & first_bits(end);

@@ -7,8 +7,8 @@
 //
 // Rows of 64 f16 are 128 bytes, 8 of them 1024, in the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8).
 // HELD is the number of tokens, padded to whole groups of 8; what the padding holds does not matter.
-// A scale is what who makes tiles knows of a token before its first value: its largest value, which then lies between 2^14
-// and 2^15; or the size that it ought to have, 64 times which leaves 2^22 above and, at 11 bits, 2^8 below.
+// A scale is set before a token's first value is stored: by its largest value, which then lies between 2^14 and 2^15;
+// or by an estimate of its size, 64 times which leaves 2^22 above and, at 11 bits, 2^8 below.
 #pragma once
 #include "types.cuh"
 

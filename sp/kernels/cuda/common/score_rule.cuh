@@ -1,5 +1,5 @@
-// What layers of some families do with scores: see `sp.ops.attention.score_rule`. Scores s here are products of queries and keys;
-// c turns them to base 2, `cap` is in base 2 as well.
+// Rules for scores in some model families (softcap, sinks): see `sp.ops.attention.score_rule`. Scores s here are
+// products of queries and keys; c turns them to base 2, `cap` is in base 2 as well.
 #pragma once
 #include "types.cuh"
 

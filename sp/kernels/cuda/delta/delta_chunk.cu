@@ -1,4 +1,4 @@
-// What one chunk of 64 tokens of the delta rule needs before the scan, for all value heads of a key head at once.
+// The matrices of one chunk of 64 tokens of the delta rule for the scan, for all value heads of a key head at once.
 //
 // With G the running sum of g = a softplus(alpha + dt_bias) inside the chunk, b = sigmoid(beta) and
 // M[i, j] = exp(G_i - G_j) for j <= i:

@@ -1,4 +1,4 @@
-// After delta_tree: the memories of all recurrent layers move on along one path of the tree, in place.
+// After delta_tree: updates the states of all recurrent layers along one path of the tree, in place.
 //
 //   S <- exp(g_1 + .. + g_n) S + sum_j exp(g_j+1 + .. + g_n) k_j u_j^T over the n nodes of the path;  history <- the last
 //   three of history and the path's inputs

@@ -1,4 +1,4 @@
-// Tokens that only fill up a pass of a fixed size through a Gated DeltaNet layer: the layer's memory does not see them.
+// Hides the padding tokens of a pass of fixed size from the state of a Gated DeltaNet layer.
 //
 //   hide_padding  alpha[t, h] = beta[t, h] = HIDDEN for t >= *real: no decay, nothing written, whatever k and v are
 //   keep_taps     history[j, c] = x[*real - 3 + j, c] for j < 3

@@ -13,7 +13,7 @@
 // next product: S^T K^T, then D^T = R^T T^T, then S^T += D^T K. No value crosses warps; shared memory holds only what
 // all warps read (K, Q, T, P, V, decay), one chunk ahead by cp.async; rows are swizzled in 16-byte steps. The state is
 // float32 throughout; only its copies inside products are f16. WIDE 1 double-buffers Q and P as well, WIDE 0 loads
-// them inside the chunk, for cards with 99 KiB. 16-byte aligned rows. sm_80+. Yang et al. 2024; keeping a state column
+// them inside the chunk, for GPUs with 99 KiB. 16-byte aligned rows. sm_80+. Yang et al. 2024; keeping a state column
 // in a warp's registers follows the recurrent kernels of llama.cpp.
 #include "activations.cuh"
 #include "mma.cuh"

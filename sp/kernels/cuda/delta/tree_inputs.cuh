@@ -1,5 +1,5 @@
-// What delta_tree.cu makes of the inputs of nodes before any product: the convolution along the ancestors, unit q and k;
-// and the gates. Defines as for tree_products.cuh.
+// The prologue of delta_tree.cu on the inputs of nodes: the convolution along the ancestors, unit q and k, and the
+// gates. Defines as for tree_products.cuh.
 #pragma once
 #include "activations.cuh"
 #include "tree_products.cuh"

@@ -1,4 +1,4 @@
-// Outputs of a model's layers on their way to a draft.
+// Copies outputs of a model's layers for a speculator that reads them.
 //
 //   store_features  features[t, column + j] = x[t, j], rounded to bf16
 //   pick_features   for i < kept: y[i] = features[path[i]] and y_positions[i] = positions[path[i]]; 0 for the other rows

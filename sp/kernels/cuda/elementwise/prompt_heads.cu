@@ -1,5 +1,5 @@
-// What attention_heads (head_norm_rope.cu) does, for prompts whose heads are turned whole and whose pages hold f16 as it is:
-// the same numbers to the bit, in half of the instructions, since both values of a pair lie in one lane.
+// attention_heads (head_norm_rope.cu) for prompts whose heads are rotated whole and whose pages are plain f16: the same
+// results to the bit, in half of the instructions, since both values of a pair lie in one lane.
 //
 //   q: y[t, h] = rope(norm(q[t, h, :d]), positions[t]), f16, where there is one (heads is 0 else); k likewise, stored in its
 //   page; v stored in its page. norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by

@@ -1,4 +1,4 @@
-// What some models do with rows of queries beside turning them.
+// Operations of some models on rows of queries, besides rotary embedding.
 //
 //   scale_queries  q[t] *= 1 + scale * ln(1 + floor(positions[t] / length)), f16, in place
 //   beside_gate    wide[t, h] = q[t, h] | gate[t, h], bf16

@@ -4,9 +4,10 @@
 // peaks u32 (COLS), read where PEAKS is set: raised to the largest |y| of each column, bits of a float32; a NaN is larger than all.
 // COLS % 4 == 0, up to 8192.
 // Grid: rows up to 1024 wide without PEAKS: ceil(rows / 4) blocks of 4 warps, a warp a row, which waits for no other; else rows,
-// with PEAKS at most that: a block takes every so manieth row and then raises the peaks once, and has min(256, COLS / 4 up to a
-// whole warp) threads. A row stays in registers between its two uses, and with PEAKS the next one is on its way.
-// 16-byte aligned rows. sm_80+. Bound by memory. Defines: COLS, PEAKS (0 if not given). Zhang and Sennrich 2019.
+// with PEAKS at most that: a block takes rows at a stride of the grid and then raises the peaks once, and has min(256,
+// COLS / 4 up to a whole warp) threads. A row stays in registers between its two uses, and with PEAKS the next one is
+// on its way. 16-byte aligned rows. sm_80+. Bound by memory. Defines: COLS, PEAKS (0 if not given). Zhang and Sennrich
+// 2019.
 #include "pdl.cuh"
 #include "mma.cuh"
 #ifndef PEAKS

@@ -1,4 +1,4 @@
-// What a sequence knows about itself, moved on where a CUDA graph can do it.
+// Updates the counts and positions of a sequence on the device, so that a CUDA graph can do it.
 //
 //   advance_counts  for each layer: before = after, after += tokens + more
 //   next_step       current = history[step] = chosen, step += 1, position += 1

@@ -1,4 +1,4 @@
-// Rows of tokens to the places of their slots, and results back, weighted and added.
+// Scatters rows of tokens to the places of their slots, and adds up the weighted results of the slots.
 //
 //   scatter_rows   sorted[places[t, j]] = h[t]
 //   combine_rows   x[t] += sum_j weights[t, j] * y[places[t, j]], j ascending, and with `shared`

@@ -1,9 +1,10 @@
-// One warp's share of 16 rows of the matrices of chosen experts times a lone token: stages of 256 inputs that it fetches, its
-// inputs as integers beside them, and where the warps' sums meet. For expert_gated.cu and expert_down.cu.
+// One warp's share of 16 rows of the matrices of chosen experts times a single token: stages of 256 inputs that it
+// fetches, its inputs as integers, and where the warps' sums meet. For expert_gated.cu and expert_down.cu.
 //
-// Nobody waits for another warp before the sums: each makes integers of the 256 inputs of its own stage (one_input.cuh) while
-// the codes are on their way, and multiplies them as gemv.cu does (strip_one.cuh). Where a row is no whole number of stages, which
-// only blocks of 32 allow, its last one is of `tail` tiles of 64 inputs: scales and inputs behind them are zeros there.
+// No warp waits for another before the sums: each makes integers of the 256 inputs of its own stage (one_input.cuh)
+// while the codes are on their way, and multiplies them as gemv.cu does (strip_one.cuh). Where a row is no whole number
+// of stages, which only blocks of 32 allow, its last one is of `tail` tiles of 64 inputs: scales and inputs behind them
+// are zeros there.
 // Defines: KIND (super-blocks, or blocks of 32 with a scale for 32), WARPS, DEPTH (stages of a warp under way), TAIL (1: rows may
 // be no whole stages).
 #pragma once

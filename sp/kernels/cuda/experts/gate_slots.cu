@@ -1,5 +1,5 @@
-// mid[p] = act(gate[p] + gate_bias[e], up[p] + up_bias[e]) with p = places[s] and e = experts[s], for every slot s: what stands
-// between the products of experts that have biases.
+// mid[p] = act(gate[p] + gate_bias[e], up[p] + up_bias[e]) with p = places[s] and e = experts[s], for every slot s: the
+// activation between the two products of experts that have biases.
 //
 // gate, up, mid bf16 (places, 8 * cols8); biases f32 (experts, 8 * cols8), or null; places, experts i32 (slots).
 // Launch: a block of 128 threads a slot. Rows that no slot has are neither read nor written. 16-byte aligned rows. sm_80+. Bound

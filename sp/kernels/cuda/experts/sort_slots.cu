@@ -6,7 +6,8 @@
 //            from run to run and no result
 //   tiles    i32 (ceil(slots / block) + count, the most there may be): of each tile of up to `widest` places (a multiple of
 //            block) the expert, in bits 10 and 11 whether it has up to 64, up to 128 or more tokens, from bit 12 on its first block
-//            Tiles of many tokens come first: blocks of a grid take every so-and-so-many-th, and end together if these cost alike
+//            Tiles of many tokens come first: blocks take tiles at a stride of the grid, and end together if these cost
+//            alike
 //   made     u32 (1): how many tiles there are
 // Launch: one block of 1024 threads: counts in shared memory, their sums, and places handed out. sm_80+.
 #include "types.cuh"

@@ -1,4 +1,4 @@
-// What a matrix product does with its sums: values of EPILOGUE, named as in sp/kernels/specs/matmul/epilogue.py.
+// Epilogues of a matrix product: values of EPILOGUE, named as in sp/kernels/specs/matmul/epilogue.py.
 #pragma once
 
 #define EPILOGUE_STORE 0      // bf16; in the kernels for few tokens float32 where that output is given

@@ -11,7 +11,8 @@ struct Weight {
     f32* z;
 };
 
-// gemv.cu and gemm_small_m.cu hand `count` on beside them: as a member of these it makes the start of gemm_small_m longer.
+// gemv.cu and gemm_small_m.cu take `count` as another argument: as a member of these it makes the start of gemm_small_m
+// longer.
 struct Weights {
     Weight list[4];
     i32 count;

@@ -172,7 +172,7 @@ SP_DEVICE u32 product_plus(u32 a, u32 b, u32 c) {
 // the half that is not meant, 0 or 255, so that where tops are the same (`Paired`) an xor puts the two together, bytes of
 // the second half with a top bit being held inverted. The second half is looked up backwards, by the inverse of the codes,
 // which is -1 - p. Elsewhere the fourth bit chooses by a permutation more. A word of each half is hidden from the compiler,
-// kernels having no threadIdx.y but 0: it would move the constant into a register anew for every permutation.
+// kernels having no threadIdx.y but 0: it would move the constant into a register again for every permutation.
 template <bool Paired>
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
     if constexpr (Paired) {

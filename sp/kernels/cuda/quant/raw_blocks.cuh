@@ -22,8 +22,8 @@ SP_DEVICE u32 iq3_s_code(const u8* block, u32 k) {
     return (negative ? 15 - size : 15 + size) / 2;
 }
 
-// Unsigned code as the device holds it; Q8_0 with 128 added, BF16 and F16 their bits. Where the bits of a plane lie is told at `Plane` in
-// sp/quant/packing.py; `both`: values that share a run of bytes.
+// Unsigned code as the device holds it; Q8_0 with 128 added, BF16 and F16 their bits. The bits of a plane are described
+// at `Plane` in sp/quant/packing.py; `both`: values that share a run of bytes.
 template <int F>
 SP_DEVICE u32 raw_code(const u8* block, u32 k) {
     using P = Packing<F>;

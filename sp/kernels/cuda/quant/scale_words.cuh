@@ -2,8 +2,8 @@
 // halves mean is said at `a_fragment` in fragment.cuh.
 //
 // Every product below is exact in float32 (an f16 has 11 bits, a scale at most 8, the other factors are powers of two), so that
-// a word does not depend on who makes it. Integers become floats as in fragment.cuh: a byte put into the fraction of
-// 2^23 counts ones. Arches: 80+.
+// a word does not depend on the kernel that makes it. Integers become floats as in fragment.cuh: a byte put into the
+// fraction of 2^23 counts ones. Arches: 80+.
 #pragma once
 #include "fragment.cuh"
 

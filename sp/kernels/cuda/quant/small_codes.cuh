@@ -2,7 +2,7 @@
 // q 2^-24 or 16 q 2^-24; times its scale, an integer up to 127, or that over 16, it is an A operand in units of 2^-24,
 // exact for all formats (at most 11 bits) but Q6_K, of which it is rounded to 11 bits. Numbers that are looked up become
 // operands in units of 1, rounded to 11 bits of at most 12. So all of a super-block adds up in one accumulator, and its d
-// comes last.
+// is applied last.
 #pragma once
 #include "fragment.cuh"
 

@@ -1,8 +1,9 @@
-// Logits of the tokens that may come next; the others can never be chosen.
+// Masks logits: keeps those of allowed tokens and sets the others to -inf.
 //
 //   y[i] = logits[i] if bit i % 32 of words[i / 32] is set, else -inf
 //
 // Layouts: logits, y f32 (vocab); words u32 (ceil(vocab / 32)). Grid (ceil(vocab / 256)), 256 threads; bound by memory.
+// sm_80+.
 #include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

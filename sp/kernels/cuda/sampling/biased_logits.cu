@@ -3,7 +3,7 @@
 //   l = y[ids[i]] + biases[i];  l = l > 0 ? l / repeats[i] : l * repeats[i];  y[ids[i]] = l - shifts[i]
 //
 // Layouts: ids i32 (n), all different; biases, repeats, shifts f32 (n); y f32 (vocab), in place. Grid (ceil(n / 256)),
-// 256 threads. A product and a difference are rounded apart, as NumPy rounds them.
+// 256 threads. sm_80+. A product and a difference are rounded apart, as NumPy rounds them.
 #include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

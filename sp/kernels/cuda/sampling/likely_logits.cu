@@ -1,8 +1,8 @@
-// Logits of the tokens that are not too unlikely beside the likeliest (min-p).
+// Logits of the tokens that are not too unlikely compared with the likeliest (min-p).
 //
 //   y[i] = logits[i] if logits[i] >= logits[best] + bound, else -inf
 //
-// Layouts: logits, y f32 (vocab); best i32 (1). Grid (ceil(vocab / 256)), 256 threads; bound by memory.
+// Layouts: logits, y f32 (vocab); best i32 (1). Grid (ceil(vocab / 256)), 256 threads; bound by memory. sm_80+.
 #include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,4 +1,4 @@
-// What sample.cu ranks and draws with: order-preserving bits, integer weights, block-wide scan and sort of u64, Philox.
+// Building blocks of sample.cu: order-preserving bits, integer weights, block-wide scan and sort of u64, Philox.
 #pragma once
 #include "mma.cuh"
 

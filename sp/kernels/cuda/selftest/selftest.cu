@@ -1,4 +1,4 @@
-// What `sp doctor` and the GPU tests run first: do arguments arrive whole, and do the helpers of mma.cuh do what they say?
+// Self-test of `sp doctor` and the GPU tests: arguments are passed correctly, and the helpers of mma.cuh work.
 //
 // selftest_scalars: out[i] = the i-th scalar as a u64 (signed ones sign-extended, f32 as bits), out[5] = 1 if `null` is null.
 //   One thread.

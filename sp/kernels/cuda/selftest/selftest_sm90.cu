@@ -1,4 +1,4 @@
-// What `sp doctor` and the GPU tests run first on Hopper: tensor copies, mbarriers, bulk copies, wgmma, setmaxnreg.
+// Self-test of `sp doctor` and the GPU tests on Hopper: tensor copies, mbarriers, bulk copies, wgmma, setmaxnreg.
 //
 // selftest_hopper: y = a[row:row+64] bᵀ with a (any, 64 tiles) and b (8, 64 tiles) bf16 behind descriptors with boxes of
 // 64 x 64 and 64 x 8 and a 128-byte swizzle; y (64, 8) f32. Rows of a outside its descriptor count as zeros. The last tile

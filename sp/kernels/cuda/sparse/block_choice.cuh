@@ -1,5 +1,5 @@
-// From energies of key blocks to the list of those that a block of queries reads: the second half of block_select.cu and
-// block_select_sm90.cu, whose heads say what is listed.
+// Selects key blocks for a block of queries by their energies: the second half of block_select.cu and
+// block_select_sm90.cu, which document the rule.
 #pragma once
 #include "block_energies.cuh"
 #include "block_sums.cuh"

@@ -101,7 +101,7 @@ SP_DEVICE void add_lanes(const Lane& mine, Partial& partial, i32 tile) {
 }
 
 // The warps' sums over a tile to the energies of its blocks. Of later passes over the keys with what the ones before gave, against
-// exponents in the other row: nobody reads those of this one meanwhile.
+// exponents in the other row: those of this one are not read meanwhile.
 SP_DEVICE void join(const Partial& partial, const Energies& energies, i32 tile, i32 pass) {
     if (threadIdx.x >= KEYS) return;
     const i32 buffer = tile % 2, at = tile * KEYS + i32(threadIdx.x);

@@ -1,4 +1,5 @@
-// Which blocks of 128 keys each block of 128 queries reads: energies against mean keys, a threshold or the strongest, lists.
+// Selects the blocks of 128 keys that each block of 128 queries reads: energies against mean keys, then a threshold or
+// the strongest, as lists.
 //
 //   s[i, J] = scale log2(e) q[i] . mean[J] over the rows i of a query block that see J;  M = max s
 //   E[J] = sum_i 2^(s[i, J] - M);  J is listed where E[J] >= alpha max E, or among the `least` strongest, or forced, and
@@ -26,7 +27,7 @@
 constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = 32;  // of a tile
 constexpr int SLICES = D > 128 ? 1 : 2, WARPS = ROWS / (16 * SLICES), THREADS = 32 * WARPS;
 constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
-// Blocks a multiprocessor: cards with 100 KiB of shared memory hold two anyway.
+// Blocks a multiprocessor: GPUs with 100 KiB of shared memory hold two anyway.
 constexpr int RESIDENT = D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
 #include "block_choice.cuh"
 

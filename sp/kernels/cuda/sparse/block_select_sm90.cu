@@ -35,7 +35,7 @@ SP_DEVICE void load_rows(u32 tile, const u16* source, i32 pitch, i32 valid) {
     cp_async_commit();
 }
 
-// All that was copied by anybody is there for everybody's products.
+// Waits until what all threads copied is visible to the products of all.
 SP_DEVICE void arrived() {
     cp_async_wait<0>();
     fence_async_proxy();

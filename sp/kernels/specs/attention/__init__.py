@@ -1,1 +1,1 @@
-"""Specs of attention and of the rows around it."""
+"""Specs of attention, its prologue and its epilogue."""

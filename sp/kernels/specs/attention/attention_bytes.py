@@ -1,18 +1,18 @@
-"""Eight-bit attention on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring, WINDOW."""
+"""8-bit attention on Hopper: quantisation of keys and values, and the products. Defines: STAGES of the ring, WINDOW."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.attention_sm90 import CAPACITY, MOST_STAGES
 
-HEAD_DIM = 128  # the one size of heads these kernels take: rows of codes as wide as a swizzle
+HEAD_DIM = 128  # the only head size of these kernels: rows of codes as wide as a swizzle
 TILE = 128  # tokens of a tile, and of a page
-STAGE_BYTES = TILE * HEAD_DIM + 1024  # a tile and rows of ones
+STAGE_BYTES = TILE * HEAD_DIM + 1024  # a tile, and rows of ones whose product is the sum of weights
 SHARED_BYTES = 1024  # barriers and scales
 
 
 def smem(defines: Defines) -> int:
-    """Queries as they come and as codes, ring, barriers and scales, as laid out in the source."""
+    """Return the bytes of queries in f16 and as codes, ring, barriers and scales, as laid out in the source."""
     return TILE * HEAD_DIM * 3 + int(defines["STAGES"]) * STAGE_BYTES + SHARED_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Attention of few query rows over a long paged cache, split over the cache."""
+"""Attention of few query rows over a long paged cache, split over the cache (split-KV)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sp.kernels.specs.attention.page_rows import (
     row_bytes,
 )
 
-RING = {  # (head_dim, bits of the wider of keys and values): warps, units a warp has at work or on their way
+RING = {  # (head_dim, bits of the wider of keys and values): warps, and ring slots of 16 keys or values per warp
     (64, 16): (8, 4),
     (64, 8): (8, 4),
     (64, 5): (8, 4),
@@ -32,7 +32,7 @@ SPLIT_TOKENS = 256
 def variant(
     head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False
 ) -> dict[str, int]:
-    """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
+    """Return the defines for `rows` query rows per kv head; see ``attention_decode.cu``."""
     key = head_dim, next((wide for wide in (F16_ROWS, Q8_ROWS) if wide in formats), 5)
     warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
     found = {
@@ -46,18 +46,18 @@ def variant(
         "ROTATE": int(rotate),
         "FINISH": int(finish),
     }
-    if _shared_bytes(found) > (ROOMY if roomy else ROOM):  # float16 values need a ring as large as if keys were too
+    if _shared_bytes(found) > (ROOMY if roomy else ROOM):  # float16 values need the ring of float16 keys
         found["SLOTS"] -= 1
     return found
 
 
 def state_floats(defines: Defines) -> int:
-    """Floats of the state of a split: outputs, references and totals."""
+    """Return the floats of a split's state: outputs, references and totals."""
     return 128 * (int(defines["HEAD_DIM"]) // 16 + 1) * int(defines["TILES"])
 
 
 def _pitch(fmt: int, head_dim: int) -> int:
-    """Bytes from row to row of a unit: of packed rows an odd number of 16."""
+    """Return the bytes between rows of a slot: for packed rows an odd multiple of 16, which avoids bank conflicts."""
     if fmt == F16_ROWS:
         return 2 * head_dim
     return (-(-row_bytes(fmt, head_dim) // 16) | 1) * 16

@@ -7,28 +7,28 @@ from collections.abc import Mapping
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.score_rule import RULES
 
-KEYS = 64  # keys of a tile
+KEYS = 64  # keys per tile
 TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
-"""16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
+"""16-row slices of a warp and tiles of the ring, by head size; two blocks fit on a multiprocessor of 228 KiB."""
 WARPS = 4
 NO_RULE: Mapping[str, int] = {}
 
 
 def variant(head_dim: int, rule: Mapping[str, int] = NO_RULE) -> dict[str, int]:
-    """Defines of a head size and a rule of scores; see ``attention_portable.cu``."""
+    """Return the defines of a head size and a rule of scores; see ``attention_portable.cu``."""
     slices, slots = TUNED[head_dim]
-    if "WINDOW" in rule or "SOFTCAP" in rule:  # which take registers that a second slice needs
+    if "WINDOW" in rule or "SOFTCAP" in rule:  # these need the registers of a second slice
         slices = 1
     return {"HEAD_DIM": head_dim, "WARPS": WARPS, "SLICES": slices, "SLOTS": slots, **rule}
 
 
 def queries(defines: Defines) -> int:
-    """Query rows of a block."""
+    """Return the query rows of a block."""
     return 16 * WARPS * int(defines["SLICES"])
 
 
 def _shared_bytes(defines: Defines) -> int:
-    """Queries, and a ring of tiles of keys."""
+    """Return the bytes of queries, and of a ring of tiles of keys."""
     d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
     return 2 * d * (queries(defines) + slots * KEYS)
 

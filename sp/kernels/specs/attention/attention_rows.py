@@ -1,15 +1,14 @@
-"""Rows of attention: norm, rotary embedding, rotation, gate, and pages in and out.
+"""Rows of attention: norm, rotary embedding, rotation, gate, and loads and stores of pages.
 
-Formats of pages are numbers of ``page_rows.cuh``: 16 f16, 8 Q8_0, 4 Q4_0, 5 K5, 14 V4.
-"""
+Formats of pages are numbers of ``page_rows.cuh``: 16 f16, 8 Q8_0, 4 Q4_0, 5 K5, 14 V4."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
-ROWS_A_BLOCK = 4  # warps of a block, one a row, in all kernels here but kv_gather
+ROWS_A_BLOCK = 4  # warps per block, one per row, in all kernels here except kv_gather
 HEADS_A_WARP = 8
-"""Rows that a warp of `attention_heads` takes where there are enough: heads of a token share its angles."""
+"""Rows per warp of `attention_heads` if there are enough: heads of a token share its angles."""
 GATHER_THREADS = 256
 HEAD_DIMS = (64, 128, 256, 512)
 

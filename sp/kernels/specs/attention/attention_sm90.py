@@ -1,4 +1,4 @@
-"""Hopper prefill attention. Defines: D of a head, STAGES of a tile of keys or values in the ring."""
+"""Hopper prefill attention. Defines: D, the head size, and STAGES, tiles of keys or values in the ring."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from sp.kernels.specs.attention.score_rule import RULES
 HEAD_DIMS = (64, 128, 256)
 MOST_STAGES = 8
 BARRIER_BYTES = 256
-CAPACITY = 227 * 1024  # shared memory a block of an sm_90 card can have
+CAPACITY = 227 * 1024  # most shared memory of a block on sm_90
 
 
 def tile_keys(head_dim: int) -> int:
-    """Keys, or values, of a stage."""
+    """Return the keys, or values, per stage."""
     return 64 if head_dim == 256 else 128
 
 
 def smem(defines: Defines) -> int:
-    """Queries, ring and barriers, as laid out in the source."""
+    """Return the bytes of queries, ring and barriers, as laid out in the source."""
     d = int(defines["D"])
     return 128 * d * 2 + int(defines["STAGES"]) * tile_keys(d) * d * 2 + BARRIER_BYTES
 
 
 def variant(head_dim: int) -> dict[str, int]:
-    """Defines with as many stages as fit."""
+    """Return the defines with as many stages as fit."""
     defines = {"D": head_dim, "STAGES": 0}
     return defines | {"STAGES": min(MOST_STAGES, (CAPACITY - smem(defines)) // (tile_keys(head_dim) * head_dim * 2))}
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, ROOM, ROOMY, Formats, is_packed, row_bytes
 
-P_PITCH = 128  # bytes from row to row of probabilities
-KEYS = 64  # keys that a split has at least, and of a tile, but for heads of 512
+P_PITCH = 128  # bytes between rows of probabilities
+KEYS = 64  # least keys per split, and keys per tile, except for heads of 512
 
 
 def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> dict[str, int]:
-    """Defines for `rows` query rows of a kv head; see ``attention_split.cu``. `roomy` is where a block may have 224 KiB
-    of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do."""
+    """Return the defines for `rows` query rows per kv head; see ``attention_split.cu``. `roomy`: a block may have 224
+    KiB of shared memory, as on sm_90 and sm_100; otherwise 99 KiB must do."""
     tiles, packed = -(-rows // 16), is_packed(formats)
     wide, widest = head_dim == 256, head_dim == 512
-    if widest:  # a block of which a multiprocessor has room for
+    if widest:  # by the shared memory of a multiprocessor, which has one such block
         most, slots = 4 if roomy else 2 if packed else 1, 4 if roomy else 3 if packed else 2
     else:
         most = 9 if roomy else 8 if not wide else 4 if packed else 3
-        if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
+        if roomy and wide and not packed:  # nothing is unpacked repeatedly, so small blocks are faster
             most = 5 if tiles <= 5 else 4
         deep = roomy and (packed or not wide or _pairs(tiles, most) > 4)
         slots = 4 if deep else 2 if wide else 3
@@ -38,18 +38,18 @@ def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> 
 
 
 def _pairs(tiles: int, most: int) -> int:
-    """Pairs of warps of a block, one for 16 rows each, at most so many."""
+    """Return the pairs of warps of a block, one pair per 16 rows, at most `most`."""
     pairs = -(-tiles // -(-tiles // most))
     return next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
 
 
 def queries(defines: Defines) -> int:
-    """Query rows of a block."""
+    """Return the query rows of a block."""
     return 8 * int(defines["WARPS"])
 
 
 def _shared_bytes(defines: Defines) -> int:
-    """Queries, probabilities, unpacked tiles if anything is packed, and the ring."""
+    """Return the bytes of queries, probabilities, unpacked tiles of packed formats, and the ring."""
     d, rows, slots = int(defines["HEAD_DIM"]), queries(defines), int(defines["SLOTS"])
     formats, keys = (int(defines["K_FORMAT"]), int(defines["V_FORMAT"])), 32 if d == 512 else KEYS
     tile = keys * 2 * d

@@ -1,12 +1,12 @@
-"""Importance of cached tokens to a few query rows, and rotary embedding undone."""
+"""Importance of cached tokens to a few query rows, and the inverse of rotary embedding."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 
-HEAD_WARPS = 4  # warps of a block, one a row, in importance_norms and unrotate
+HEAD_WARPS = 4  # warps per block, one per row, in importance_norms and unrotate
 FOLD_THREADS = 256
-LONGEST_POOL = 193  # widest moving average: a block of importance_fold then still writes 64 tokens
+LONGEST_POOL = 193  # widest moving average, with which a block of importance_fold still writes 64 tokens
 _SHIPPED = {"WIDTH": 13, "ZERO_EDGES": 0, "QUERIES_FIRST": 0, "POOL_AT": 1, "HEADS_MAX": 1, "QUERIES_MAX": 0}
 _POOLED_LAST = _SHIPPED | {"WIDTH": 1, "POOL_AT": 0}
 

@@ -1,23 +1,23 @@
-"""Formats of rows of keys and values in pages, by the numbers that ``page_rows.cuh`` has for them."""
+"""Formats of rows of keys and values in pages, by their numbers in ``page_rows.cuh``."""
 
 from __future__ import annotations
 
 Formats = tuple[int, int]
-"""Those of keys and of values."""
+"""Format numbers of keys and of values."""
 
 F16_ROWS, Q8_ROWS, Q4_ROWS, K5_ROWS, V4_ROWS = 16, 8, 4, 5, 14
 PAIRS: tuple[Formats, ...] = (
     (F16_ROWS, F16_ROWS), (Q4_ROWS, Q4_ROWS), (K5_ROWS, V4_ROWS), (Q8_ROWS, Q8_ROWS), (Q8_ROWS, Q4_ROWS),
     (F16_ROWS, Q4_ROWS),
 )  # fmt: skip
-"""Those that are compiled ahead; any others of keys and of values go together too."""
+"""Pairs that are compiled ahead; all other pairs of keys and values work too."""
 
 ROOM, ROOMY = 99 << 10, 227 << 10
-"""Most shared memory of a block on the cards that have least, and on sm_90 and sm_100."""
+"""Most shared memory of a block on GPUs with the least of it, and on sm_90 and sm_100."""
 
 
 def row_bytes(fmt: int, head_dim: int) -> int:
-    """Bytes of a row.
+    """Return the bytes of a row.
 
     >>> [row_bytes(fmt, 128) for fmt in (F16_ROWS, Q8_ROWS, K5_ROWS, Q4_ROWS)]
     [256, 136, 88, 72]
@@ -28,5 +28,5 @@ def row_bytes(fmt: int, head_dim: int) -> int:
 
 
 def is_packed(formats: Formats) -> bool:
-    """Whether keys or values are anything but float16."""
+    """Return True if keys or values are not float16."""
     return formats != (F16_ROWS, F16_ROWS)

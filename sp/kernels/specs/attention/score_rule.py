@@ -1,4 +1,4 @@
-"""Defines of what layers of some families do with scores; see ``score_rule.cuh``."""
+"""Defines for the score rules of some model families; see ``score_rule.cuh``."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ RULES = (
     (64, WINDOW | SINKS), (64, SINKS), (128, WINDOW), (128, WINDOW | SOFTCAP), (128, SOFTCAP), (256, WINDOW),
     (256, WINDOW | SOFTCAP), (256, SOFTCAP),
 )  # fmt: skip
-"""Head sizes of families, and what their layers ask for; what is left out is 0."""
+"""Head sizes of model families, and the defines of their layers; missing ones are 0."""

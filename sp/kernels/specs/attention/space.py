@@ -1,18 +1,18 @@
-"""A text in the space of a trained head, and what its parts have of what is asked."""
+"""Project a text into the embedding space of a trained head, and score its parts against a query."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-MOST_RANK = 128  # columns of a block of space_rows; of a wider space several blocks take each token
-ALIKE_SIDE = 64  # tokens, and rows, of a block of space_alike
-WORTH_WARPS = 8  # ranges of a block of space_worth
-SCORED = 1024  # tokens of a block of space_parts and of space_scores
-_DEPTH = 64  # rows of weights of a step of space_rows
+MOST_RANK = 128  # columns per block of space_rows; a wider space takes several blocks per token
+ALIKE_SIDE = 64  # tokens, and rows, per block of space_alike
+WORTH_WARPS = 8  # ranges per block of space_worth
+SCORED = 1024  # tokens per block of space_parts and of space_scores
+_DEPTH = 64  # rows of weights per step of space_rows
 
 
 def block_tokens(head_dim: int) -> int:
-    """Tokens of a block of space_rows.
+    """Return the tokens per block of space_rows.
 
     >>> block_tokens(64), block_tokens(256)
     (128, 32)

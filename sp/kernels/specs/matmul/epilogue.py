@@ -1,4 +1,4 @@
-"""Epilogue: what a matrix product does with its sums. ``cuda/gemm/epilogue.cuh`` has the same names and numbers."""
+"""Epilogue of a matrix product. ``cuda/gemm/epilogue.cuh`` has the same names and numbers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from enum import IntEnum
 
 
 class Epilogue(IntEnum):
-    """Value of the define EPILOGUE of every kernel that multiplies by packed weights. `STORE`: to bf16. In the kernels
-    for few tokens to float32 where the output given is that. `ADD`: to float32, added to what is there. `SWIGLU`:
-    ``silu(gate) * up`` of two products, to bf16. `STORE_F32`: to float32, in kernels that are compiled for one type of
-    output."""
+    """Value of the define EPILOGUE of every kernel that multiplies by packed weights. `STORE`: to bf16, in the small_m
+    kernels to float32 if the output is. `ADD`: to float32, added to its old values. `SWIGLU`: ``silu(gate) * up`` of
+    two products, to bf16. `STORE_F32`: to float32, in kernels that are compiled for one output type."""
 
     STORE = 0
     ADD = 1
@@ -17,7 +16,7 @@ class Epilogue(IntEnum):
     STORE_F32 = 3
 
     def typed(self, wide: bool) -> Epilogue:
-        """As kernels take it that are compiled for one type of output; `wide`: that is float32.
+        """Return the epilogue of kernels that are compiled for one output type; `wide`: the type is float32.
 
         >>> Epilogue.STORE.typed(True).name, Epilogue.ADD.typed(True).name
         ('STORE_F32', 'ADD')

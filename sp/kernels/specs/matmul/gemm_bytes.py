@@ -1,5 +1,5 @@
-"""The prefill matmul of bytes and what rounds its operands. Defines: KIND (0 int8, 1 e4m3), FORMAT or COLS, and of the
-products TOKENS of a tile, EPILOGUE, STAGES, CLUSTER, GROUP; see the sources."""
+"""The int8 / fp8 prefill matmul and the quantisation of its operands. Defines: KIND (0 int8, 1 e4m3), FORMAT or COLS,
+and of the products TOKENS per tile, EPILOGUE, STAGES, CLUSTER, GROUP; see the sources."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import kernel_formats
 
-GROUPED = 256  # inputs that share a scale, on both sides
-LOUD = 64  # channels that can stand apart in BF16
+GROUPED = 256  # inputs that share a scale, in both operands
+LOUD = 64  # most outlier channels, which stay in BF16
 INT8, E4M3 = 0, 1
-MOST_LOUD_WIDTH = 32768  # inputs of a product among which loud channels can be looked for
+MOST_LOUD_WIDTH = 32768  # most inputs for which outlier channels can be found
 CAPACITY = 227 * 1024
 WIDE = (STORE_F32, ADD)
-SHAPES = ((192, 2), (128, 2))  # tokens of a tile, and blocks of a cluster, which share their inputs
-MOST_OUTS = 3  # weights of one launch
-NEVER = 2**32 - 1  # a row tile that no weight has: where those end that are not there
+SHAPES = ((192, 2), (128, 2))  # tokens per tile, and blocks per cluster, which share their inputs
+MOST_OUTS = 3  # most weights of one launch
+NEVER = 2**32 - 1  # a row tile that no weight has: the end of absent weights
 
 
 def smem(defines: Defines) -> int:
-    """As laid out by ``enum Shape`` in the source."""
+    """Return the shared memory laid out by ``enum Shape`` in the source."""
     tokens, stages = int(defines["TOKENS"]), int(defines["STAGES"])
     ring = stages * (128 * (tokens + 128) + 4 * (tokens + 128))
     return -(-ring // 1024) * 1024 + 2 * 8192 + 16 * stages
 
 
 def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int, group: int = 8) -> dict[str, int]:
-    """Defines as they ship, with as many stages as fit, up to eight."""
+    """Return the shipped defines, with as many stages as fit, up to eight."""
     defines = {"KIND": kind, "EPILOGUE": epilogue, "TOKENS": tokens, "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < 8 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
@@ -51,8 +51,8 @@ GEMM_BYTES_SM90 = KernelSpec(
     pdl=True,
 )  # fmt: skip
 
-PORTABLE_BLOCK = 128  # tokens and rows of w of a block of the portable kernel
-PORTABLE_STAGES = 3  # tiles of 32 KiB in its ring: what 99 KiB of a multiprocessor of sm_86 hold
+PORTABLE_BLOCK = 128  # tokens and weight rows per block of the portable kernel
+PORTABLE_STAGES = 3  # tiles of 32 KiB in its ring, which fill the 99 KiB of a multiprocessor of sm_86
 PORTABLE_ARGS = (
     "const u8* x", "const u8* w", "const u16* xl", "const u16* wl", "const f32* x_scales", "const f32* w_scales",
     "const u32* loud_count",
@@ -61,7 +61,7 @@ PORTABLE_SIZES = ("i32 tokens", "i32 rows", "i32 second", "i32 k", "i32 x_stride
 
 
 def portable_smem(defines: Defines) -> int:
-    """The ring."""
+    """Return the bytes of the ring."""
     return int(defines["STAGES"]) * 2 * PORTABLE_BLOCK * 128
 
 
@@ -94,8 +94,8 @@ ROUND_WEIGHT = KernelSpec(
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
 )  # fmt: skip
 
-LOUD_PARTS = 16  # parts of the loud channels that blocks take one at a time, for a row tile
-LOUD_BLOCKS = 8  # blocks a multiprocessor that gather what meets them: all of these run at once
+LOUD_PARTS = 16  # work tiles of a row tile's outlier channels
+LOUD_BLOCKS = 8  # blocks per multiprocessor that gather the weights of outlier channels: all run at once
 
 LOUD_WEIGHT = KernelSpec(
     source="loud_weight.cu",
@@ -109,7 +109,7 @@ LOUD_WEIGHT = KernelSpec(
     pdl=True,
 )  # fmt: skip
 
-WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)  # inputs of the products of the shapes that are shipped
+WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)  # inputs of the products for which kernels are compiled ahead
 
 ROUND_INPUTS = KernelSpec(
     source="round_inputs.cu",

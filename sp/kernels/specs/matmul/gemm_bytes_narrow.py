@@ -1,23 +1,23 @@
-"""Gate and up in bytes with up to 1,024 inputs. Defines: GROUPS of 256 inputs, STAGES; see the source."""
+"""Gate and up in int8 with up to 1,024 inputs. Defines: GROUPS of 256 inputs, STAGES; see the source."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.gemm_bytes import CAPACITY
 
-MOST_GROUPS = 4  # groups of 256 inputs that a block has room for
-TOKENS = 128  # of a block; a cluster is two of them
+MOST_GROUPS = 4  # most groups of 256 inputs, which a block holds in shared memory
+TOKENS = 128  # tokens per block; a cluster has two blocks
 
 
 def smem(defines: Defines) -> int:
-    """As laid out by ``enum Shape`` in the source."""
+    """Return the shared memory laid out by ``enum Shape`` in the source."""
     groups, stages = int(defines["GROUPS"]), int(defines["STAGES"])
     inputs, staging = 2 * groups * 128 * TOKENS, 2 * 64 * TOKENS
     return inputs + stages * 8192 + staging + groups * TOKENS * 4 + 16 * stages + 16
 
 
 def variant(groups: int) -> dict[str, int]:
-    """Defines as they ship, with as many stages as fit, up to twelve."""
+    """Return the shipped defines, with as many stages as fit, up to twelve."""
     defines = {"GROUPS": groups, "STAGES": 1}
     while defines["STAGES"] < 12 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1

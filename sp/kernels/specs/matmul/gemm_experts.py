@@ -1,4 +1,4 @@
-"""The prefill matmuls over tokens that are sorted by expert: the sources of the plain ones with the define EXPERTS."""
+"""The prefill matmuls over tokens sorted by expert (grouped GEMM): the plain sources with the define EXPERTS."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from sp.kernels.specs.matmul import gemm_sm90 as sm90
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.quant import Q4_K, Q6_K
 
-BLOCK_SM90, TOKENS_SM90 = 128, 256  # tokens that an expert's are padded to, and of the largest tile
+BLOCK_SM90, TOKENS_SM90 = 128, 256  # an expert's tokens are padded to the first; the second is the largest tile
 OWNERS = ("const i32* owners", "const u32* count", "u32 held", "u32 pitch", "u32 first", "u32 second_first")
-COMMON = (Q4_K, Q6_K)  # formats that ship
+COMMON = (Q4_K, Q6_K)  # formats that are compiled ahead
 
 
 def variant_sm90(kind: int, epilogue: Epilogue) -> Defines:
-    """Defines for a ggml type id, STORE or SWIGLU."""
+    """Return the defines for a ggml type id, STORE or SWIGLU."""
     return {**sm90.variant(kind, epilogue, TOKENS_SM90, cluster=1), "EXPERTS": 1}
 
 
 def variant_portable(kind: int, epilogue: Epilogue, shape: portable.Shape) -> Defines:
-    """The same, of a shape of tiles."""
+    """Return the defines for a ggml type id, an epilogue and a tile shape."""
     return {**portable.variant(kind, epilogue, shape), "EXPERTS": 1}
 
 

@@ -8,13 +8,13 @@ from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import Q4_K, kernel_formats
 
-EPILOGUES = (STORE, STORE_F32, SWIGLU)  # those it is compiled for; ADD is STORE_F32 with its argument `add`
+EPILOGUES = (STORE, STORE_F32, SWIGLU)  # the compiled ones; ADD is STORE_F32 with the argument `add`
 
 
 @dataclass(frozen=True)
 class Shape:
     """A tile: 32 rows times WARPS_M, 8 tokens times COLUMNS. `defines`: BLOCKS of them share a multiprocessor. `pace`:
-    microseconds a step of 64 k takes where 1, 2, ... BLOCKS of them are at work, on an H200 with Q4_K."""
+    microseconds per K-chunk of 64 while 1, 2, ... BLOCKS of them run there, on an H200 with Q4_K."""
 
     defines: Defines
     pace: tuple[float, ...]
@@ -28,47 +28,47 @@ THIN = Shape({"SLICES": 2, "COLUMNS": 4, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4
 """128 rows x 32 tokens, 16 KiB."""
 SHAPES = (TALL, SMALL, THIN)
 
-MOST_PARTS = 16  # of k, in split-K
+MOST_PARTS = 16  # most splits of k, in split-K
 START, PART, PARTIAL = 3.0, 0.3, 0.01
-"""Microseconds to fill and drain a block's pipelines, to add up one part of k at the end, to keep one partial tile."""
-MOST_TILES_IN_PARTS = 1024  # more tiles than that fill any card
+"""Microseconds to fill and drain a block's pipelines, to add a split of k at the end, to store one partial tile."""
+MOST_TILES_IN_PARTS = 1024  # more tiles fill any GPU without splits
 
 
 def tile(defines: Defines) -> tuple[int, int]:
-    """Rows of y and tokens a block computes."""
+    """Return the rows of y and tokens per block."""
     slices = int(defines["SLICES"]) // (2 if defines["EPILOGUE"] == SWIGLU else 1)
     return 16 * slices * int(defines["WARPS_M"]), 8 * int(defines["COLUMNS"]) * int(defines["WARPS_N"])
 
 
 def tiles(defines: Defines, tokens: int, rows: int) -> int:
-    """Tiles of a product."""
+    """Return the number of tiles of a product."""
     block_rows, block_tokens = tile(defines)
     return -(-rows // block_rows) * -(-tokens // block_tokens)
 
 
 def sums(defines: Defines) -> int:
-    """float32 sums a block holds."""
+    """Return the float32 sums per block."""
     return int(defines["SLICES"]) * int(defines["COLUMNS"]) * 4 * threads(defines)
 
 
 def threads(defines: Defines) -> int:
-    """Of a block."""
+    """Return the threads per block."""
     return 32 * int(defines["WARPS_M"]) * int(defines["WARPS_N"])
 
 
 def smem(defines: Defines) -> int:
-    """The ring of x."""
+    """Return the bytes of the ring of x."""
     return int(defines["STAGES"]) * tile(defines)[1] * 128
 
 
 def variant(kind: int, epilogue: Epilogue, shape: Shape) -> Defines:
-    """Defines for a ggml type id, one of EPILOGUES and a shape of tiles."""
+    """Return the defines for a ggml type id, one of EPILOGUES and a tile shape."""
     return {"FORMAT": kind, "EPILOGUE": epilogue, **shape.defines}
 
 
 def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) -> float:
-    """Microseconds that the busiest multiprocessor needs for `count` tiles, each in `parts` parts of k."""
-    if parts > 1 and (count > MOST_TILES_IN_PARTS or shape is TALL):  # tall tiles are for products with many of them
+    """Return the microseconds that the busiest multiprocessor needs for `count` tiles, each in `parts` splits of k."""
+    if parts > 1 and (count > MOST_TILES_IN_PARTS or shape is TALL):  # tall tiles are for products with many tiles
         return float("inf")
     rounds, rest = divmod(-(-count * parts // processors), len(shape.pace))
     pace = rounds * shape.pace[-1] + (shape.pace[rest - 1] if rest else 0)
@@ -77,7 +77,7 @@ def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) ->
 
 
 def shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
-    """Every format in tall tiles, the commonest in the others too."""
+    """Return every format in tall tiles, and the commonest in the other shapes too."""
     tall = (variant(fmt.ggml_type, epilogue, TALL) for fmt in kernel_formats())
     return (*tall, *(variant(Q4_K.ggml_type, epilogue, shape) for shape in SHAPES[1:]))
 

@@ -9,36 +9,36 @@ from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, Epilogue
 from sp.quant import BF16, Q4_1, Q4_K, Q6_K, kernel_formats, packing_of
 
 MOST_PAIRED = 2560
-"""Bytes of a tile of codes up to which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and
+"""Most bytes of a tile of codes for which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and
 BF16 (larger W)."""
-COMMON = (Q4_K, Q6_K, BF16)  # formats that ship with every epilogue
-WIDE = (STORE_F32, ADD)  # epilogues whose results are float32
-CAPACITY = 227 * 1024  # shared memory a block of an sm_90 card can have
+COMMON = (Q4_K, Q6_K, BF16)  # formats that are compiled ahead with every epilogue
+WIDE = (STORE_F32, ADD)  # epilogues with float32 results
+CAPACITY = 227 * 1024  # most shared memory of a block on sm_90
 
 
 def stage_bytes(defines: Defines) -> int:
-    """X and W of one k-step."""
+    """Return the bytes of X and W of one K-chunk."""
     return int(defines["TOKENS"]) * 128 + 2 * (tile_bytes(int(defines["FORMAT"])) + scale_bytes(int(defines["FORMAT"])))
 
 
 def tile_bytes(kind: int) -> int:
-    """Codes of a 64 x 64 tile, by ggml type id."""
+    """Return the bytes of the codes of a 64 x 64 tile, by ggml type id."""
     packing = packing_of(kind)
     return packing.low_bytes + packing.high_bytes
 
 
 def scale_bytes(kind: int) -> int:
-    """Expanded scales of a tile."""
+    """Return the bytes of the expanded scales of a tile."""
     return 0 if packing_of(kind).plain else 512
 
 
 def staging_bytes(defines: Defines) -> int:
-    """Results of both warpgroups on their way out."""
+    """Return the bytes in which both warpgroups stage results for the store."""
     return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["EPILOGUE"] in WIDE else 1)
 
 
 def smem(defines: Defines) -> int:
-    """As laid out by ``enum Shape`` in the source."""
+    """Return the shared memory laid out by ``enum Shape`` in the source."""
     stages = int(defines["STAGES"])
     return -(-stages * stage_bytes(defines) // 1024) * 1024 + staging_bytes(defines) + 16 * stages
 
@@ -53,7 +53,7 @@ def variant(
     slots: int | None = None,
     most: int = 8,
 ) -> dict[str, int]:
-    """Defines as they ship, with as many stages as fit, up to `most`; the others as measured on an H200."""
+    """Return the shipped defines, with as many stages as fit, up to `most`; the others as measured on an H200."""
     slots = slots or (1 if epilogue in WIDE else 2)
     cluster = cluster or (2 if tokens == 256 and tile_bytes(kind) <= MOST_PAIRED else 1)
     defines = {"FORMAT": kind, "TOKENS": tokens, "EPILOGUE": epilogue, "STREAM": stream}
@@ -78,7 +78,8 @@ GEMM_SM90 = KernelSpec(
             for epilogue in (Epilogue if fmt in COMMON else (STORE,))
             for tokens, stream in ((256, 0), (256, 1), (128, 1))
         ),
-        *(variant(Q4_1.ggml_type, epilogue, 256, cluster=1) for epilogue in (STORE, ADD)),  # row tiles by threes
+        # for weights of a multiple of three row tiles
+        *(variant(Q4_1.ggml_type, epilogue, 256, cluster=1) for epilogue in (STORE, ADD)),
     ),
     arches="90a",
     smem=smem,

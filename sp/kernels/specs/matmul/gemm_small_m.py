@@ -1,4 +1,4 @@
-"""The matrix products of 9 to 32 tokens.
+"""The small_m matrix products, of 9 to 32 tokens.
 
 Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_small_m.cu."""
 
@@ -12,22 +12,22 @@ from sp.quant import format_bits, packings_in
 
 __all__ = ["CAPACITY", "GEMM_SMALL_M", "HELD", "piece_bytes", "slot_bytes", "smem"]
 
-HELD = (16, 24, 32)  # tokens that a variant of the kernel can hold
+HELD = (16, 24, 32)  # capacities in tokens of the kernel's variants
 MOST_STAGES = 6
 
 
 def slot_bytes(formats: int) -> int:
-    """Bytes of a strip in a ring slot, which holds two."""
+    """Return the bytes of a row tile of 16 rows in a ring slot, which holds two."""
     return max(p.stage_bytes for p in packings_in(formats))
 
 
 def piece_bytes(tokens: int) -> int:
-    """Sums of an item, 32 rows."""
+    """Return the bytes of the sums of a work tile of 32 rows."""
     return 128 * tokens
 
 
 def fixed_bytes(defines: Defines) -> int:
-    """Shared memory without the ring, as laid out in the source."""
+    """Return the shared memory without the ring, as laid out in the source."""
     width, tokens = int(defines["WIDTH"]), int(defines["TOKENS"])
     packings = packings_in(int(defines["FORMATS"]))
     sums = 4 * any(p.super for p in packings) + 32 * any(p.super and p.minima for p in packings)  # and factors
@@ -36,7 +36,7 @@ def fixed_bytes(defines: Defines) -> int:
 
 
 def smem(defines: Defines) -> int:
-    """Dynamic shared memory."""
+    """Return the dynamic shared memory."""
     ring = int(defines["WARPS"]) * int(defines["STAGES"]) * 2 * slot_bytes(int(defines["FORMATS"]))
     return fixed_bytes(defines) + ring
 
@@ -44,7 +44,7 @@ def smem(defines: Defines) -> int:
 def variant(
     width: int, tokens: int, formats: int, epilogue: Epilogue, warps: int, heads: bool, capacity: int = CAPACITY
 ) -> dict[str, int]:
-    """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
+    """Return the defines with the deepest ring that fits in `capacity`; STAGES < 2 means that none fits."""
     defines = {
         "WIDTH": width,
         "TOKENS": tokens,

@@ -1,4 +1,4 @@
-"""The matrix products of few tokens with super-blocks on Hopper.
+"""The small_m matrix products of super-block formats on Hopper.
 
 Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source."""
 
@@ -11,54 +11,55 @@ from sp.quant import format_bits, packings_in
 
 __all__ = ["CAPACITY", "GEMM_SMALL_M_SM90", "HELD"]
 
-HELD = (8, 16, 24, 32, 40, 48, 56, 64)  # tokens that a variant of the kernel can hold
-RESIDENT = 32  # of up to so many a block holds its slice of the inputs; of more, stages of them stream by
+HELD = (8, 16, 24, 32, 40, 48, 56, 64)  # capacities in tokens of the kernel's variants
+RESIDENT = 32  # up to so many tokens the inputs stay in shared memory; for more they are streamed through a ring
 CAPACITY = 225 * 1024
-"""Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
-GROUPS = 3  # warpgroups of a block that multiply
+"""Shared memory of every launch: a block's maximum on sm_90, less that of a concurrent block of a norm."""
+GROUPS = 3  # warpgroups per block that multiply
 
 
 def slot_bytes(formats: int) -> int:
-    """Bytes of a ring slot."""
+    """Return the bytes of a ring slot."""
     return max(p.unit_bytes for p in packings_in(formats))
 
 
 def streamed(tokens: int) -> bool:
-    """Whether stages of the inputs stream by, shared by the warpgroups of a block."""
+    """Return True if the inputs are streamed through a ring that the warpgroups of a block share."""
     return tokens > RESIDENT
 
 
 def chunks(width: int, tokens: int) -> int:
-    """Parts of the `width` inputs that a block holds, each with a barrier or, where they stream by, two."""
+    """Return the K-chunks of the `width` inputs of a block, each with one barrier or, if they are streamed, two."""
     return width // 256 if streamed(tokens) else width // 512 + 1
 
 
 def strip_tasks(tokens: int, epilogue: Epilogue) -> int:
-    """Tasks that adding up 16 rows is cut into."""
+    """Return the number of tasks in which a row tile of 16 rows is summed up."""
     each = 8 if not streamed(tokens) else tokens if epilogue == STORE else 16
     return -(-tokens // each)
 
 
 def input_bytes(width: int, tokens: int, formats: int) -> int:
-    """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
+    """Return the shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
     count = chunks(width, tokens)
     means = count if any(p.minima for p in packings_in(formats)) else 0
     return (width // 64 + means) * tokens * 128 + 8 * count * (2 if streamed(tokens) else 1)
 
 
 def scale_bytes(tokens: int) -> int:
-    """Shared memory of what the results of each token and the tiles made of them are multiplied by, and its barrier."""
+    """Return the shared memory of the factors of each token's results and of the tiles made from these, and its
+    barrier."""
     return 8 + 8 * tokens
 
 
 def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
-    """Slots of the ring of a warpgroup, as many as there is room for beside `places` for tasks."""
+    """Return the slots of a warpgroup's ring, as many as fit next to `places` for tasks."""
     room = CAPACITY - input_bytes(width, tokens, formats) - 4 * (places + 3) - 16 * groups - scale_bytes(tokens)
     return room // (groups * (slot_bytes(formats) + 16))
 
 
 def variant(tokens: int, formats: int, epilogue: Epilogue, groups: int = GROUPS) -> dict[str, int]:
-    """Defines of a variant."""
+    """Return the defines of a variant."""
     return {"TOKENS": tokens, "FORMATS": formats, "EPILOGUE": epilogue, "GROUPS": groups}
 
 

@@ -10,24 +10,25 @@ from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 from sp.quant import Packing, format_bits, packings_in
 
 CAPACITY = 227 * 1024
-"""Shared memory a block can have on sm_90 and sm_100; 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
+"""Most shared memory of a block on sm_90 and sm_100; it is 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
 MOST_STAGES = 12
 
 
 class Layout(NamedTuple):
-    """How a block works: `groups` strips at a time, `warps` on each."""
+    """Division of a block: `groups` row tiles at a time, `warps` for each."""
 
     warps: int
     groups: int
 
 
 def warps(defines: Defines) -> int:
-    """Warps of a block."""
+    """Return the warps per block."""
     return int(defines["WARPS"]) * int(defines["GROUPS"])
 
 
 def whole(p: Packing, k: int) -> bool:
-    """Whether a stage has 256 inputs, which a lone token's are multiplied by in integers: WHOLE in the source.
+    """Return True if a K-chunk has 256 inputs, which are multiplied in integers if there is one token: WHOLE in the
+    source.
 
     >>> from sp.quant import BF16, IQ4_NL, Q6_K
     >>> [whole(fmt.packing, 1280) for fmt in (Q6_K, IQ4_NL, BF16)], whole(IQ4_NL.packing, 896)
@@ -37,12 +38,12 @@ def whole(p: Packing, k: int) -> bool:
 
 
 def fixed_bytes(defines: Defines) -> int:
-    """Shared memory without the ring, as laid out in the source."""
+    """Return the shared memory without the ring, as laid out in the source."""
     k, tokens = int(defines["K"]), int(defines["TOKENS"])
     packings = packings_in(int(defines["FORMATS"]))
     wholes = [p for p in packings if whole(p, k)]
     super_blocks, many = k // 256, tokens > 1
-    middles = any(p.super and p.minima for p in packings)  # for which sums of 32 inputs are needed
+    middles = any(p.super and p.minima for p in packings)  # these need sums of 32 inputs
     if not many:
         middles = any(p.group == 32 and (p.minima or p.counted) for p in wholes)
     sums = 32 * middles + 64 * any(p.group == 16 for p in packings)
@@ -52,7 +53,7 @@ def fixed_bytes(defines: Defines) -> int:
         total += sums
     elif wholes:
         total += super_blocks * 544 + sums + -(-super_blocks // 4) * 16
-    buffers = 4 if tokens < 8 else 2  # strips whose sums may be under way
+    buffers = 4 if tokens < 8 else 2  # row tiles whose sums may be in flight
     total += buffers * warps(defines) * tokens * 80 * (2 if defines["EPILOGUE"] == SWIGLU else 1)
     total += -(-buffers * int(defines["GROUPS"]) * 8 // 16) * 16
     total += buffers * int(defines["GROUPS"]) * 80 * (defines["SPLIT"] != 1)
@@ -61,12 +62,12 @@ def fixed_bytes(defines: Defines) -> int:
 
 
 def slot_bytes(formats: int, k: int) -> int:
-    """Bytes of a ring slot."""
+    """Return the bytes of a ring slot."""
     return max(p.stage_bytes * (256 // p.span if whole(p, k) else 1) for p in packings_in(formats))
 
 
 def smem(defines: Defines) -> int:
-    """Dynamic shared memory."""
+    """Return the dynamic shared memory."""
     return fixed_bytes(defines) + warps(defines) * int(defines["STAGES"]) * slot_bytes(
         int(defines["FORMATS"]), int(defines["K"])
     )
@@ -82,7 +83,7 @@ def variant(
     capacity: int = CAPACITY,
     split: int = 1,
 ) -> dict[str, int]:
-    """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
+    """Return the defines with the deepest ring that fits in `capacity`; STAGES < 2 means that none fits."""
     defines = {
         "K": k // split,
         "SPLIT": split,

@@ -1,11 +1,11 @@
-"""Weights into and out of fragment order, their expanded scales, and rows of an embedding table. Define: FORMAT."""
+"""Pack and unpack weights in fragment order, expand their scales, gather rows of an embedding table. Define: FORMAT."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
 from sp.quant import FORMATS, kernel_formats, packing_of
 
-KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())  # ggml type ids of every format that matrix kernels read
+KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())  # ggml type ids of all formats that matrix kernels read
 
 PACK = KernelSpec(
     source="pack.cu",

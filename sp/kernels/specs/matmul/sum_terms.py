@@ -1,4 +1,4 @@
-"""Adds up the products with the terms of a split weight."""
+"""Add up the products with the terms of a split weight."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""8-bit attention: queries and keys as signed bytes, weights and values as e4m3."""
+"""Attention in 8-bit precision: queries and keys as int8, weights and values as e4m3."""

@@ -1,4 +1,4 @@
-"""attend and byte_output: attention of a long run in eight bits, on the host and, over keys as bytes, on Hopper."""
+"""8-bit attention of a long run, on the host and, over quantised keys, on Hopper."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sp.ops.attention.score_rule import PLAIN, ScoreRule
 
 @dataclass(frozen=True)
 class BytePages:
-    """Keys and values as `attention_bytes` reads them; see `Codes` for what the scales are of."""
+    """Quantised keys and values for `attention_bytes`; see `Codes` for the granularity of the scales."""
 
     k: Any  # uint8 (kv_heads, blocks, 128, 128), signed bytes, tokens by values; zeros past the last token
     key_scales: Any  # float32 (kv_heads, blocks)
@@ -41,9 +41,9 @@ class BytePages:
 
 
 def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
-    """Round what a sequence has stored: keys less `centre` to signed bytes, values to e4m3. `at`: on the device, heads
-    of 128 values, at least one token; what is packed is unpacked first; `centre`: cupy float32 (kv_heads, 128),
-    optional, by default the mean of some of the keys, as `key_centre` samples them."""
+    """Quantise a sequence's cache: keys minus `centre` to int8, values to e4m3. `at`: on the device, heads of 128
+    values, at least one token; packed pages are unpacked first; `centre`: cupy float32 (kv_heads, 128), optional, by
+    default the mean of some of the keys, sampled as in `key_centre`."""
     cupy, at = import_cupy(), at.unpacked()
     head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
     assert head_dim == HEAD_DIM, f"heads of {head_dim} values"
@@ -61,7 +61,7 @@ def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
 
 
 def sampled_centre(at: PagedKV) -> Any:
-    """`key_centre` of the float16 keys of `at`: float32 (kv_heads, head_dim)."""
+    """Return `key_centre` of the float16 keys of `at`: float32 (kv_heads, head_dim)."""
     centre, sampled = import_cupy().empty((at.kv_heads, HEAD_DIM), np.float32), sampled_blocks(at.tokens)
     count = len(range(sampled.start, sampled.stop, sampled.step))
     KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads)
@@ -77,17 +77,17 @@ def prefill(
     out: Any = None,
     rule: ScoreRule = PLAIN,
 ) -> Any:
-    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them. The twin
-    is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
+    """Compute attention of the last `n` tokens of `at` over all tokens before them, or over listed blocks of those. The
+    NumPy reference is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
 
     Parameters
     ----------
     q : cupy float16 (n, heads, 128)
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
     at : BytePages, at least `n` tokens; ``heads % kv_heads == 0``
-    scale, blocks, out : See `sp.ops.attention.attention_sm90.prefill`
+    scale, blocks, out : see `sp.ops.attention.attention_sm90.prefill`
     rule : ScoreRule
-        Without `blocks`, its window; the scale is given, and there is neither a softcap nor a sink.
+        Without `blocks`, its window is used, its scale is not; it has neither softcap nor sinks.
     """
     cupy = import_cupy()
     n, heads, d = q.shape
@@ -135,7 +135,7 @@ def prefill(
 
 
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None, rule: ScoreRule = PLAIN) -> Floats:
-    """Causal attention of the last ``len(q)`` tokens of `at` in eight bits, over all blocks or those listed. Returns
+    """Compute 8-bit causal attention of the last ``len(q)`` tokens of `at`, over all blocks or listed ones. Returns
     float32 (n, heads, 128), on the device bf16, in the basis of the cached values.
 
     Parameters
@@ -143,9 +143,9 @@ def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None
     q : float32 (n, heads, 128), on the device float16
         In the basis of the cached keys (rotated if those are), not yet scaled.
     at : PagedKV, on the device of compute capability 9.0
-    lists : BlockLists, optional, where `q` is
+    lists : BlockLists, optional, on the device of `q`
     rule : ScoreRule
-        Without `lists`, its window.
+        Its window is used, if there are no `lists`.
     """
     if not is_device(q):
         reach = None if rule.window is None else rule.first_seen(len(q), at.tokens, q)
@@ -156,18 +156,19 @@ def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None
 
 
 def byte_output(q: Floats, at: PagedKV, wide: Floats | None = None, rule: ScoreRule = PLAIN) -> Floats:
-    """`attend` of queries that are not rotated for the cache yet, over all that `rule` lets them see, then
-    `gate_output` with `wide`."""
+    """`attend` of queries that are not rotated for the cache yet, over all keys that `rule` allows, then `gate_output`
+    with `wide`."""
     scale = q.shape[2] ** -0.5 if rule.scale is None else rule.scale
     seen, rule = within_window(at, len(q), rule, q)
     return gate_output(attend(at.queries(q), seen, scale, rule=rule), wide, at.rotated)
 
 
 def within_window(at: PagedKV, n: int, rule: ScoreRule, like: Any) -> tuple[PagedKV, ScoreRule]:
-    """The pages of `at` that the last `n` tokens may see, and the rule for these alone: no page before them is rounded.
+    """Return the pages of `at` that the last `n` tokens may see, and the rule for these only: earlier pages are not
+    quantised.
 
-    Tokens have ascending positions, so that none sees more than ``window`` keys: the host need not wait for what the
-    device finds, `ScoreRule.first_seen`, where the array `like` is.
+    Tokens have ascending positions, so that none sees more than ``window`` keys: the host need not wait for the exact
+    `ScoreRule.first_seen`, which is computed on the device of the array `like`.
     """
     if rule.window is None:
         return at, rule

@@ -1,4 +1,4 @@
-"""byte_attention: causal 8-bit attention, over all blocks of keys or listed ones, in the kernel's order."""
+"""NumPy reference of 8-bit causal attention, over all key blocks or listed ones, in the kernel's order."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.byte_rows.e4m3 import LARGEST, near_exp2, round_e4m3
 from sp.ops.threads import run_parallel
 
-SAMPLED_BLOCKS = 16  # blocks of keys, spread over the sequence, whose mean stands for that of all
+SAMPLED_BLOCKS = 16  # blocks of keys, spread over the sequence, whose mean is used for that of all
 
 
 class Codes(NamedTuple):
-    """``scales * codes``, in the shape of what they stand for. `scales`: float32, one for each query of a head, (n,
-    heads, 1); for 128 keys of a head, (blocks, kv_heads, 1); for all values of a head, (kv_heads, 1)."""
+    """Quantised values ``scales * codes``, in the shape of the originals. `scales`: float32, one per query and head,
+    (n, heads, 1); per 128 keys of a head, (blocks, kv_heads, 1); for all values of a head, (kv_heads, 1)."""
 
     codes: Floats  # float32, whole numbers from -127 to 127 of queries and keys, e4m3 numbers of values
     scales: Floats
 
 
 def sampled_blocks(tokens: int) -> slice:
-    """Which of the whole blocks of a sequence are sampled; none of under 128 tokens.
+    """Return the slice of whole blocks of a sequence that are sampled; empty for under 128 tokens.
 
     >>> list(range(1024))[sampled_blocks(131_072)][:3], sampled_blocks(100)
     ([0, 64, 128], slice(0, 0, 1))
@@ -34,10 +34,10 @@ def sampled_blocks(tokens: int) -> slice:
 
 
 def key_centre(k: Floats) -> Floats:
-    """The mean of some keys of each head, for `key_codes`: zeros for under 128 keys. Keys of trained models share a
-    large part in few values, which would take most of a byte's range. What all keys of a head share adds the same to
-    all scores of a query, so softmax does not see it. `k`: float32 (tokens, kv_heads, d). Returns float32
-    (kv_heads, d). Source: Zhang et al., "SageAttention", 2024 (smoothing of keys)."""
+    """Return the mean of some keys of each head, for `key_codes`; zeros for under 128 keys. Keys of trained models
+    share a large offset in few channels, which would take most of the int8 range. An offset common to all keys of a
+    head adds the same to all scores of a query, which softmax ignores. `k`: float32 (tokens, kv_heads, d). Returns
+    float32 (kv_heads, d). Source: Zhang et al., "SageAttention", 2024 (smoothing of keys)."""
     tokens, kv_heads, d = k.shape
     blocks = k[: tokens // BLOCK * BLOCK].reshape(-1, BLOCK, kv_heads, d)[sampled_blocks(tokens)]
     if not len(blocks):
@@ -47,7 +47,7 @@ def key_centre(k: Floats) -> Floats:
 
 
 def query_codes(q: Floats) -> Codes:
-    """Queries (n, heads, d) as whole numbers of a 127th of the largest of each row.
+    """Quantise queries (n, heads, d) to integers, in units of a 127th of the absmax of each row.
 
     >>> codes, scales = query_codes(np.array([[[1.0, -2.0]]], np.float32))
     >>> codes.tolist(), round(float(scales[0, 0, 0]), 5)
@@ -57,7 +57,8 @@ def query_codes(q: Floats) -> Codes:
 
 
 def key_codes(k: Floats, centre: Floats) -> Codes:
-    """Keys (tokens, kv_heads, d) less `centre` as whole numbers of a 127th of the largest of a head's 128 tokens."""
+    """Quantise keys (tokens, kv_heads, d) minus `centre` to integers, in units of a 127th of the absmax of a head's 128
+    tokens."""
     k = k - centre
     starts = np.arange(0, len(k), BLOCK)
     peaks = np.maximum.reduceat(np.abs(k).max(axis=2, keepdims=True), starts, axis=0)
@@ -66,7 +67,7 @@ def key_codes(k: Floats, centre: Floats) -> Codes:
 
 
 def value_codes(v: Floats) -> Codes:
-    """Values (tokens, kv_heads, d) as e4m3 numbers, the largest of a head as 448."""
+    """Quantise values (tokens, kv_heads, d) to e4m3 numbers, the absmax of a head to 448."""
     peaks = np.abs(v).max(axis=(0, 2))[:, None]
     rise = np.divide(LARGEST, peaks, out=np.zeros_like(peaks), where=peaks > 0)
     return Codes(round_e4m3(v * rise), (peaks * np.float32(1 / 448)).astype(v.dtype))
@@ -77,9 +78,9 @@ def _whole(x: Floats, peaks: Floats) -> Codes:
     return Codes(np.rint(x * inverse), (peaks * np.float32(1 / 127)).astype(x.dtype))
 
 
-BIAS = 6  # a weight as large as a row's reference is 2 to this
-RISEN = 2  # scores (of log2) may pass the reference by this; then it moves. What e4m3 holds above 2 to `BIAS`
-MOST_SCORES = 1 << 20  # of a query block at once, in whole tiles
+BIAS = 6  # a score equal to its row's reference has the weight 2 ** BIAS
+RISEN = 2  # scores (in log2) may exceed the reference by this before it moves: the range of e4m3 above 2 ** BIAS
+MOST_SCORES = 1 << 20  # scores of a query block that are computed at once, in whole tiles
 
 
 def byte_attention(
@@ -91,16 +92,15 @@ def byte_attention(
     centre: Floats | None = None,
     reach: Ints | None = None,
 ) -> Floats:
-    """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
+    """Compute attention of the last queries over all keys or the listed blocks, without keys after a row.
 
-    Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.twin`). Weights are
-    the e4m3 numbers near 2 to a score (`near_exp2`), relative to a reference of their row: the largest score when it
-    was last passed by more than `RISEN`. Tiles of 128 keys are read from the diagonal down. Sums are of the same
-    weights.
+    Queries and keys are rounded to int8, values to e4m3 (see `query_codes`). Weights are the e4m3 numbers near 2 to a
+    score (`near_exp2`), relative to a reference of their row: the largest score when it was last exceeded by more than
+    `RISEN`. Tiles of 128 keys are processed from the diagonal down. Sums use the same rounded weights.
 
-    `q`: float32 (n, heads, d), not yet scaled; `k`, `v`: float32 (tokens, kv_heads, d); `lists`: on the host; all
-    blocks if left out; `centre`: float32 (kv_heads, d), optional, what is taken from keys before rounding; `key_centre`
-    of them if left out; `reach`: (n,), ascending, optional and without `lists`: the first key that each query sees.
+    `q`: float32 (n, heads, d), not yet scaled; `k`, `v`: float32 (tokens, kv_heads, d); `lists`: on the host; by
+    default all blocks; `centre`: float32 (kv_heads, d), optional, subtracted from keys before rounding; by default
+    their `key_centre`; `reach`: (n,), ascending, optional and without `lists`: the first key that each query sees.
 
     Returns float32 (n, heads, d), zeros for a row that sees no key. Source: Shah et al., "FlashAttention-3", 2024;
     Zhang et al., "SageAttention2", 2024.
@@ -146,13 +146,13 @@ def byte_attention(
 
 
 def _parts(blocks: np.ndarray, rows: int) -> list[np.ndarray]:
-    """`blocks` in order, so many at a time."""
+    """Split `blocks`, in order, into parts of bounded size."""
     step = max(1, MOST_SCORES // (rows * BLOCK))
     return [blocks[at : at + step] for at in range(0, len(blocks), step)]
 
 
 class _Rows:
-    """References, sums of weights and outputs of the rows of a query block, as far as tiles were read."""
+    """Online softmax state of the rows of a query block: references, sums of weights, and outputs so far."""
 
     def __init__(self, rows: int, d: int, dtype: np.dtype[Any]) -> None:
         self._reference: Floats = np.full(rows, -np.inf, dtype)
@@ -160,7 +160,8 @@ class _Rows:
         self._out: Floats = np.zeros((rows, d), dtype)
 
     def add(self, scores: Floats, values: Floats) -> None:
-        """Tiles in the order they are read: scores (rows, tiles, 128) of log2, values (tiles, 128, d)."""
+        """Add tiles in the order in which they are processed: scores (rows, tiles, 128) in log2, values (tiles, 128,
+        d)."""
         top = scores.max(axis=2)
         reference = self._reference
         for at in range(top.shape[1]):
@@ -170,7 +171,7 @@ class _Rows:
         weights = near_exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
         last: Floats = top[:, -1]
         known = np.where(np.isinf(last), 0, last)
-        keep = np.exp2(top - known[:, None])  # what a tile's weights count for once the last is read
+        keep = np.exp2(top - known[:, None])  # rescales each tile's weights to the last reference
         before = np.exp2(self._reference - known)
         rounded = weights * keep[:, :, None]
         self._sum = self._sum * before + rounded.sum(axis=(1, 2))
@@ -179,6 +180,6 @@ class _Rows:
         self._reference = last
 
     def out(self) -> Floats:
-        """Outputs of all that was added."""
+        """Return the normalised outputs."""
         sums: Floats = np.where(self._sum > 0, self._sum, 1)
         return self._out / sums[:, None]

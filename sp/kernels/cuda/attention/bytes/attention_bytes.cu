@@ -49,7 +49,7 @@ SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 grou
     }
     peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
     const f32 inverse = peak > 0 ? __fdiv_rn(127.0f, peak) : 0.0f;
-    named_barrier(1 + group, 128);  // who still multiplies the bytes before these
+    named_barrier(1 + group, 128);  // the previous bytes may still be an operand
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const u32* from = words + 8 * i;

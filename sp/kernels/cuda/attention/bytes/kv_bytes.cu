@@ -1,4 +1,4 @@
-// Keys and values of a sequence from its pages to bytes, as attention_bytes.cu multiplies them.
+// Quantises the keys and values in a sequence's pages to bytes, as attention_bytes.cu multiplies them.
 //
 //   key_centre[h] = mean of the keys of pages table[0], table[step], .. `sampled` of them; zeros if there are none
 //   value_peaks[h] = max |v|, over all tokens; to be 0 before

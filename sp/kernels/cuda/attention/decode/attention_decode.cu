@@ -1,4 +1,4 @@
-// Attention of few query rows over a long paged cache, split over the cache: decoding and short drafts.
+// Attention of few query rows over a long paged cache, split over the cache: decoding and short speculated sequences.
 //
 //   out[i, h] = sum_j softmax_j(q[i, h] . k[j, h / group] / sqrt(d)) v[j, h / group],  j <= total - n + i
 //   q is in the basis of the cached keys; where FINISH, out is rotated back over blocks of 64 if ROTATE and multiplied by the

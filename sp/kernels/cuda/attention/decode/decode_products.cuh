@@ -20,7 +20,7 @@ SP_DEVICE u32 transpose(u32 matrix) {
     return d;
 }
 
-// (w & mask) | magic in one instruction; the compiler needs to be told that one of the constants stays in a register.
+// (w & mask) | magic in one instruction; "r" makes the compiler keep a constant in a register.
 SP_DEVICE u32 masked(u32 w, u32 mask, u32 magic) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "r"(mask), "r"(magic));

@@ -1,4 +1,4 @@
-// Scores of a few query rows against every cached key of a layer, and what their softmax needs.
+// Scores of a few query rows against every cached key of a layer, and the maxima and sums of their softmax.
 //
 //   importance_scores  s[h, i, j] = scale * q[i, h] . k[j, h / group] for j <= min(before + i, tokens - 1), else -inf;
 //                      of every split of the keys: the largest s of a row and the sum of 2^(s - largest)

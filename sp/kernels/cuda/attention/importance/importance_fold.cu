@@ -1,4 +1,4 @@
-// Softmax weights of one layer to an importance per token, folded into that of the layers before.
+// Reduces the softmax weights of one layer to an importance per token, and folds it into that of the layers before.
 //
 //   w[h, i, j] = 2^(s[h, i, j] - M[h, i]) / Z[h, i], see importance.cu; with GIVEN s[h, i, j] itself, of any sign
 //   importance_fold  over the heads, largest or sum, of w after what comes before the heads: a moving average along j
@@ -8,7 +8,8 @@
 // Layouts: scores f32 (heads, n, pitch), norms float2 (heads, n) of (M, 1 / Z), null with GIVEN; running f32 (n, tokens), or (1, tokens) with
 //   QUERIES_FIRST; by_layer f32 (chunks,), by_head f32 (heads, chunks) or null, chunks of 32 tokens.
 // Launch: importance_fold (ceil(tokens / (256 - WIDTH + 1)), rows of running) blocks of 256 threads, a thread a token and the
-//   outer ones for the average alone; `first` starts anew. importance_heat 8 warps a block, a warp a chunk. sm_80 and newer.
+//   outer ones for the average alone; `first` overwrites `running` instead of adding. importance_heat 8 warps a block,
+//   a warp a chunk. sm_80 and newer.
 // Defines: WIDTH of the average, odd; ZERO_EDGES (divide by WIDTH also at the ends); QUERIES_FIRST; POOL_AT 0 (none before
 //   the heads), 1, 2; HEADS_MAX; QUERIES_MAX; GIVEN (0 if not given).
 #include "mma.cuh"

@@ -1,16 +1,17 @@
-// Tokens of a paged cache in the space of a trained head, one layer of it:
+// Projects tokens of a paged cache into the space of a trained head, one layer at a time:
 //
 //   document[t] (+)= unrotated(k[t]) . B[keys] + v[t] . B[values]
 //
-// k is turned back in float32 and rounded to f16, as unrotate.cu does; products are those of tensor cores, summed in float32.
-// Of 131,072 tokens with 3 heads of 64 and rank 96 it reads 101 MB of rows and 50 MB of sums and writes 50 MB: 0.05 ms at
-// 4 TB/s, to which come 75 MB of weights from L2.
+// k is rotated back in float32 and rounded to f16, as unrotate.cu does; products are those of tensor cores, summed in
+// float32. Of 131,072 tokens with 3 heads of 64 and rank 96 it reads 101 MB of rows and 50 MB of sums and writes 50 MB:
+// 0.05 ms at 4 TB/s, to which come 75 MB of weights from L2.
 //
 // Layouts: pages f16 (pool_pages, 128, kv_heads, HEAD_DIM), table i32, or null where the pages of the sequence lie in order;
 //   positions i64 (tokens,), turns i64 (half,) and magnitude as in unrotate.cu; weights f16 (2 kv_heads HEAD_DIM, pitch), rows
 //   of keys before those of values; document f32 (tokens, pitch), written where `first` is set, else added to.
 // Launch: a block takes 8192 / HEAD_DIM tokens and RANK columns; a warp takes 16 tokens, of which it copies one head after the
-//   other; 64 rows of weights at a time are everybody's. All is copied a step ahead. 16-byte aligned arrays. sm_80 and newer.
+//   other; 64 rows of weights at a time are shared by all warps. All is copied a step ahead. 16-byte aligned arrays.
+//   sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; RANK, a multiple of 16 up to 128 that divides the pitch; INTERLEAVED, see rotary.cuh.
 #include "rotary.cuh"
 

@@ -1,4 +1,4 @@
-// Scores of tokens from what ranges of a text have (space_worth.cu) and from how hard it is looked at:
+// Scores of tokens from the worth of ranges of a text (space_worth.cu) and from attention weights:
 //
 //   space_parts   x[0, t] = units[u] of the unit u that holds t, x[1, t] = the largest of the windows that do,
 //                 x[2, t] = the mean of looked[t - half .. t + half] inside of the text; and sums of a block's tokens

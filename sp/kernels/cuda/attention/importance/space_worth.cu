@@ -1,4 +1,4 @@
-// What ranges of a text have of what is asked, in the space of a trained head (late interaction, arXiv 2004.12832):
+// Worth of ranges of a text for a question, in the space of a trained head (late interaction, arXiv 2004.12832):
 //
 //   space_alike  alike[t, r] = document[t] . asking[r] / (|document[t]| |asking[r]|), where |x|^2 is x . x + 1e-12
 //   space_worth  worth[u] = sum_r softmax_r(gate[r]) max_(t in range u) alike[t, r]

@@ -8,7 +8,7 @@
 
 enum Grouping { GROUPED = 256, LOUD = 64 };  // inputs with one scale; channels that can be apart
 
-// How a group with this largest absolute value, given by its bits, is rounded; `told` is the scale that is stored.
+// Rounding of a group with this absmax, given by its bits; `told` is the scale that is stored.
 struct Rounding {
     f32 inverse, told;
 };

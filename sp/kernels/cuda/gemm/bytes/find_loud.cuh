@@ -1,13 +1,13 @@
-// The search for loud channels by a block of 1024 threads: those whose peak is over four times the geometric mean of all peaks,
-// the 64 loudest at most.
+// The search for outlier channels by a block of 1024 threads: channels whose peak is over four times the geometric mean
+// of all peaks, at most the 64 largest.
 //
 //   peaks     u32 (COLS): bits of float32 values, none negative; COLS % 32 == 0, at most 32,768. Those of 0 are left out of the mean.
 //             Zeros afterwards
-//   count     u32: how many are loud
-//   channels  u32 (64): which, ascending
-//   mask      u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
-// Of more than 64 the loudest by quarters of an octave are taken, of the last quarter the first ones. Where none is loud, only
-// `count` is written. Channels t, t + 1024, .. belong to thread t. Define: COLS. Arches: 80+.
+//   count     u32: number of outliers
+//   channels  u32 (64): their indices, ascending
+//   mask      u16 (COLS / 16): bit i of word j is set where channel 16 j + i is an outlier
+// Of more than 64 the largest by quarters of an octave are taken, of the last quarter the first ones. Without outliers
+// only `count` is written. Channels t, t + 1024, .. belong to thread t. Define: COLS. Arches: 80+.
 // Source: outlier features of LLM.int8() (Dettmers et al., 2022), found here by comparison with the other channels.
 #pragma once
 #include "mma.cuh"
@@ -77,7 +77,7 @@ SP_DEVICE void find_loud(u32* peaks, u32* count, u32* channels, u16* mask) {
         return;
     }
 
-    // Thread t looks at bin 1023 - t: those before it are louder.
+    // Thread t looks at bin 1023 - t: those before it have larger peaks.
     const u32 inside = bins[BINS - 1 - t];
     u32 unused;
     const u32 louder = sum_before(inside, room, unused);

@@ -12,11 +12,13 @@
 // threads, one block an SM, clusters of two that share W (each loads half of a piece for both) and have 128 tokens each. A thread
 // of warpgroup 0 loads; 1 and 2 take tiles in turn, each by itself, so that while one scales and stores the other multiplies;
 // within a tile, sums of a group of 256 inputs are scaled while the next is multiplied.
-// The turn is passed on when all pieces of a tile are there: who waits for a piece is then less than a round of the ring ahead.
+// The turn is passed on when all pieces of a tile have arrived: a warpgroup that waits for a piece is then less than a
+// round of the ring ahead.
 // A job is 256 tokens and `each` tiles, of out_tiles in all. Any tokens >= 1; out a multiple of 8.
-// The ring has STAGES pieces of W; where channels are loud, what tokens have in them stands in the place of the last two.
+// The ring has STAGES pieces of W; with outlier channels, the tokens' values in them take the place of the last two.
 // Defines: GROUPS (1 to 4), STAGES. Arch 90a.
-// Sources: ping-pong of warpgroups as in CUTLASS (Thakkar et al.); scales and loud channels as gemm_bytes_sm90.cu says.
+// Sources: ping-pong of warpgroups as in CUTLASS (Thakkar et al.); scales and outlier channels as gemm_bytes_sm90.cu
+// says.
 #include "gemm_bytes_narrow_sm90_finish.cuh"
 #include "pdl.cuh"
 #include "wgmma_bytes.cuh"
@@ -61,7 +63,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
     const u32 stages = loud ? STAGES - 2 : STAGES;
     if (threadIdx.x < 128) {
         registers_lower<40>();
-        Ring ring{stages, 0, 1};  // so that the first round waits for nobody
+        Ring ring{stages, 0, 1};  // so that the first round does not wait
         u32 x_phase = 1;
         if (threadIdx.x == 0) {
             for (u32 job = cluster; job < jobs; job += clusters, x_phase ^= 1) {
@@ -167,7 +169,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
             __syncwarp();
             barrier_arrive_warp(x_empty, lane);
         }
-        if (turn == group) named_barrier(TURN + group, 256);  // the turn that nobody needed
+        if (turn == group) named_barrier(TURN + group, 256);  // a turn that was not used
         if (thread == 0) bulk_wait<0>();
     }
     cluster_sync();  // a block must not leave while its neighbour still loads into it

@@ -1,9 +1,9 @@
 // Prefill matmul of bytes without Hopper's own instructions: Y[n, o] = sum_k X[n, k] W[o, k] for X and W rounded to int8 with a
-// float32 scale for a row and 256 inputs, and for up to 64 loud channels, which are 0 in X's bytes, in bf16 beside them.
+// float32 scale for a row and 256 inputs, and for up to 64 outlier channels, which are 0 in X's bytes, in bf16 besides.
 //
 //   x        bytes (tokens, k) row-major; x_scales f32 [k / 256][x_stride]
 //   w        bytes (rows of w, k) row-major; w_scales f32 [k / 256][w_stride]. SWIGLU: gate's rows, those of up from `second` on
-//   xl, wl   bf16 (tokens, 64), (rows of w, 64): loud channels; not read where *loud_count is 0
+//   xl, wl   bf16 (tokens, 64), (rows of w, 64): outlier channels; not read where *loud_count is 0
 //   y        EPILOGUE STORE: bf16 (tokens, rows); STORE_F32: f32 stored, or added to y when `add`; SWIGLU: bf16 silu(x Gᵀ) * (x Uᵀ)
 // Both sides hold the inputs of each 64 in the same order, whichever that is. k % 256 == 0, rows % 8 == 0, tokens >= 1.
 //
@@ -12,7 +12,8 @@
 // warp owns 64 tokens x 32 rows of w (SWIGLU: 16 of gate, 16 of up): A and B of mma.m16n8k32 through a ring of STAGES tiles of
 // 128 inputs, filled by cp.async; 16-byte chunk j of row r lies at j ^ (r % 8). Warps wait for stages, never for each other.
 // Arches: 80+ (cp.async, ldmatrix, mma.m16n8k32).
-// Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; loud channels apart as in LLM.int8() (Dettmers et al., 2022).
+// Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; outlier channels apart as in LLM.int8()
+// (Dettmers et al., 2022).
 #include "activations.cuh"
 #include "epilogue.cuh"
 #include "mbarrier.cuh"
@@ -180,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(
                     d[m][n][e] += f32(part[m][n][e]) * (x_scale[m][e / 2] * (e % 2 ? w_scale[n].y : w_scale[n].x));
     }
 
-    // ---- loud channels: 64 inputs in bf16 are as wide as 128 bytes
+    // ---- outlier channels: 64 inputs in bf16 are as wide as 128 bytes
     if (*loud_count > 0) {
         __syncthreads();
         start(128);

@@ -1,5 +1,5 @@
 // Prefill matmul of bytes: Y[n, o] = sum_k X[n, k] W[o, k] for X and W rounded to int8 (KIND 0) or e4m3 (KIND 1) with a
-// float32 scale for a row and 256 inputs, and for up to 64 loud channels, which are 0 there, in bf16 beside them.
+// float32 scale for a row and 256 inputs, and for up to 64 outlier channels, which are 0 there, in bf16 besides.
 //
 //   X        bytes (tokens, k) row-major, by tensor map x_map: box 128 k x TOKENS / CLUSTER; x_scales f32 [k / 256][x_stride]
 //   W        bytes (rows of whole 64, k), by w_map: box 128 k x 64; w_scales f32 [k / 256][w_stride]. SWIGLU: gate's rows, then
@@ -19,7 +19,7 @@
 // each loads half of the X tile for both. GROUP token blocks side by side share what they load in L2.
 // Any tokens >= 1; out a multiple of 8; k = 256 groups. Arch 90a.
 // Sources: warp-specialised persistent kernels as in CUTLASS (Thakkar et al.), sums scaled outside of the tensor cores as in
-// DeepSeek-V3's FP8 training (2024, section 3.3), loud channels apart as in LLM.int8() (Dettmers et al., 2022).
+// DeepSeek-V3's FP8 training (2024, section 3.3), outlier channels apart as in LLM.int8() (Dettmers et al., 2022).
 #include "gemm_bytes_sm90_finish.cuh"
 #include "pdl.cuh"
 #include "wgmma_bytes.cuh"
@@ -57,7 +57,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     const u32 loud = *loud_count > 0;
     if (threadIdx.x < 128) {
         registers_lower<40>();
-        Ring ring{0, 1};  // so that the first round waits for nobody
+        Ring ring{0, 1};  // so that the first round does not wait
         if (threadIdx.x == 0) {
             for (u32 index = cluster; index < tiles; index += clusters) {
                 const Tile tile = tile_of(index, token_blocks, out_blocks, rank);
@@ -166,7 +166,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 finish(d, areas + group * STAGING_BYTES, map, 64 * i32(at - from), tile.token, group, thread);
             }
         }
-        if (group == 0) named_barrier(TURN, 256);  // the turn that nobody needed
+        if (group == 0) named_barrier(TURN, 256);  // a turn that was not used
         if (thread == 0) bulk_wait<0>();
     }
     // A block must not leave while its neighbour still loads into it.

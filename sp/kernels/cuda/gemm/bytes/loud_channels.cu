@@ -1,4 +1,4 @@
-// Which channels are loud, by peaks that a product has found: find_loud.cuh.
+// Selects outlier channels by the peaks that a product has computed: see find_loud.cuh.
 //
 //   peaks u32 (COLS), count u32, channels u32 (64), mask u16 (COLS / 16) as there
 // Grid (1), 1024 threads. Define: COLS. Arches: 80+.

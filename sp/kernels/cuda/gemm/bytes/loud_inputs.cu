@@ -1,5 +1,5 @@
-// Which channels of inputs are loud: the largest absolute value of each over all tokens, peak[k] = max over n of |x[n, k]|, and
-// then the search of find_loud.cuh, by the block that ends last.
+// Outlier channels of inputs: the largest absolute value of each channel over all tokens, peak[k] = max over n of |x[n,
+// k]|, then the search of find_loud.cuh by the block that ends last.
 //
 //   x      bf16 (tokens, COLS), COLS % 8 == 0
 //   peaks  u32 (COLS), zeros before and afterwards: bits of float32 values; a NaN is larger than all

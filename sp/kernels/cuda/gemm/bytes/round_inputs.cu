@@ -1,13 +1,14 @@
-// Inputs of a matrix product to bytes: for each token and 256 inputs one scale, as bytes.cuh says. Loud channels count as 0
-// there and stand in bf16 beside them.
+// Rounds inputs of a matrix product to bytes: one scale for each token and 256 inputs, see bytes.cuh. Outlier channels
+// count as 0 there and are stored in bf16 besides.
 //
 //   x        bf16 (tokens, COLS), COLS % 256 == 0
 //   codes    (tokens, COLS), in the order of round_weight.cu
 //   scales   f32 [COLS / 256][stride], a token each; 0 past the last one, as far as the grid goes
 //   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
-//   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
-// Grid (at least ceil(tokens / 8), parts), 256 threads: a warp for every parts-th 512 inputs of a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
-// Bound by memory. `late`: this runs beside the kernel before, which let it start when all earlier ones were done and writes nothing
+//   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is an outlier
+// Grid (at least ceil(tokens / 8), parts), 256 threads: a warp for every parts-th 512 inputs of a token, 16 lanes for a
+// group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+. Bound by memory.
+// `late`: this kernel overlaps the one before, which let it start when all earlier ones were done and writes nothing
 // that is read here.
 #include "bytes.cuh"
 #include "pdl.cuh"

@@ -1,11 +1,12 @@
-// A packed weight to bytes: for each row and 256 inputs one scale, as bytes.cuh says, of the values rounded to bf16 that the
-// bf16 kernels multiply. Loud channels keep their bytes (the inputs' are 0) and stand in bf16 beside them.
+// Rounds a packed weight to bytes: one scale for each row and 256 inputs, see bytes.cuh, of the values rounded to bf16
+// that the bf16 kernels multiply. Outlier channels keep their bytes (those of the inputs are 0) and are stored in bf16
+// besides.
 //
 //   planes   fragment order, 16-byte aligned
 //   codes    [rows of whole 64][64 k_tiles]; of 64 inputs byte 16 c + 4 s + 2 h + e has input 16 s + 8 h + 2 c + e
 //   scales   f32 [k_tiles / 4][stride], from row 0 of this weight on
 //   loud     bf16 [rows][64]: the values of channels listed in `channels` (*count of them, ascending), then zeros; written where
-//            *count > 0; all four null where nothing is asked of them. mask: bit i of word j is set where channel 16 j + i is loud
+//            *count > 0; all four may be null. mask: bit i of word j is set where channel 16 j + i is an outlier
 // Grid (k_tiles / 4, row tiles), 128 threads: the tile's thread numbering. Defines: FORMAT, KIND. Arches: 80+, KIND 1 89+.
 #include "bytes.cuh"
 #include "tile_words.cuh"

@@ -1,4 +1,4 @@
-// The end of an item of gemm_small_m.cu: the slices' sums meet, and results are written.
+// The epilogue of an item of gemm_small_m.cu: adds up the sums of the slices and writes the results.
 #pragma once
 #include "activations.cuh"
 #include "few_walk.cuh"

@@ -1,4 +1,4 @@
-// The inputs of gemm_small_m.cu on their way to shared memory: as bf16, as they come, or for super-blocks as f16, 256 of a
+// Loads the inputs of gemm_small_m.cu to shared memory: as bf16, as they come, or for super-blocks as f16, 256 of a
 // token under one power of two that makes the largest of them 2^14 to 2^15. That loses nothing but what is below 2^-29
 // of the largest.
 #pragma once

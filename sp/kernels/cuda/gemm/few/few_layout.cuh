@@ -1,4 +1,4 @@
-// What the defines of gemm_small_m.cu decide: which forms of the inputs there are and where things lie in shared memory.
+// Derived from the defines of gemm_small_m.cu: the forms of the inputs and the layout of shared memory.
 #pragma once
 #include "format_set.cuh"
 #include "weights.cuh"

@@ -1,4 +1,4 @@
-// Which units a warp of gemm_small_m.cu multiplies, and the copies that run ahead of the products.
+// The order of the units that a warp of gemm_small_m.cu multiplies, and the copies that run ahead of the products.
 //
 // An item is two strips of 16 rows: neighbours of one weight, or the same rows of gate and up. A block has every
 // gridDim.x-th item and one slice of the inputs; its units (an item, a stage of the slice) lie in a row, item by item,

@@ -1,5 +1,5 @@
-// y_i[t, o] = sum_k x[t, k] W_i[o, k] for 9 to 32 tokens and up to four packed weights: the matrix products of checking
-// drafted tokens.
+// y_i[t, o] = sum_k x[t, k] W_i[o, k] for 9 to 32 tokens and up to four packed weights: the matrix products that verify
+// speculated tokens.
 //
 //   x    bf16 (tokens, k)
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
@@ -10,7 +10,7 @@
 //
 // Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that
 // begins to fill before x is even asked for and never waits for the end of an item. A block holds one slice of x (at most WIDTH inputs),
-// so that x is read once by each block and as many blocks share an item as the card is large. Sums meet twice, both
+// so that x is read once by each block and the larger the GPU, the more blocks share an item. Sums meet twice, both
 // times in a fixed order: of the warps of a block, and of the slices, where the last to come adds them up. Results do
 // not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), weight layout and group-wise scaling

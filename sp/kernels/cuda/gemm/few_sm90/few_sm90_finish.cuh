@@ -1,5 +1,5 @@
-// The end of an item of gemm_small_m_sm90.cu, 16 rows of 8 tokens at a time, for each warp on its own: the workers' sums meet, and
-// results are written. What a warp does here takes long by its latency and not its work: small tasks for many warps.
+// The epilogue of an item of gemm_small_m_sm90.cu, 16 rows of 8 tokens at a time, by each warp on its own: adds up the
+// sums of the workers and writes the results. It is bound by latency, hence small tasks for many warps.
 #pragma once
 #include "activations.cuh"
 #include "few_sm90_fetch.cuh"
@@ -164,8 +164,8 @@ struct Share {
 };
 
 // In one of an item's slices its tasks go to the worker that has its first stage there: that one ends with the item, and so is
-// among the last to have a piece of it. Without slices all who have a piece share them, for there are fewer items than
-// blocks; whole items that are only stored have none.
+// among the last to have a piece of it. Without slices all workers that have a piece share them, for there are fewer
+// items than blocks; whole items that are only stored have none.
 SP_DEVICE Share share_of(const Division& work, const Item& item, int t, int worker, bool has_first) {
     if constexpr (STREAMED) {
         const int who = work.worker_of(item, 0, work.stages), until = work.worker_of(item, work.stages - 1, work.stages);

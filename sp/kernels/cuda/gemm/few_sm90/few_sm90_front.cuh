@@ -1,4 +1,4 @@
-// What comes before the products of gemm_small_m_sm90.cu where x is not given as tiles: tokens in bf16, or in float32 with an
+// The prologue of gemm_small_m_sm90.cu where x is not given as tiles: tokens in bf16, or in float32 with an
 // RMS norm, become tiles in global memory, a part of a token by each block; then the blocks wait for each other.
 //
 // All threads of the warpgroups take part. The code runs twice, first with the norm's weights in place of the tokens,

@@ -1,4 +1,5 @@
-// How the sums of an item of gemm_small_m_sm90.cu meet that several workers have: each stores its piece, one block adds them up.
+// Adds up the sums of an item of gemm_small_m_sm90.cu that several workers share: each stores its piece, one block adds
+// them.
 #pragma once
 #include "few_sm90_products.cuh"
 
@@ -6,8 +7,8 @@ typedef f32 Sums[SUMS];  // of one weight of an item
 constexpr int PIECE = 32 * SETS * SUMS;  // sums of a warp
 
 // Sums lie there with all their bits turned round: 0, as every word is between launches, stands for a NaN that no
-// instruction makes. So pieces need neither fences nor counters: who adds them up reads them until they have come, and puts
-// the zeros back.
+// instruction makes. So pieces need neither fences nor counters: the warp that adds them up reads them until they have
+// arrived, and puts the zeros back.
 SP_DEVICE void store_words(f32* to, uint4 v) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
@@ -49,7 +50,7 @@ constexpr int WORDS = WIDE * SETS;  // of a lane, in a piece
 // Adds up WIDE parts of a strip of item t from `part` on, slice by slice and in the order of the workers.
 SP_DEVICE void gather(Part (&sum)[WIDE], const Division& work, const Item& item, int t, int supers, f32* partials, int strip,
                       int part, int lane) {
-    // Lane i knows who has the first stage of the item in slice i, and who has the last one.
+    // Lane i finds the workers that have the first and the last stage of the item in slice i.
     const int slices = gridDim.y, stages = lane < slices ? supers * (lane + 1) / slices - supers * lane / slices : 1;
     const int who = work.worker_of(item, 0, stages), until = work.worker_of(item, stages - 1, stages);
 #pragma unroll

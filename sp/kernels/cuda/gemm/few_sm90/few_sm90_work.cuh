@@ -1,4 +1,4 @@
-// How gemm_small_m_sm90.cu divides its work.
+// The division of work in gemm_small_m_sm90.cu.
 //
 // An item is a row tile, 64 outputs, of one weight; with SWIGLU the same rows of gate and of up. A unit is an item's
 // super-block of 256 inputs. The inputs are cut into gridDim.y slices. In a slice the units lie in a row, item by item;

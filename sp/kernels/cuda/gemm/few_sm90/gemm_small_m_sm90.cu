@@ -1,5 +1,5 @@
 // y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 64 tokens and up to four packed weights of super-blocks, on Hopper: the
-// products of checking drafted tokens.
+// matrix products that verify speculated tokens.
 //
 //   x    tokens as tiles of f16 with means and scales, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
 //        (tokens, k), or `wide` float32 (tokens, k) and `norm` float32 (k), whose RMS norm with `eps` comes first, this
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     pdl_launch_dependents();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
-        if (lane == 0) barrier_init(at.prepared, (HELPERS + 1) * WARP_ARRIVALS);  // and who fetches
+        if (lane == 0) barrier_init(at.prepared, (HELPERS + 1) * WARP_ARRIVALS);  // and the fetching warp
         for (int i = lane; i < at.x_slots; i += 32) {
             barrier_init(at.inputs + i, 1);
             if (STREAMED) barrier_init(at.freed + i, 4 * GROUPS * WARP_ARRIVALS);
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             const Item item = item_at(weights, t);
             int kind = item.kind;
             if (STREAMED && item.tile + group >= tiles_of(pick(weights, item.which))) kind = NO_KIND;
-            asm volatile("" : "+r"(kind));  // kept: the compiler would find it anew for every unit
+            asm volatile("" : "+r"(kind));  // kept in a register: the compiler would recompute it for every unit
             const int begin = stage, stop = min(work.stages, stage + range.end - unit);
 #pragma unroll 1
             for (int m = 0; m < SETS; ++m) {  // one after the other: there are registers for the sums of one

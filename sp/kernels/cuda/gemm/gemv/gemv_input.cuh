@@ -1,4 +1,4 @@
-// The activations of gemv.cu on their way to shared memory, normed on the way where NORM says so.
+// Loads the activations of gemv.cu to shared memory, with an RMS norm where NORM is set.
 #pragma once
 #include "gemv_layout.cuh"
 

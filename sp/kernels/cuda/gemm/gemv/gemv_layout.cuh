@@ -1,4 +1,4 @@
-// What the defines of gemv.cu decide: which forms of the inputs there are and where things lie in shared memory.
+// Derived from the defines of gemv.cu: the forms of the inputs and the layout of shared memory.
 #pragma once
 #include "format_set.cuh"
 #include "strip_input.cuh"

@@ -1,4 +1,4 @@
-// Which strips a group of warps of gemv.cu multiplies, in which order, and the copies that run ahead of the products.
+// The order of the strips that a group of warps of gemv.cu multiplies, and the copies that run ahead of the products.
 #pragma once
 #include "gemv_layout.cuh"
 

@@ -1,4 +1,5 @@
-// The inputs of a lone token for strip_one.cuh: 16-bit fixed-point numbers in shared memory, with the sums of their groups.
+// The inputs of a single token for strip_one.cuh: 16-bit fixed-point numbers in shared memory, with the sums of their
+// groups.
 #pragma once
 #include "strip_one.cuh"
 

@@ -1,4 +1,4 @@
-// Which expert's weight a block of tokens is multiplied by, in the prefill products of mixtures of experts.
+// The expert whose weight a block of tokens is multiplied by, in the prefill products of mixtures of experts.
 //
 // Weights of experts lie one under the other in one fragment-ordered weight, `pitch` row tiles each. Tokens are sorted by
 // expert and every expert's begin at a whole block; tiles[i] says which tokens are multiplied together, and there are *count

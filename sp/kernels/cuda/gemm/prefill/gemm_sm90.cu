@@ -18,9 +18,9 @@
 // GROUP token blocks side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held
 // in shared memory.
 // STREAM = 1 (stream-K): the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for
-// the last ones: who has the first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block),
-// in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a launch. Launches
-// that stream must not overlap, and all their blocks must run at once.
+// the last ones: the block that has the first k of a tile adds what the others stored in `partials` (128 x TOKENS
+// float32 a block), in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a
+// launch. Launches that stream must not overlap, and all their blocks must run at once.
 // EXPERTS = 1 (gemm_sm90_experts): tiles of tokens belong to experts, see expert_blocks.cuh; row_tiles are those of one
 // expert's matrix, token_blocks is read from the device, and the tokens of x and y are sorted and padded to blocks of 128. A
 // tile of few tokens is multiplied as one of 64 or 128, by the same code: it is the last of its expert. The box of x_map
@@ -70,7 +70,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; ++s) {
-            barrier_init(full + s, 1 + (F::plain ? 0 : WARPGROUPS * WARP_ARRIVALS));  // who loads, who makes words
+            barrier_init(full + s, 1 + (F::plain ? 0 : WARPGROUPS * WARP_ARRIVALS));  // loader, makers of words
             barrier_init(empty + s, 4 * WARPGROUPS * CLUSTER * WARP_ARRIVALS);  // every consumer warp
         }
         barrier_init_fence();
@@ -81,7 +81,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     if (threadIdx.x < 128) {
         registers_lower<40>();
-        Ring ring{0, 1};  // so that the first round waits for nobody
+        Ring ring{0, 1};  // so that the first round does not wait
         Work work = work_of(cluster, clusters, streamed, k_tiles);
         if (threadIdx.x == 0) {
             const Planes first = planes_of<FORMAT>(weight, held_tiles, k_tiles);

@@ -1,5 +1,5 @@
-// How gemm_sm90 brings a warpgroup's 64 outputs x TOKENS from accumulators to memory: transposed in shared memory, then
-// by TMA.
+// The epilogue of gemm_sm90: a warpgroup's 64 outputs x TOKENS go from accumulators to memory, transposed in shared
+// memory, then by TMA.
 //
 // Accumulators as in wgmma_bf16.cuh. A chunk is 64 outputs x 64 tokens, 32 registers of a thread; its rows in shared
 // memory are tokens, 128 bytes each (64 outputs in bf16; 2 boxes of 32 in float32), 128-byte swizzled, so that neither

@@ -1,5 +1,5 @@
 // The scale words of gemm_sm90's stages, made from the scales as they lie in the weight by a warp for each row tile of a
-// block. It runs as far ahead of the products as the loads do, so nobody waits for what it reads.
+// block. It runs as far ahead of the products as the loads do, so no products wait for what it reads.
 //
 // Lane l makes the words of rows l and l + 32 of super-blocks, and four in a row of blocks of 32 inputs.
 // What is read at once (a span) serves `steps` k-steps and is unpacked once, and which of them it is is known to the

@@ -1,4 +1,4 @@
-// What the blocks of gemm_sm90 work on: sizes in shared memory, the ring of stages, the order of tiles, sums passed on.
+// The work of gemm_sm90's blocks: sizes in shared memory, the ring of stages, the order of tiles, sums passed on.
 //
 // Defines as in gemm_sm90.cu. Arch 90a.
 #pragma once
