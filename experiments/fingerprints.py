@@ -56,14 +56,14 @@ def main() -> int:
 
 def families() -> Iterator[tuple[bool, Iterable[Case]]]:
     """Cases, and whether they are single ops: what these allocate is poisoned."""
-    from fingerprint import attention, cards, layers, matmul, models, requests
+    from fingerprint import attention, gpus, layers, matmul, models, requests
 
     for cases in (matmul.packing, matmul.kernels, matmul.layers, attention.kernels, attention.around,
                   attention.sampling, layers.sparse_cases, layers.delta_cases):  # fmt: skip
         yield True, cases()
     yield False, models.model_cases()
     yield False, requests.request_cases()
-    yield False, cards.card_cases()
+    yield False, gpus.gpu_cases()
 
 
 def run(given: argparse.Namespace) -> int:

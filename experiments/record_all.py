@@ -3,8 +3,8 @@
     python experiments/record_all.py --list                     # what is current, what is left, how long it takes
     python experiments/record_all.py --seconds 540 --new OUT    # as much of it as fits, new lines also below OUT
     python experiments/record_all.py --only headline,products   # items whose name begins so; --skip likewise
-    python experiments/record_all.py --seconds 540 --cards 4    # on four cards: items of all, then one each
-    python experiments/record_all.py --cards 2 --only build,cards --machine nvidia-h100-80gb-hbm3
+    python experiments/record_all.py --seconds 540 --gpus 4    # on four GPUs: items of all, then one each
+    python experiments/record_all.py --gpus 2 --only build,GPUs --machine nvidia-h100-80gb-hbm3
     python experiments/record_all.py --take OUT                 # add what another machine's run left below OUT
     python experiments/record_all.py --restate                  # write the counts of results/OLD.json as they are
     python experiments/record_all.py --prune                    # of each record key leave the newest, as a test asks
@@ -65,7 +65,7 @@ class Run:
         """Of the machine's records."""
         return self.results / self.machine
 
-    def item(self, item: Item, card: int | None = None) -> None:
+    def item(self, item: Item, gpu: int | None = None) -> None:
         """Run one item if it is not done and fits; tell how it ended."""
         if item.done(self.folder):
             self.tell(item, "is current")
@@ -73,22 +73,22 @@ class Run:
             self.tell(item, f"left: {item.seconds:.0f} s do not fit into {left:.0f}")
         else:
             began = time.perf_counter()
-            ended, tail = self.call(item, left, card)
+            ended, tail = self.call(item, left, gpu)
             took = f"{time.perf_counter() - began:.0f} of {item.seconds:.0f} s"
             if ended == "ended" and item.wants and not item.done(self.folder):
                 ended = "ended, but not all its records are there"
             self.tell(item, f"{ended}, {took}{tail if ended != 'ended' else ''}")
             self.copy()
 
-    def call(self, item: Item, seconds: float, card: int | None) -> tuple[str, str]:
+    def call(self, item: Item, seconds: float, gpu: int | None) -> tuple[str, str]:
         """How a command ended, and what it said last."""
         environment = {
             **os.environ,
             "SP_RESULTS": str(self.results),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
-        if card is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(card)
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         with TemporaryDirectory() as scratch:
             accepted = self.folder / "decode_accepted.json"
             if accepted.exists():
@@ -123,23 +123,23 @@ class Run:
         print(f"{time.perf_counter() - self.start:6.1f} {item.name}: {how}", flush=True)
 
 
-def run_all(run: Run, items: Sequence[Item], cards: int) -> Mapping[str, str]:
-    """Run items in order, those not `alone` side by side on several cards; how each ended."""
+def run_all(run: Run, items: Sequence[Item], gpus: int) -> Mapping[str, str]:
+    """Run items in order, those not `alone` side by side on several GPUs; how each ended."""
     for item in items:
         if item.alone:
             run.item(item)
     free: SimpleQueue[int] = SimpleQueue()
-    for card in range(cards):
-        free.put(card)
+    for gpu in range(gpus):
+        free.put(gpu)
 
     def one(item: Item) -> None:
-        card = free.get()
+        gpu = free.get()
         try:
-            run.item(item, card if cards > 1 else None)
+            run.item(item, gpu if gpus > 1 else None)
         finally:
-            free.put(card)
+            free.put(gpu)
 
-    with ThreadPoolExecutor(cards) as pool:
+    with ThreadPoolExecutor(gpus) as pool:
         list(pool.map(one, [item for item in items if not item.alone]))
     return run.said
 
@@ -174,9 +174,9 @@ def _names(text: str) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results")
-    parser.add_argument("--machine", default="nvidia-h200", help="folder of the card below the results")
+    parser.add_argument("--machine", default="nvidia-h200", help="folder of the GPU below the results")
     parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--cards", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--new", type=Path, help="copy new lines below this folder")
     parser.add_argument("--only", type=_names, default=(), help="items whose names begin with one of these")
     parser.add_argument("--skip", type=_names, default=())
@@ -198,7 +198,7 @@ def main() -> None:
         for name, stated in restate(results, TESTS, WHY).items():
             print(f"{name}: {stated['old']} old, {stated['why']}")
         return
-    items = [*plan(results / given.machine, several(given.cards)), *peer(given.llama_bench, given.gguf)]
+    items = [*plan(results / given.machine, several(given.gpus)), *peer(given.llama_bench, given.gguf)]
     items = [item for item in items if not given.only or item.name.startswith(given.only)]
     items = [item for item in items if not given.skip or not item.name.startswith(given.skip)]
     if given.list:
@@ -206,10 +206,10 @@ def main() -> None:
             state = "current" if item.done(results / given.machine) else f"{item.seconds:4.0f} s"
             print(f"{state:>8}  {item.name}: {' '.join(item.command)}")
         left = sum(item.seconds for item in items if not item.done(results / given.machine))
-        print(f"{left:8.0f} s of one card are left")
+        print(f"{left:8.0f} s of one GPU are left")
         return
     run = Run(results, given.machine, given.seconds, given.new and given.new.absolute())
-    ended = run_all(run, items, given.cards)
+    ended = run_all(run, items, given.gpus)
     left_over = [name for name, how in ended.items() if not how.startswith(("ended,", "is current"))]
     print(f"{len(ended) - len(left_over)} of {len(ended)} items are done; left: {', '.join(left_over) or 'nothing'}")
 

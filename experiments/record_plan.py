@@ -55,35 +55,35 @@ class Item:
         return bool(self.wants) and all(want.there(folder) >= want.count for want in self.wants)
 
 
-def items(part: str, cards: int = 1) -> list[Item]:
+def items(part: str, gpus: int = 1) -> list[Item]:
     """Those of a part of the plan."""
     alone = part in ("first", "cards")
     prefix = "cards, " if part == "cards" else ""
     return [
-        Item(prefix + row["name"], command(row["run"], cards), row["seconds"], wants(row, cards), alone)
+        Item(prefix + row["name"], command(row["run"], gpus), row["seconds"], wants(row, gpus), alone)
         for row in PLAN[part]
     ]
 
 
-def command(text: str, cards: int) -> tuple[str, ...]:
+def command(text: str, gpus: int) -> tuple[str, ...]:
     """A line of the plan as this checkout runs it."""
-    for word, said in (PLAN["words"] | {"cards": str(cards)}).items():
+    for word, said in (PLAN["words"] | {"cards": str(gpus)}).items():
         text = text.replace(f"{{{word}}}", said)
     program, *rest = shlex.split(text)
     return (sys.executable, *PROGRAMS.get(program, (program,)), *rest)
 
 
-def wants(row: Mapping[str, Any], cards: int) -> tuple[Want, ...]:
+def wants(row: Mapping[str, Any], gpus: int) -> tuple[Want, ...]:
     """What an item leaves."""
     return tuple(
-        Want(bench, count, {key: cards if value == "{cards}" else value for key, value in dict(*keys).items()})
+        Want(bench, count, {key: gpus if value == "{cards}" else value for key, value in dict(*keys).items()})
         for bench, count, *keys in row.get("leaves", ())
     )
 
 
-def several(cards: int) -> list[Item]:
-    """Tests and benchmarks of so many cards; none of one."""
-    return items("cards", cards) if cards > 1 else []
+def several(gpus: int) -> list[Item]:
+    """Tests and benchmarks of so many GPUs; none of one."""
+    return items("cards", gpus) if gpus > 1 else []
 
 
 def tests(folder: Path) -> list[Item]:
@@ -109,5 +109,5 @@ def peer(program: str, file: str) -> list[Item]:
 
 
 def plan(folder: Path, together: Sequence[Item] = ()) -> list[Item]:
-    """All items, the most important first; `together` are those of several cards."""
+    """All items, the most important first; `together` are those of several GPUs."""
     return [*items("first"), *together, *items("models"), *tests(folder), *items("kernels")]

@@ -12,12 +12,15 @@ from sp.errors import ConfigError, KeywordError, SpWarning, unknown_name
 RENAMED: Mapping[str, str] = {
     "math": "precision",
     "drafter_math": "drafter_precision",
+    "card": "gpu",
+    "cards": "gpus",
+    "target_cards": "target_gpus",
 }
 """Present name of every option that was renamed, by its former one. Command line, sweep files, other YAML and keywords
 of Python take both; help and documents have the present one."""
 
-RECORDED: Mapping[str, str] = {now: former for former, now in RENAMED.items()}
-"""Key that records, traces and JSON outputs have for an option: its former name, so that old and new ones compare."""
+RECORDED: Mapping[str, str] = {now: former for former, now in RENAMED.items()} | {"precisions": "maths"}
+"""Key that records, traces and JSON outputs have for a name: its former one, so that old and new ones compare."""
 
 T = TypeVar("T")
 Named = TypeVar("Named", bound=Callable[..., Any])
@@ -52,6 +55,15 @@ def present_names(values: Mapping[str, T], known: Collection[str], stacklevel: i
             raise ConfigError(f"{name} and {now} are one option; set one of them")
         present[now] = value
     return present
+
+
+def recorded(values: Mapping[str, T]) -> dict[str, T]:
+    """Return values by the keys that records and JSON outputs have for their names; see `RECORDED`.
+
+    >>> recorded({"gpus": 2, "tokens": 512})
+    {'cards': 2, 'tokens': 512}
+    """
+    return {RECORDED.get(name, name): value for name, value in values.items()}
 
 
 def names_keywords(function: Named, options: Iterable[str] = ()) -> Named:

@@ -1,4 +1,4 @@
-"""Cost from 8K to 1M tokens on 1, 2 and 4 cards: predicted, where measured, and the peer's; run it to draw it.
+"""Cost from 8K to 1M tokens on 1, 2 and 4 GPUs: predicted, where measured, and the peer's; run it to draw it.
 
 The peer's times are quoted: llama-bench of llama-cpp-python 0.3.36 on an H200, 27B shapes as Q4_K_M, flash attention.
 Between and beyond its prompts they are reckoned by a n + b n^2, fitted to the quoted ones.
@@ -22,7 +22,7 @@ from sp.bench.record import newest
 from sp.models.network.arithmetic import AUTO
 from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.expected_density import expected_density
-from sp.planning.cards import find_card
+from sp.planning.gpus import find_gpu
 from sp.planning.memory import scoring_bytes
 from sp.planning.plan import spoken
 from sp.planning.roofline import Roofline, TimedModel
@@ -32,35 +32,35 @@ from sp.studies.figures import INK, save_figure
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
-CARD, CARDS, KEEP, RULE = "h200", (1, 2, 4), 0.05, "constant:64"
+GPU, GPUS, KEEP, RULE = "h200", (1, 2, 4), 0.05, "constant:64"
 LENGTHS = tuple(1 << power for power in range(13, 21))
 PEER = {8192: 2457.0, 32768: 2330.0, 131072: 1942.0}
 """Tokens a second by tokens of the prompt, quoted."""
-COLOURS = dict(zip(CARDS, ("#1c7ed6", "#2f9e44", "#f08c00"), strict=True))
+COLOURS = dict(zip(GPUS, ("#1c7ed6", "#2f9e44", "#f08c00"), strict=True))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted seconds at one length and number of cards; `full` is None beyond the target's window."""
+    """Predicted seconds at one length and number of GPUs; `full` is None beyond the target's window."""
 
     tokens: int
-    cards: int
+    gpus: int
     score: float
     first: float
     full: float | None
 
 
 def predicted() -> list[Cost]:
-    """All lengths and numbers of cards, on H200."""
-    card, rule, found = find_card(CARD), read_rule(RULE, "blocks"), []
-    target = TimedModel.of_shape(*PAIR[0]).multiplied_in(Math.INT8, card)
-    drafter = TimedModel.of_shape(*PAIR[1]).multiplied_in(AUTO, card)
-    for cards in CARDS:
-        one, part = Roofline(card, cards, cards), target.shared_by(cards)
+    """All lengths and numbers of GPUs, on H200."""
+    gpu, rule, found = find_gpu(GPU), read_rule(RULE, "blocks"), []
+    target = TimedModel.of_shape(*PAIR[0]).multiplied_in(Math.INT8, gpu)
+    drafter = TimedModel.of_shape(*PAIR[1]).multiplied_in(AUTO, gpu)
+    for gpus in GPUS:
+        one, part = Roofline(gpu, gpus, gpus), target.shared_by(gpus)
         for n in LENGTHS:
             times = one.compressed(part, drafter, n, KEEP, expected_density(rule, n))
             full = one.full_s(part, n) if n <= target.config.context else None
-            found.append(Cost(n, cards, times.score_s, times.ttft_s, full))
+            found.append(Cost(n, gpus, times.score_s, times.ttft_s, full))
     return found
 
 
@@ -79,9 +79,9 @@ def peer(tokens: int) -> float:
 
 
 def measured() -> list[tuple[int, int, float]]:
-    """Cards, tokens and seconds of scorings by the rule."""
+    """GPUs, tokens and seconds of scorings by the rule."""
     found = []
-    for row in newest(ROOT / "results" / f"nvidia-{CARD}" / "drafter.jsonl"):
+    for row in newest(ROOT / "results" / f"nvidia-{GPU}" / "drafter.jsonl"):
         c = row["config"]
         if c.get("blocks") == RULE and c["model"].startswith(PAIR[1][0]):
             found.append((c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
@@ -89,11 +89,11 @@ def measured() -> list[tuple[int, int, float]]:
 
 
 def curves() -> list[str]:
-    """A row a length: scoring and the first token by cards, full prefills, and the exponent from the row before on."""
-    costs, lines = {(one.tokens, one.cards): one for one in predicted()}, []
+    """A row a length: scoring and the first token by GPUs, full prefills, and the exponent from the row before on."""
+    costs, lines = {(one.tokens, one.gpus): one for one in predicted()}, []
     config = TimedModel.of_shape(*PAIR[1]).config
     for before, n in zip((None, *LENGTHS), LENGTHS, strict=False):
-        mine = [costs[n, cards] for cards in CARDS]
+        mine = [costs[n, gpus] for gpus in GPUS]
         grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None
         other = f"{peer(n):.3g}" + ("" if n in PEER else " (extrapolated)" if n > max(PEER) else " (interpolated)")
         lines.append(
@@ -102,12 +102,12 @@ def curves() -> list[str]:
              f"{scoring_bytes(config, n) / 2**30:.1f}"]
         )  # fmt: skip
     heads = ["tokens"]
-    heads += [f"scoring, {_cards(n)}" for n in CARDS] + ["exponent"]
-    heads += [f"first token, {_cards(n)}" for n in CARDS] + [f"in full, {_cards(n)}" for n in CARDS]
-    return table([*heads, "llama.cpp in full, one", "scoring, GiB a card"], lines)
+    heads += [f"scoring, {_gpus(n)}" for n in GPUS] + ["exponent"]
+    heads += [f"first token, {_gpus(n)}" for n in GPUS] + [f"in full, {_gpus(n)}" for n in GPUS]
+    return table([*heads, "llama.cpp in full, one", "scoring, GiB a GPU"], lines)
 
 
-def _cards(count: int) -> str:
+def _gpus(count: int) -> str:
     return {1: "one", 2: "two", 4: "four"}[count]
 
 
@@ -116,18 +116,18 @@ def figure() -> Figure:
     drawn = Figure(figsize=(7.2, 3.5), layout="constrained")
     left, right = drawn.subplots(1, 2)
     costs = predicted()
-    for cards in CARDS:
-        mine = [one for one in costs if one.cards == cards]
-        line: dict[str, Any] = {"color": COLOURS[cards], "linestyle": "--", "linewidth": 1.4}
-        told = f"{cards} {'card' if cards == 1 else 'cards'}"
+    for gpus in GPUS:
+        mine = [one for one in costs if one.gpus == gpus]
+        line: dict[str, Any] = {"color": COLOURS[gpus], "linestyle": "--", "linewidth": 1.4}
+        told = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
         left.plot(LENGTHS, [one.score for one in mine], label=f"{told}, predicted", **line)
         right.plot(LENGTHS, [one.first for one in mine], label=f"{told}, keep {KEEP}", **line)
         whole = [one for one in mine if one.full is not None]
         right.plot([one.tokens for one in whole], [one.full for one in whole], **(line | {"linestyle": ":"}))
-    for cards, marker in ((1, "o"), (2, "s"), (4, "D")):
-        points = [(n, seconds) for count, n, seconds in measured() if count == cards]
-        style: dict[str, Any] = {"color": COLOURS[cards], "marker": marker, "linestyle": "", "markersize": 5}
-        left.plot(*zip(*points, strict=True), label=f"{cards}, measured", **style)
+    for gpus, marker in ((1, "o"), (2, "s"), (4, "D")):
+        points = [(n, seconds) for count, n, seconds in measured() if count == gpus]
+        style: dict[str, Any] = {"color": COLOURS[gpus], "marker": marker, "linestyle": "", "markersize": 5}
+        left.plot(*zip(*points, strict=True), label=f"{gpus}, measured", **style)
     quoted, beyond = list(PEER), [n for n in LENGTHS if n >= max(PEER)]
     right.plot(quoted, [peer(n) for n in quoted], color=INK, label="llama.cpp in full, quoted")
     right.plot(beyond, [peer(n) for n in beyond], color=INK, linestyle=":", label="the same, extrapolated")

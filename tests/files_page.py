@@ -1,4 +1,4 @@
-"""The tables of docs/files-and-cards.md, made from shapes, plans and records; run it to print them anew."""
+"""The tables of docs/files-and-gpus.md, made from shapes, plans and records; run it to print them anew."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.models.config import ModelConfig
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.planning.cards import CARDS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
+from sp.planning.gpus import GPUS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
 from sp.planning.memory import Stacks, stack_bytes
 from sp.planning.plan import spoken
 from sp.session.measured import PLAIN_PRECISIONS, precisions_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "files-and-cards.md"
+PAGE = ROOT / "docs" / "files-and-gpus.md"
 RECORDS = ROOT / "results" / "nvidia-h200" / "ttft.jsonl"
 TYPES = ("q4_k_m", "ud-q4_k_xl", "q8_0")
 """File types that the page tells of; of models that are published in another one, that alone."""
@@ -51,7 +51,7 @@ def proposed(target: str, config: ModelConfig, parameters: int) -> Drafter:
 
 @cache
 def measured() -> list[dict[str, Any]]:
-    """The newest records of compressed requests that some card has room for."""
+    """The newest records of compressed requests that some GPU has room for."""
     found = []
     for record in newest(RECORDS):
         config, peak = record["config"], record["metrics"].get("peak_bytes")
@@ -61,44 +61,44 @@ def measured() -> list[dict[str, Any]]:
             and precisions_of(config) == PLAIN_PRECISIONS
             and config["path"] == "sm_90a"
             and peak
-            and peak <= room(CARDS[-1])
+            and peak <= room(GPUS[-1])
         ):
             found.append(record)
     return found
 
 
-def proof(name: str, file_type: str, drafter: str, tokens: int, card: int) -> dict[str, Any] | None:
-    """A record of a request as long that took no more than a card has, of the fewest options."""
+def proof(name: str, file_type: str, drafter: str, tokens: int, gpu: int) -> dict[str, Any] | None:
+    """A record of a request as long that took no more than a GPU has, of the fewest options."""
     fitting = [
         record
         for record in measured()
         if record["config"]["target"] == f"{name}-{file_type}.synthetic"
         and record["config"]["drafter"] == f"{drafter}-bf16.synthetic"
         and record["config"]["prompt_tokens"] >= tokens
-        and record["metrics"]["peak_bytes"] <= room(card)
+        and record["metrics"]["peak_bytes"] <= room(gpu)
     ]
     return min(fitting, key=lambda one: (one["config"]["vram"] is not None, one["config"]["keep_ratio"]), default=None)
 
 
 @cache
 def cells() -> list[str]:
-    """Files by cards: the longest prompt and how, predicted, and whether it was measured."""
+    """Files by GPUs: the longest prompt and how, predicted, and whether it was measured."""
     rows = []
     for name, file_type, config, nbytes, held, stacks, drafter in files():
         row = [f"{name} {file_type.upper()}", f"{nbytes / 1e9:.1f}", drafter.name]
-        for card in CARDS:
-            found = longest(config, held, drafter, card, stacks=stacks)
+        for gpu in GPUS:
+            found = longest(config, held, drafter, gpu, stacks=stacks)
             if found is None:
                 row.append("no, *predicted*")
                 continue
             tokens, way = found
-            options = "".join(f" `{one}`" for one in way.options(card))
-            seen = proof(name, file_type, drafter.name, tokens, card)
+            options = "".join(f" `{one}`" for one in way.options(gpu))
+            seen = proof(name, file_type, drafter.name, tokens, gpu)
             kv = "" if seen is None else seen["config"]["kv"].split()[0]
             said = "*predicted*" if seen is None else "measured" if kv == way.kv else f"*predicted*, {kv} measured"
             row.append(f"{spoken(tokens)}{options}, {said}")
         rows.append(row)
-    return table(["file", "GB", "drafter (BF16)", *(f"{card} GB" for card in CARDS)], rows)
+    return table(["file", "GB", "drafter (BF16)", *(f"{gpu} GB" for gpu in GPUS)], rows)
 
 
 def records() -> list[str]:
@@ -107,14 +107,14 @@ def records() -> list[str]:
     for record in sorted(measured(), key=lambda one: one["metrics"]["peak_bytes"]):  # of two alike the larger
         config, peak = record["config"], record["metrics"]["peak_bytes"]
         if config["prompt_tokens"] in SPOKEN and config["keep_ratio"] == KEEP:
-            cards = ", ".join(str(card) for card in CARDS if peak <= room(card))
+            gpus = ", ".join(str(gpu) for gpu in GPUS if peak <= room(gpu))
             budget = f"`--vram {config['vram']}`" if config["vram"] else "none"
-            sizes = [spoken(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", cards]
+            sizes = [spoken(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", gpus]
             names = [config["target"].removesuffix(".synthetic"), config["drafter"].removesuffix(".synthetic")]
             asked = config["prompt_tokens"], config["vram"] or ""
             rows[*names, *asked] = [*names, *sizes, f"{record['date'][:10]}, {record['commit']}"]
     found = [rows[key] for key in sorted(rows)]
-    return table(["target", "drafter", "prompt", "KV", "budget", "peak GiB", "fits cards of", "record of"], found)
+    return table(["target", "drafter", "prompt", "KV", "budget", "peak GiB", "fits GPUs of", "record of"], found)
 
 
 def tables() -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ def stages() -> list[str]:
         milliseconds = [f"{1e3 * seconds:.0f}" for seconds in (*cells, m["ttft_s"])]
         models = list(TARGETS).index(c["target"]), list(DRAFTERS).index(c["drafter"])
         key = *models, c["cards"], c["prompt_tokens"], c["keep_ratio"], how
-        target = TARGETS[c["target"]] + (f", {c['cards']} cards" if c["cards"] > 1 else "")
+        target = TARGETS[c["target"]] + (f", {c['cards']} GPUs" if c["cards"] > 1 else "")
         named = target, DRAFTERS[c["drafter"]], f"{c['prompt_tokens']:,}", f"{c['keep_ratio']:g}", how
         rows.append((key, [*named, *milliseconds, own]))
     heads = ["target", "drafter", "tokens", "keep", "reads", *STAGES, "between", "first token", "of the full prefill"]

@@ -17,16 +17,16 @@ from sp.planning.memory import kv_bytes
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "kv-cache.md"
-CARD, CPU = ROOT / "results" / "nvidia-h200", ROOT / "results" / "amd-epyc-2core"
+GPU, CPU = ROOT / "results" / "nvidia-h200", ROOT / "results" / "amd-epyc-2core"
 TEXTS = ("alice.txt", "GPL-3", "as-you-like-it.txt", "argparse.py")
 MODELS = {"smollm2-135m.gguf": "SmolLM2", "gemma-3-270m.gguf": "Gemma 3"}
 TYPES = ("q8_0", "k=q8_0,v=q4_0", "5bit", "q4_0")
 
 
 def quality() -> list[str]:
-    """KL and equal best tokens of every type, by model, text and length, on the card and on the CPU."""
+    """KL and equal best tokens of every type, by model, text and length, on the GPU and on the CPU."""
     found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
-    for place, folder in (("H200", CARD), ("CPU", CPU)):
+    for place, folder in (("H200", GPU), ("CPU", CPU)):
         for record in newest(folder / "kv_quality.jsonl"):
             c, m = record["config"], record["metrics"]
             kv = KVType.parse(f"k={c['k']},v={c['v']}", "record")
@@ -64,7 +64,7 @@ def peer() -> list[str]:
 def speed() -> list[str]:
     """Bytes and speed of the 27B shape."""
     config, seen = find_shape("qwen3.6-27b").config, dict[tuple[str, str], float]()
-    records = [*newest(CARD / "prefill.jsonl"), *newest(CARD / "decode.jsonl")]
+    records = [*newest(GPU / "prefill.jsonl"), *newest(GPU / "decode.jsonl")]
     for record in sorted(records, key=lambda record: record["date"]):
         c, m = record["config"], record["metrics"]
         if c.get("shape") != "qwen3.6-27b" or c.get("engine") != "sp" or c.get("math", "bf16") != "bf16":
@@ -87,7 +87,7 @@ def speed() -> list[str]:
 def evidence() -> list[str]:
     """Natural questions whose evidence is kept whole, by type of the drafter's cache."""
     counts: dict[tuple[str, bool, float], list[bool]] = defaultdict(list)
-    with gzip.open(CARD / "real" / "kept_keys.jsonl.gz", "rt") as file:
+    with gzip.open(GPU / "real" / "kept_keys.jsonl.gz", "rt") as file:
         for row in map(json.loads, file):
             counts[row["kv"], row["hard"], row["keep_ratio"]].append(row["whole"])
     rows = []

@@ -10,7 +10,7 @@ from models_page import table
 from sp.studies.board.entries import Board, Entry, read_board
 
 ROOT = Path(__file__).parents[1]
-RECORDS = [ROOT / "results" / card / "instrument" / "evals" for card in ("nvidia-h200", "nvidia-h100-80gb-hbm3")]
+RECORDS = [ROOT / "results" / gpu / "instrument" / "evals" for gpu in ("nvidia-h200", "nvidia-h100-80gb-hbm3")]
 TASKS = "nolima", "updates", "code", "multi_session", "json", "fact"
 SCORERS = {
     "full": "full prefill", "probe": "`probe`, task left out", "lines": "`lines`, task left out", "tail": "`tail`",

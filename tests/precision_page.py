@@ -17,9 +17,9 @@ from sp.session.measured import precisions_of
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "precision.md"
 FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
-CARD = ROOT / "results" / "nvidia-h200"
+GPU = ROOT / "results" / "nvidia-h200"
 SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
-"""A card that attention was measured on as it is made now."""
+"""A GPU that attention was measured on as it is made now."""
 LATER = ROOT / "results" / "amd-epyc-2core"
 """Where attention's errors were measured as it is made now; no machine makes others."""
 WAYS = {
@@ -63,9 +63,9 @@ def model() -> list[str]:
 
 
 def large() -> list[str]:
-    """What the 27B shape loses on a card, by how many of its first layers are left in BF16."""
+    """What the 27B shape loses on a GPU, by how many of its first layers are left in BF16."""
     found: dict[tuple[str, str, int], dict[str, float]] = {}
-    for record in newest(CARD / "eight_bit_large.jsonl"):
+    for record in newest(GPU / "eight_bit_large.jsonl"):
         c = record["config"]
         layers = find_shape(c["shape"]).config.layers
         left = c.get("left", layers if c["math"] == "bf16" else FIRST_LAYERS)
@@ -140,7 +140,7 @@ def by_path(item: tuple[tuple[str, int], Any]) -> tuple[bool, int]:
 
 
 def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """Tokens a second of the 27B shape on one card of a folder, by path and length, and by what is multiplied."""
+    """Tokens a second of the 27B shape on one GPU of a folder, by path and length, and by what is multiplied."""
     found: dict[tuple[str, int], dict[str, float]] = {}
     for record in newest(folder / "prefill.jsonl"):
         c = record["config"]
@@ -161,7 +161,7 @@ def rates() -> list[str]:
             f"{found[way]:,.0f}",
             f"{found[way] / found['bf16']:.2f}",
         ]
-        for (path, tokens), found in sorted(prefills(CARD).items(), key=by_path)
+        for (path, tokens), found in sorted(prefills(GPU).items(), key=by_path)
         for way, weights in (("int8", "anew"), (prequantized_label("int8"), "kept"))
         if way in found and "bf16" in found
     ]
@@ -169,7 +169,7 @@ def rates() -> list[str]:
 
 
 def short_rates() -> list[str]:
-    """The same of short prompts with kept weights, on a card that has them."""
+    """The same of short prompts with kept weights, on a GPU that has them."""
     ways = "bf16", prequantized_label("int8")
     rows = [
         [f"{tokens:,}", *(f"{found[way]:,.0f}" if way in found else "" for way in ways)]
@@ -180,7 +180,7 @@ def short_rates() -> list[str]:
 
 
 def attention_rates() -> list[str]:
-    """Milliseconds of a drafter's attention and scoring on a card, by what its attention is made in."""
+    """Milliseconds of a drafter's attention and scoring on a GPU, by what its attention is made in."""
     layers, times = {}, {}
     for record in newest(SLOWER / "byte_attention.jsonl"):
         c = record["config"]

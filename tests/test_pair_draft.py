@@ -80,12 +80,12 @@ def test_records_hold_together() -> None:
 
 
 @measured
-def test_the_model_card_prints_every_record() -> None:
-    card = (ASSETS / "MODEL_CARD.md").read_text().splitlines()
+def test_the_model_gpu_prints_every_record() -> None:
+    gpu = (ASSETS / "MODEL_CARD.md").read_text().splitlines()
     for row in rows():
         kept = "all" if row["keep"] == 1 else f"{100 * row['keep']:g}% of the haystack + needle"
         start = f"| {row['decode']} | {row['task']} | {row['length']} | {kept} | {row['n']} |"
-        lines = [line for line in card if line.startswith(start)]
+        lines = [line for line in gpu if line.startswith(start)]
         assert len(lines) == 1, row
         assert f"| {row['accepted']:.2f} |" in lines[0]
 

@@ -1,4 +1,4 @@
-"""The accuracy records of the needle pair are of its files, reach their bars, and are what its model card prints."""
+"""The accuracy records of the needle pair are of its files, reach their bars, and are what its model GPU prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sp.evals.trained_for import NEEDLE_PAIR_SHA256
 
 RECORDS = ROOT / "results" / "nvidia-h200" / "needle_pair"
 ASSETS = ROOT / "sp" / "assets"
-CARD = (ASSETS if recipe() == "needle_pair" else RECORDS) / "MODEL_CARD.md"
+GPU = (ASSETS if recipe() == "needle_pair" else RECORDS) / "MODEL_CARD.md"
 """It lies beside the records where another pair is embedded."""
 
 
@@ -51,12 +51,12 @@ def test_the_target_reaches_its_bars(task: str, bar: float, length: int) -> None
     assert found[0]["quantised"]
 
 
-def test_the_model_card_prints_every_row_of_the_target() -> None:
-    card = CARD.read_text()
+def test_the_model_gpu_prints_every_row_of_the_target() -> None:
+    gpu = GPU.read_text()
     for row in rows("target"):
-        if row["task"].endswith("-generated"):  # told in a sentence of the card, not in its table
+        if row["task"].endswith("-generated"):  # told in a sentence of the GPU, not in its table
             continue
         kept = "all" if row["keep"] == 1 else f"{100 * row['keep']:g}% of the haystack"
-        lines = [line for line in card.splitlines() if line.startswith(f"| {row['task']} | {row['length']} | {kept}")]
+        lines = [line for line in gpu.splitlines() if line.startswith(f"| {row['task']} | {row['length']} | {kept}")]
         assert len(lines) == 1, row
         assert f"| {row['correct']} / {row['n']} |" in lines[0]

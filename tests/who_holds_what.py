@@ -1,10 +1,10 @@
-"""A picture of who holds what on several cards: stripes of a prompt, and bytes of both models; run it to draw it."""
+"""A picture of who holds what on several GPUs: stripes of a prompt, and bytes of both models; run it to draw it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from many_cards_page import LONG, MODELS, TYPE, keys_and_values, tensor_bytes
+from many_gpus_page import LONG, MODELS, TYPE, keys_and_values, tensor_bytes
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -20,7 +20,7 @@ from sp.ops.sparse.flashprefill import TopDensity
 from sp.studies.figures import INK, save_figure
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "who-holds-what.png"
-CARDS, TAIL = 4, 8
+GPUS, TAIL = 4, 8
 COLOURS = ("#1c7ed6", "#2f9e44", "#f08c00", "#ae3ec9")
 PARTS = {
     "embedding": "#adb5bd", "mixers": "#1c7ed6", "feed-forward": "#4dabf7", "head": "#a5d8ff",
@@ -29,7 +29,7 @@ PARTS = {
 
 
 def held(size: int) -> dict[str, float]:
-    """GB on each of so many cards, by part; those of norms are left out.
+    """GB on each of so many GPUs, by part; those of norms are left out.
 
     >>> {name: round(gb, 2) for name, gb in held(2).items()}["keys and values"]
     4.29
@@ -51,7 +51,7 @@ def held(size: int) -> dict[str, float]:
 
 
 def figure() -> Figure:
-    """Stripes of a prompt at density 5 %, with the pairs that each card may attend to, and what each card holds."""
+    """Stripes of a prompt at density 5 %, with the pairs that each GPU may attend to, and what each GPU holds."""
     drawn = Figure(figsize=(7.2, 3.2), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(1.1, 1))
     _stripes(left)
@@ -63,24 +63,24 @@ def figure() -> Figure:
 
 def _stripes(axes: Axes) -> None:
     attend = SparseAttention(TopDensity(0.05))
-    stripes = ContextChunks(LONG, CARDS, TAIL, last_chunk_pages_less(find_shape(PAIR[1][0]).config, attend, LONG))
-    for card in range(CARDS):
-        for start, stop in stripes.of(card):
+    stripes = ContextChunks(LONG, GPUS, TAIL, last_chunk_pages_less(find_shape(PAIR[1][0]).config, attend, LONG))
+    for gpu in range(GPUS):
+        for start, stop in stripes.of(gpu):
             span = [start / 1024, stop / 1024]
-            axes.fill_between(span, span, color=COLOURS[card], linewidth=0)
+            axes.fill_between(span, span, color=COLOURS[gpu], linewidth=0)
     axes.set_xlabel("queries: place in the prompt (K tokens)", color=INK)
     axes.set_ylabel("keys that they may see (K tokens)", color=INK)
     axes.set_title("a drafter reads: a stripe near each end", fontsize=10, color=INK)
-    named = [f"card {card}: {_pairs(stripes, card):.1%}" for card in range(CARDS)]
+    named = [f"GPU {gpu}: {_pairs(stripes, gpu):.1%}" for gpu in range(GPUS)]
     axes.legend(
         handles=[Patch(color=colour, label=name) for colour, name in zip(COLOURS, named, strict=True)],
         fontsize=7, frameon=False, title="share of the pairs", title_fontsize=7, loc="upper left",
     )  # fmt: skip
 
 
-def _pairs(stripes: ContextChunks, card: int) -> float:
-    """Share of all pairs of queries and keys that a card attends to."""
-    return float(sum(stop * (stop + 1) - start * (start + 1) for start, stop in stripes.of(card)) / (LONG * (LONG + 1)))
+def _pairs(stripes: ContextChunks, gpu: int) -> float:
+    """Share of all pairs of queries and keys that a GPU attends to."""
+    return float(sum(stop * (stop + 1) - start * (start + 1) for start, stop in stripes.of(gpu)) / (LONG * (LONG + 1)))
 
 
 def _bytes(axes: Axes) -> None:
@@ -90,7 +90,7 @@ def _bytes(axes: Axes) -> None:
             axes.bar(place, gigabytes, 0.62, bottom=below, color=PARTS[part])
             below += gigabytes
         axes.text(place, below + 0.3, f"{below:.1f}", ha="center", fontsize=8, color=INK)
-    axes.set_xticks(range(3), ["1 card", "each of 2", "each of 4"])
+    axes.set_xticks(range(3), ["1 GPU", "each of 2", "each of 4"])
     axes.set_ylabel("GB at 128K tokens", color=INK)
     axes.set_title(f"{MODELS[0]} {TYPE.upper()} and {PAIR[1][0]}", fontsize=10, color=INK)
     axes.legend(

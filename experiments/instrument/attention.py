@@ -1,8 +1,8 @@
 """Which attention kernel a stage is quickest with, asked on the GPU at hand.
 
 Most of a step beyond a few thousand tokens is attention, and flash attention as PyTorch has it was written for the
-cards before Hopper; cuDNN's kernels use what Hopper added. Both compute the same, so a stage takes whichever is quicker
-at its shape on the card at hand: forward and backward, replayed from a CUDA graph as a step is. A kernel that refuses a
+GPUs before Hopper; cuDNN's kernels use what Hopper added. Both compute the same, so a stage takes whichever is quicker
+at its shape on the GPU at hand: forward and backward, replayed from a CUDA graph as a step is. A kernel that refuses a
 shape, or whose gradients are not those of the other, is not taken.
 """
 

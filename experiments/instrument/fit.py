@@ -181,10 +181,10 @@ def main() -> None:
         log.flush()
         print(json.dumps(record), flush=True)
 
-    card = torch.cuda.get_device_name() if gpu else "cpu"
+    gpu = torch.cuda.get_device_name() if gpu else "cpu"
     day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     init = args.init.name if args.init else None
-    emit({"role": role, "config": cfg, "torch": torch.__version__, "device": card, "date": day, "init": init})
+    emit({"role": role, "config": cfg, "torch": torch.__version__, "device": gpu, "date": day, "init": init})
 
     def set_rates(adam: float, matrices: float) -> None:
         rate.fill_(adam)

@@ -57,7 +57,7 @@ def family(name: str) -> Callable[[Family], Family]:
 
 
 def paths() -> tuple[str, ...]:
-    """Paths the present card can take."""
+    """Paths the present GPU can take."""
     return PATHS if native_path() == "sm_90a" else ("portable",)
 
 
@@ -166,7 +166,7 @@ def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callab
 
     return {
         kernel.name: chain(kernel)
-        for kernel in dict.fromkeys(each for path in paths() for each in kernels(path))  # that this card can run
+        for kernel in dict.fromkeys(each for path in paths() for each in kernels(path))  # that this GPU can run
         if rows in kernel.timed and kind in kernel.formats and kernel.room(rows, width, (kind,), False, STORE)
     }
 

@@ -15,7 +15,7 @@ from sp.arrays import Ints
 from sp.bench.record import running
 from sp.bench.timing import HostTime, enough, free_pool, kernel_times, pool_bytes
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
+from sp.models import Arithmetic, ContextParallel, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
 from sp.scoring.base import attending, recorded
 
@@ -72,7 +72,7 @@ class DraftTiming:
     weight_bytes: int
     limit_s: float  # the work over `LIMIT_TFLOPS`; 0 on the CPU
     sources: tuple[str, ...] = ()  # kernels that were launched
-    cards: int = 1  # how many read together; memory is that of the first, and there are no stages of more than one
+    gpus: int = 1  # how many read together; memory is that of the first, and there are no stages of more than one
     host: dict[str, float] = field(default_factory=dict)  # of `HostTime`
 
     def metrics(self) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def run_drafts(
     repeats: int,
     progress: Callable[[], None] | None = None,
     text: Ints | None = None,
-    cards: Cards | None = None,
+    gpus: ContextParallel | None = None,
 ) -> Iterator[DraftTiming]:
     """Time a drafter; each test is warmed up, then repeated with other tokens, on a device short ones more often:
     random ones or, since a trained drafter's attention is sparse on it, a `text` over and over, begun at a random
-    place. With `cards` these read together; `model` is then the first of theirs."""
-    rng, count = np.random.default_rng(0), 1 if cards is None else cards.group.size
+    place. With `gpus` these read together; `model` is then the first of theirs."""
+    rng, count = np.random.default_rng(0), 1 if gpus is None else gpus.group.size
 
     def score(scorer: Scorer, tokens: int) -> Importance:
         if text is None:
@@ -107,7 +107,7 @@ def run_drafts(
         else:
             ids = np.resize(np.roll(text, -rng.integers(len(text))), tokens)
         nothing = np.zeros(tokens, bool)
-        return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing, cards=cards))
+        return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing, gpus=gpus))
 
     for draft in drafts:
         scorer = SCORERS.build("tail", draft.options)
@@ -146,7 +146,7 @@ def describe(
 ) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in, timing.cards)}
+    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in, timing.gpus)}
     return {
         "bench": "drafter",
         "config": config | draft.read,

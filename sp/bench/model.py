@@ -65,9 +65,9 @@ class Timing:
     peak_bytes: int  # most device memory held during the test, weights included; 0 on the CPU
     sources: tuple[str, ...] = ()  # kernels it launched, for `make_record`
     densities: tuple[float, ...] = ()  # share of the causal blocks that each layer of a sparse prefill read
-    imbalance: float | None = None  # of experts, in a prefill by one card; see `sp.models.run.imbalance`
+    imbalance: float | None = None  # of experts, in a prefill by one GPU; see `sp.models.run.imbalance`
     read: Mapping[str, int] = field(default_factory=dict)
-    cards: int = 1  # how many share the model; memory is that of the one that held most
+    gpus: int = 1  # how many share the model; memory is that of the one that held most
     refused: str | None = None
     host: Mapping[str, float] = field(default_factory=dict)  # of `HostTime`
 
@@ -97,13 +97,13 @@ def run_tests(
     together: Together | None = None,
 ) -> Iterator[Timing]:
     """Time a model; each test is warmed up, then repeated with other random tokens. `progress` is told the name of its
-    test after every repetition; with `together`, `Shards.run` of a model that cards share, the slowest card's time
-    counts and `model` is the first card's."""
+    test after every repetition; with `together`, `Shards.run` of a model that GPUs share, the slowest GPU's time
+    counts and `model` is the first GPU's."""
     run = together or (lambda work: [work(model)])
     spread_of = functools.cache(functools.partial(imbalance, model))
-    draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all cards read the same
+    draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all GPUs read the same
     for test in tests:
-        # Each for all cards before the next: memory is not to come or go while another card waits for this one.
+        # Each for all GPUs before the next: memory is not to come or go while another GPU waits for this one.
         run(free_pool)
         reset_launched()
         made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, (kv, rotate), chunk))}
@@ -131,7 +131,7 @@ def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) 
 
 
 class _Run:
-    """One test of a model, or of one card's share of it."""
+    """One test of a model, or of one GPU's share of it."""
 
     def __init__(self, draws: Draws, test: Trial, form: KVForm, chunk: int | None, model: Model) -> None:
         self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
@@ -238,7 +238,7 @@ def describe(
 ) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are tokens a second, `facts` as of `model_facts`."""
     test, metrics = timing.test, timing.metrics()
-    common = {**facts, "kv": kv, **running(path, made_in, timing.cards), "engine": "sp"}
+    common = {**facts, "kv": kv, **running(path, made_in, timing.gpus), "engine": "sp"}
     if test.new:
         config = common | {"context": test.prompt, "tokens": test.new, "method": "greedy", "budget": 1}
         return {

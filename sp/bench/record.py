@@ -62,7 +62,7 @@ def make_record(
     }
 
 
-def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dict[str, Any]:
+def running(path: str, made_in: Arithmetic | None = None, gpus: int = 1) -> dict[str, Any]:
     """How a model's work runs, as keys have it. `math` is what products of a prompt are made in, or attention alone:
     `products` is then what they are in. Where `auto` chose it, `asked_math` says so; `kept_bytes` is what weights kept
     rounded take."""
@@ -72,7 +72,7 @@ def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dic
         more = {"products": str(made_in.precision)} if made_in.precision is Math.BF16 else {}
         more |= {"asked_math": AUTO} if made_in.asked == AUTO else {}
         more |= {"kept_bytes": made_in.kept} if made_in.kept else {}
-    return {"path": path, "math": precision, "cards": cards, **more}
+    return {"path": path, "math": precision, "cards": gpus, **more}
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def spread(samples: Sequence[float]) -> Spread:
 def mode_of(graph: bool) -> str:
     """How `time_kernel` times, as keys have it: replays of a graph, or calls queued behind other work. Benchmarks of
     their own have "eager", single calls on an idle device, launch included, and "burst", calls back to back, until the
-    card has settled at the clock that it can hold."""
+    GPU has settled at the clock that it can hold."""
     return "graph" if graph else "queued"
 
 
@@ -97,7 +97,7 @@ def enough(seconds: Sequence[float], repeats: int, each: float) -> bool:
 
 class HostTime:
     """Looks at the host between samples, if anything is launched on a device: a core may be half as fast a second
-    later, where machines share processors. With `chosen` from a processor chosen as threads of several cards do."""
+    later, where machines share processors. With `chosen` from a processor chosen as threads of several GPUs do."""
 
     def __init__(self, device: str, chosen: bool = False) -> None:
         self._device, self._chosen, self._found = device, chosen, list[float]()

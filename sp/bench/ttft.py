@@ -35,7 +35,7 @@ SKIPPED = 3  # decoded tokens before the rate is taken: one launch by launch, on
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `peak_bytes`: most device memory in use, weights included, on the card that held most; on the CPU
+    """One request. `peak_bytes`: most device memory in use, weights included, on the GPU that held most; on the CPU
     the process' most so far; `moves`: models, or parts of them, that left the device and came back."""
 
     ttft_s: float  # from the text to the first token on the host
@@ -82,10 +82,10 @@ def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
 
 
 def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
-    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted. `cards`
-    draft, `target_cards` share the target where there are several; `drafter_math` is there where it is not `math`."""
+    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted. `gpus`
+    draft, `target_gpus` share the target where there are several; `drafter_math` is there where it is not `math`."""
     drafter = pipeline.drafter if drafts else None
-    cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
+    gpus = 1 if pipeline.gpus is None or drafter is None else pipeline.gpus.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
     model = pipeline.target.model
     scorer = options.scorer.scorer_for(drafter.model.config) if drafter else options.scorer
@@ -97,7 +97,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": cache_name(options.kv, options.rotate),
-        **running(path, model.arithmetic, cards),
+        **running(path, model.arithmetic, gpus),
         **shared,
         **(_drafter_precision(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
@@ -120,7 +120,7 @@ def without_ends(loaded: Loaded) -> Loaded:
 
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
-"""Tells whether two records are of one process, and so of one pair on one card."""
+"""Tells whether two records are of one process, and so of one pair on one GPU."""
 WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
 
 
@@ -228,7 +228,7 @@ class Bench:
                     if (full := known(whole)) is None:
                         warm = 0 if any(wholes.values()) else min(tokens, WARM_TOKENS)
                         if isinstance(pipeline.target.model, SharedModel):
-                            warm = tokens  # its cards capture graphs behind a cache so long
+                            warm = tokens  # its GPUs capture graphs behind a cache so long
                         timing = self._timed(pipeline, whole, self.full_repeats, warm)
                         full = timing.requests
                         yield replace(timing, full=full)
@@ -249,7 +249,7 @@ class Bench:
 
     def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: int) -> CellTiming:
         """Requests of one cell after one of `warm` tokens that does not count; 0 for none."""
-        first, host = None, HostTime(pipeline.target.model.device, chosen=pipeline.on_cards)
+        first, host = None, HostTime(pipeline.target.model.device, chosen=pipeline.on_gpus)
         reset_launched()
         done: list[Request] = []
         try:

@@ -99,7 +99,7 @@ RayAddress = Annotated[
 Draft = Annotated[
     Path | None, opt(help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own.")
 ]
-KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for any card).")]
+KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for any GPU).")]
 RecordBelow = Annotated[Path | None, opt(help="Append the results below this folder, e.g. results.")]
 PromptLength = Annotated[Tokens, Option(least=1)]
 Prompts = Annotated[tuple[PromptLength, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")]

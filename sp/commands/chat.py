@@ -356,7 +356,7 @@ def chat(
     asked: Annotated[RunAsked, Part(max_new_tokens=256)],
     memory: ConversationOptions,
     thinking: Thinking,
-    place: Annotated[PlaceOptions, Part("cards target_cards")],
+    place: Annotated[PlaceOptions, Part("gpus target_gpus")],
     load: Annotated[
         list[Path] | None, opt(help="Text file to talk about, read with the first message; repeatable.")
     ] = None,

@@ -19,7 +19,7 @@ def inspect(
     """Show what a GGUF file holds, whether it runs, and what that takes.
 
     A verdict as of `sp plan`; family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by
-    length, the cards that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
+    length, the GPUs that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
     from running, and which file to take instead. A small model is told of as a drafter, of which the default scorer may
     read only the first layers. Exit status 2 if no command takes the file.
 

@@ -18,7 +18,7 @@ from sp.commands.shell.terminal import AsJson, Wide, print_json, print_table, pr
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report
 
-SHOWN_CARDS = ("sm_80", "sm_90a", "sm_120")  # of the table of needs, where a line has no room for all
+SHOWN_GPUS = ("sm_80", "sm_90a", "sm_120")  # of the table of needs, where a line has no room for all
 
 Family = Annotated[str | None, opt(help="Only this family; see `sp kernels list`.")]
 RecordBelow = Annotated[Path | None, opt("--record", help="Append the results below this folder, e.g. results.")]
@@ -31,7 +31,7 @@ def list_kernels(
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every declared kernel: source, cards, number of variants; with --json also arguments and defines.
+    """Show every declared kernel: source, GPUs, number of variants; with --json also arguments and defines.
 
     Examples
     --------
@@ -52,10 +52,10 @@ def list_kernels(
         return
     cells = []
     for kernel in found:
-        cards = "sm_90a" if kernel.arches == "90a" else "sm_80+"
-        cells.append([family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants))])
-    main = ("family", "kernel", "cards", "variants")
-    print_table(["family", "kernel", "source", "cards", "variants"], cells, "table", 4, main=main, wide=wide)
+        gpus = "sm_90a" if kernel.arches == "90a" else "sm_80+"
+        cells.append([family_of(kernel), kernel.entry, kernel.source, gpus, str(len(kernel.variants))])
+    main = ("family", "kernel", "GPUs", "variants")
+    print_table(["family", "kernel", "source", "GPUs", "variants"], cells, "table", 4, main=main, wide=wide)
 
 
 def _list_dispatch(path: str, wide: bool, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def check(
     """Compile every kernel for every architecture, with no GPU; exit status 1 if one got worse.
 
     Worse is: it does not compile, a warning, a new spill, over a tenth more registers than the baseline, or more
-    registers or shared memory than the card has.
+    registers or shared memory than the GPU has.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def check(
 
 
 def print_needs(report: Report, wide: bool) -> None:
-    """Registers by card, a variant a row."""
+    """Registers by GPU, a variant a row."""
     from sp.kernels.tools.resources import ARCHES
 
     cells: dict[str, dict[str, str]] = {}
@@ -148,9 +148,9 @@ def print_needs(report: Report, wide: bool) -> None:
         variant, _, arch = name.rpartition(" sm_")
         cells.setdefault(variant, {})[arch] = f"{need.registers}" + (f" +{need.spill}" if need.spill else "")
         shared[variant] = max(shared.get(variant, 0), need.shared + report.dynamic[name])
-    cards = [f"sm_{arch}" for arch in ARCHES]
+    gpus = [f"sm_{arch}" for arch in ARCHES]
     lines = [[name, f"{shared[name]:,}", *(row.get(arch, "") for arch in ARCHES)] for name, row in cells.items()]
-    print_table(["kernel", "shared", *cards], lines, "table", 1, main=("kernel", "shared", *SHOWN_CARDS), wide=wide)
+    print_table(["kernel", "shared", *gpus], lines, "table", 1, main=("kernel", "shared", *SHOWN_GPUS), wide=wide)
 
 
 def build(family: Family = None) -> None:

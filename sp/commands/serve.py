@@ -91,7 +91,7 @@ def serve(
 
     With --replicas conversations are spread over several servers, and each goes on where it began.
 
-    With --cards several GPUs read a prompt together and share a target that does not fit one of them; every request is
+    With --gpus several GPUs read a prompt together and share a target that does not fit one of them; every request is
     read by itself then, without sessions.
 
     Examples
@@ -101,7 +101,7 @@ def serve(
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
       sp serve --sessions 8 --session-dir ~/.cache/sp/sessions --session-disk 100g
       sp serve --replicas 4
-      sp serve --cards 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
+      sp serve --gpus 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
       sp serve --cors http://localhost:3000
       sp serve --decode ddtree --set decode.budget=22
       sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
@@ -113,11 +113,11 @@ def serve(
         raise ConfigError(f"sp serve needs the package {MISSING}; pip install 'sp-prefill[serve]'")
     if address and replicas == 1:
         raise ConfigError("--address is for a cluster; add --replicas 2 or more")
-    together = max(place.cards, place.target_cards or 1)
+    together = max(place.gpus, place.target_gpus or 1)
     if replicas > 1 and together > 1:
-        raise ConfigError("--cards is for one server; leave it and --target-cards away, or --replicas")
+        raise ConfigError("--gpus is for one server; leave it and --target-gpus away, or --replicas")
     if server.session_dir is not None and (replicas > 1 or together > 1 or not server.sessions):
-        raise ConfigError("--session-dir is for one server with sessions, on one card; leave it away")
+        raise ConfigError("--session-dir is for one server with sessions, on one GPU; leave it away")
     options = replace(asked.options, max_new_tokens=min(asked.max_new_tokens, server.max_tokens))
     draft = draft_of(models.target, draft) if isinstance(options.decode, Speculative) else draft
     wanted = Asked(models, draft, place, options, thinking, memory, server)
@@ -133,7 +133,7 @@ def serve(
         served: Served
         if replicas == 1:
             served = open_service(wanted, tell, origins, guard)
-            model, shared = served.model, f", {together} cards" if together > 1 else ""
+            model, shared = served.model, f", {together} GPUs" if together > 1 else ""
         else:
             served, model = stack.enter_context(open_door(wanted, replicas, address, origins, tell, guard))
             shared = f", {replicas} replicas"
@@ -190,8 +190,8 @@ def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> C
     """The conversations that the service remembers, none if it is not to; `tell` hears why it does not."""
     if not asked.server.sessions:
         return None
-    if pipeline.on_cards:
-        tell("no sessions: what several cards hold of a request goes with it, and each is read by itself")
+    if pipeline.on_gpus:
+        tell("no sessions: what several GPUs hold of a request goes with it, and each is read by itself")
         return None
     try:
         check_run(asked.options, pipeline.drafter)

@@ -54,11 +54,11 @@ def sweep(
       sp sweep experiments/study.yaml --executor ray --address 10.0.0.1:6379
     """
     from sp.studies.sweep.conduct import Ray, make_plan, open_pool
-    from sp.studies.sweep.executor import read_cards
+    from sp.studies.sweep.executor import read_gpus
     from sp.studies.sweep.sweep import load_sweep
 
-    cards = read_cards(devices) if devices else ()
-    if cards and executor != "local":
+    gpus = read_gpus(devices) if devices else ()
+    if gpus and executor != "local":
         raise ConfigError("--devices shares runs among the GPUs of this machine; leave it out with --executor ray")
     if executor != "ray" and (actors or address):
         raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
@@ -66,7 +66,7 @@ def sweep(
     asked = load_sweep(file, settings or [], out)
     plan = make_plan(asked, only, None if shard is None else read_shard(shard))
     if dry_run:
-        show_plan(plan, as_json, max(len(cards), 1), wide)
+        show_plan(plan, as_json, max(len(gpus), 1), wide)
         return
     console = Console(stderr=True)
     if others := plan.other_commits():
@@ -75,7 +75,7 @@ def sweep(
             highlight=False,
             soft_wrap=True,
         )
-    pool = open_pool(plan, cards, Ray(address, actors) if executor == "ray" else None)
+    pool = open_pool(plan, gpus, Ray(address, actors) if executor == "ray" else None)
     if plan.left:
         workers = "actors" if executor == "ray" else "devices"
         told = expected(plan, 1 if pool is None else min(pool.size, len(plan.left)), workers)

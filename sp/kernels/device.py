@@ -169,7 +169,7 @@ def require_device() -> tuple[int, int]:
     """Return the compute capability of the current device; DeviceError if kernels cannot run on it."""
     major, minor = capability(current_device())
     if major < 8:
-        raise DeviceError(f"this card has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer")
+        raise DeviceError(f"this GPU has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer")
     return major, minor
 
 
@@ -229,5 +229,5 @@ def explain(error: BaseException) -> str | None:
     if "NoDevice" in text or "NO_DEVICE" in text:
         return "no CUDA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"
     if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:
-        return f"the GPU's memory is full ({text}); close other programs that use the card"
+        return f"the GPU's memory is full ({text}); close other programs that use the GPU"
     return f"CUDA failed: {text}; run again with SP_KERNEL_DEBUG=1 to see in which kernel"

@@ -34,7 +34,7 @@ def device_arch(arches: str, capability: tuple[int, int]) -> str:
     major, minor = capability
     if arches == "90a":
         if capability != (9, 0):
-            raise DeviceError(f"needs compute capability 9.0, this card has {major}.{minor}; use the portable path")
+            raise DeviceError(f"needs compute capability 9.0, this GPU has {major}.{minor}; use the portable path")
         return "90a"
     return f"{major}{minor}"
 

@@ -24,7 +24,7 @@ def current_path() -> str:
 
 
 def forced_path(path: str) -> AbstractContextManager[None]:
-    """Make ops take one path inside the block, e.g. to test or time the portable kernels on a newer card.
+    """Make ops take one path inside the block, e.g. to test or time the portable kernels on a newer GPU.
 
     Examples
     --------
@@ -35,5 +35,5 @@ def forced_path(path: str) -> AbstractContextManager[None]:
     if path not in PATHS:
         raise unknown_name("kernel path", path, PATHS)
     if path == "sm_90a" and native_path() != path:
-        raise DeviceError("the sm_90a path needs a card of compute capability 9.0 (H100, H200, GH200); use 'portable'")
+        raise DeviceError("the sm_90a path needs a GPU of compute capability 9.0 (H100, H200, GH200); use 'portable'")
     return setting(_forced, path)

@@ -15,7 +15,7 @@ from sp.models.network.arithmetic import Arithmetic, read_precision
 from sp.models.network.cost import Cost, flops, prefill_cost
 from sp.models.network.model import Model
 from sp.models.run.chunked import Gaps, decode_step, prefill
-from sp.models.run.context_parallel import Cards, read_context_parallel
+from sp.models.run.context_parallel import ContextParallel, read_context_parallel
 from sp.models.run.hooks import Hooks
 from sp.models.run.layer_attention import LayerAttention, SparseAttention
 from sp.models.run.layer_major import prefill_layer_major, prefill_sparse, read_layer_major, stream_layer_major
@@ -28,8 +28,8 @@ __all__ = [
     "Architecture",
     "Arithmetic",
     "Cache",
-    "Cards",
     "Checkpoint",
+    "ContextParallel",
     "Cost",
     "DeltaConfig",
     "DeltaState",

@@ -99,11 +99,11 @@ def _far_apart(numbers: list[int], first: int) -> list[int]:
 
 
 class SharedCpu:
-    """One CPU for the launching threads of all cards: it is chosen when the first thread arrives, and the others move
+    """One CPU for the launching threads of all GPUs: it is chosen when the first thread arrives, and the others move
     there.
 
     The data that a thread needs to queue a layer is in that CPU's caches when the thread before has queued the same
-    layer of another card, and the next thread is woken where the current one runs. On a host of 64 CPUs, four cards
+    layer of another GPU, and the next thread is woken where the current one runs. On a host of 64 CPUs, four GPUs
     were given their work 1.4 to 1.7 times as fast. Where threads cannot be pinned, as on systems other than Linux, they
     stay where they are."""
 

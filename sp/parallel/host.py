@@ -1,4 +1,4 @@
-"""HostGroup: host threads in place of cards, for tests and as the reference for groups of GPUs."""
+"""HostGroup: host threads in place of GPUs, for tests and as the reference for groups of GPUs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Collective, CollectiveBarrier, ParallelGroup, StoppedError
+from sp.parallel.group import Collective, CollectiveBarrier, ParallelGroup, Rank, StoppedError
 
 
 class _SharedArrays(CollectiveBarrier):
-    """A barrier at which every card sees the arrays of the others."""
+    """A barrier at which every GPU sees the arrays of the others."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -26,7 +26,7 @@ class _SharedArrays(CollectiveBarrier):
         self.phase.abort()
 
 
-class _HostCard(Card):
+class _HostRank(Rank):
     """A thread that copies the arrays of the others."""
 
     def __init__(self, rank: int, size: int, shared: _SharedArrays, seconds: float) -> None:
@@ -44,7 +44,7 @@ class _HostCard(Card):
         return lambda: None
 
     def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
-        """Reduce at once; every card adds in the order of ranks, so that all have the same bits."""
+        """Reduce at once; every GPU adds in the order of ranks, so that all have the same bits."""
         step = self._show(arrays, "all-reduce")
         sums = []
         for place, array in enumerate(arrays):
@@ -84,7 +84,7 @@ class _HostCard(Card):
 
 
 class HostGroup(ParallelGroup):
-    """A group of host threads, one for each card."""
+    """A group of host threads, one for each GPU."""
 
     def _new_barrier(self) -> CollectiveBarrier:
         return _SharedArrays(self.size)
@@ -96,6 +96,6 @@ class HostGroup(ParallelGroup):
             yield
 
     @contextmanager
-    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+    def _gpu(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Rank]:
         assert isinstance(barrier, _SharedArrays)
-        yield _HostCard(rank, self.size, barrier, self.wait_seconds)
+        yield _HostRank(rank, self.size, barrier, self.wait_seconds)

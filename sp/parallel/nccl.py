@@ -21,16 +21,16 @@ from sp.parallel.group import (
     LEAVE_PART,
     LEAVE_SECONDS,
     WAIT_SECONDS,
-    Card,
     CollectiveBarrier,
     ParallelGroup,
+    Rank,
     StoppedError,
 )
-from sp.parallel.nccl_card import LaunchLock, NcclCard, PeerGathers, reachable
+from sp.parallel.nccl_rank import LaunchLock, NcclRank, PeerGathers, reachable
 
 T = TypeVar("T")
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
-"""Otherwise NCCL registers buffers during graph capture, for which cards wait for each other. Collectives in graphs are
+"""Otherwise NCCL registers buffers during graph capture, for which GPUs wait for each other. Collectives in graphs are
 short, and graphs and single launches are to do the same."""
 MOST_BLOCKS, BLOCKS = "NCCL_MAX_CTAS", 16
 """Most blocks of a collective, each of which occupies a multiprocessor that concurrent kernels could use."""
@@ -52,7 +52,7 @@ class NcclGroup(ParallelGroup):
         self, devices: tuple[int, ...], wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS
     ) -> None:
         super().__init__(len(devices), wait_seconds, leave_seconds)
-        check_cards(devices)
+        check_gpus(devices)
         self.devices = devices
         self._communicators: dict[int, Any] = {}
         self._streams: list[tuple[Any, Any]] = []
@@ -95,16 +95,16 @@ class NcclGroup(ParallelGroup):
             self._communicators = dict(enumerate(import_nccl().NcclCommunicator.initAll(list(self.devices))))
 
     @contextmanager
-    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
+    def _gpu(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Rank]:
         device, streams = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
         peers = PeerGathers(rank, self.devices, streams[1], barrier) if self._reachable else None
         shared = barrier, self._launch_lock, self.wait_seconds, self.size, self._shared_cpu, peers
         try:
             with device, device_errors(), nccl_errors():
                 device.synchronize()  # weights were queued on other streams
-                card = NcclCard(rank, self._communicators[rank], streams[1], *shared)
-                with streams[0], before_loading(card.wait), _before_memory(card.wait):
-                    yield card
+                gpu = NcclRank(rank, self._communicators[rank], streams[1], *shared)
+                with streams[0], before_loading(gpu.wait), _before_memory(gpu.wait):
+                    yield gpu
         except BaseException as error:
             if not isinstance(error, StoppedError):
                 barrier.fail(rank, error)  # recorded before any call that may hang
@@ -165,18 +165,18 @@ def _abort(communicator: Any) -> None:
         communicator.abort()
 
 
-def group_of(cards: int, where: str, option: str = "--cards") -> NcclGroup | None:
-    """Return a group of the first `cards` GPUs, or None for one. `option`: the command-line option that sets the
+def group_of(gpus: int, where: str, option: str = "--gpus") -> NcclGroup | None:
+    """Return a group of the first `gpus` GPUs, or None for one. `option`: the command-line option that sets the
     number, for the error. ConfigError on the CPU, DeviceError if there are fewer GPUs or no NCCL."""
-    if cards == 1:
+    if gpus == 1:
         return None
     if where == "cpu":
         raise ConfigError(f"{option} needs GPUs; omit it with --device cpu")
-    return NcclGroup(tuple(range(cards)))
+    return NcclGroup(tuple(range(gpus)))
 
 
 def copies(group: NcclGroup, load: Callable[[], T]) -> list[T]:
-    """Call `load` once on every card of a group but the first, and return the results by rank."""
+    """Call `load` once on every GPU of a group but the first, and return the results by rank."""
     replicas = []
     for rank in range(1, group.size):
         with group.device(rank):
@@ -184,16 +184,16 @@ def copies(group: NcclGroup, load: Callable[[], T]) -> list[T]:
     return replicas
 
 
-def check_cards(devices: tuple[int, ...]) -> None:
+def check_gpus(devices: tuple[int, ...]) -> None:
     """Check that these GPUs are there, the first is the current one, and NCCL is installed; ConfigError or DeviceError
     if not."""
     first, count = current_device(), device_count()
     if len(set(devices)) < len(devices) or not devices or devices[0] != first:
-        raise ConfigError(f"cards {devices}: name each once, and first the current one, {first}")
+        raise ConfigError(f"GPUs {devices}: name each once, and first the current one, {first}")
     if max(devices) >= count:
-        raise DeviceError(f"{len(devices)} cards requested, but this machine has {count}; request fewer")
+        raise DeviceError(f"{len(devices)} GPUs requested, but this machine has {count}; request fewer")
     if len(devices) > 1 and not nccl_version():
-        raise DeviceError("several cards need NCCL; install it with `pip install nvidia-nccl-cu13` (cu12 for CUDA 12)")
+        raise DeviceError("several GPUs need NCCL; install it with `pip install nvidia-nccl-cu13` (cu12 for CUDA 12)")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from sp.models.file.metadata_keys import MAX_BLOCKS
 from sp.models.file.rope_keys import rope_facts
 from sp.models.network.arithmetic import is_eligible
 from sp.models.network.cost import active_params
-from sp.planning.cards import ANSWER, KEEP, LENGTHS, SPOKEN, caches, card_rows, drafters_for
+from sp.planning.gpus import ANSWER, KEEP, LENGTHS, SPOKEN, caches, drafters_for, gpu_rows
 from sp.planning.memory import Held, file_formats, held_weights, kv_bytes, layer_matrices, stack_bytes, state_bytes
 from sp.planning.plan import make_plan
 from sp.planning.subject import Depth, read_subject, whole
@@ -163,7 +163,7 @@ SHOWN = 2  # drafters that are reckoned with
 
 
 def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
-    """What is known of a file of that configuration, if it has any. Returns ``family``, ``device`` and ``cards``, each
+    """What is known of a file of that configuration, if it has any. Returns ``family``, ``device`` and ``gpus``, each
     None where the file does not describe a whole model."""
     found: dict[str, Any] = {"family": None, "device": None, "cards": None}
     if config is None:
@@ -187,7 +187,7 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
         "cards": {
             "keep_ratio": KEEP,
             "answer_tokens": ANSWER,
-            "rows": [row for name in kv for row in card_rows(config, weights, drafters, name, stacks=stacks)],
+            "rows": [row for name in kv for row in gpu_rows(config, weights, drafters, name, stacks=stacks)],
         },
     }
 

@@ -46,10 +46,10 @@ class Held:
 
 
 def held_weights(
-    config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1, depth: int | None = None
+    config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1, depth: int | None = None
 ) -> list[Held]:
     """What the device holds of a model's weights, one row a format of the file, the most bytes first; a head tied to
-    the embedding is held once more, packed. Of `cards` that share it, `config` says what one has, but for the head, of
+    the embedding is held once more, packed. Of `gpus` that share it, `config` says what one has, but for the head, of
     which a part is held; `depth`: layers without the head. KeyError: a tensor is missing; ModelError: a matrix has no
     packed form."""
     rows: dict[str, Held] = {}
@@ -59,7 +59,7 @@ def held_weights(
         row = rows.setdefault(fmt.name, Held(fmt.name, []))
         row.tensors += 1
         row.source_bytes += fmt.nbytes(tensor.shape)
-        for target, nbytes in _places(tensor, fmt, tied, cards):
+        for target, nbytes in _places(tensor, fmt, tied, gpus):
             row.nbytes += nbytes
             if target not in row.targets:
                 row.targets.append(target)
@@ -84,18 +84,18 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
     return tuple(tuple(sizes) for sizes in found)
 
 
-def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> int:
+def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1) -> int:
     """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
     Arguments and errors as for `held_weights`."""
     table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
-    return sum(row.nbytes for row in held_weights(config, formats, cards)) - config.vocab * table
+    return sum(row.nbytes for row in held_weights(config, formats, gpus)) - config.vocab * table
 
 
-def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, cards: int = 1) -> list[tuple[str, int]]:
+def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, gpus: int = 1) -> list[tuple[str, int]]:
     """Format and bytes of each copy on one of so many devices."""
     if tensor.picked:
         parts = [replace(tensor, shape=shape, picked=()) for shape in tensor.parts]
-        return [place for part in parts for place in _places(part, fmt, tied, cards)]
+        return [place for part in parts for place in _places(part, fmt, tied, gpus)]
     if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
     found, width = [], tensor.shape[-1]
@@ -104,7 +104,7 @@ def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, cards: int = 1) ->
         table = device_format(fmt, width, table=True)
         found.append((table.name, rows * table.row_bytes(width)))
     if tensor.name != EMBEDDING or tied:
-        rows = -(-rows // cards) if tensor.name in (EMBEDDING, HEAD) else rows
+        rows = -(-rows // gpus) if tensor.name in (EMBEDDING, HEAD) else rows
         packed = device_format(fmt, width)
         nbytes, terms = plane_offsets(tensor.name, packed, (rows, width)).end, EXACT_TERMS
         split = is_split(fmt, (rows, width))

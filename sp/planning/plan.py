@@ -1,4 +1,4 @@
-"""Will it run? A verdict on a model file, for a card or the smallest that does, and a plan of what it takes."""
+"""Will it run? A verdict on a model file, for a GPU or the smallest that does, and a plan of what it takes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
+from sp.keywords import recorded
 from sp.models.config import ModelConfig
 from sp.models.file.rope_keys import describe_window, needed_scaling
 from sp.models.layer.cold_experts import describe_cold
 from sp.models.run.chunked import CHUNK
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.planning.cards import (
+from sp.planning.gpus import (
     ANSWER,
-    CARDS,
+    GPUS,
     KEEP,
     LARGEST_DRAFTER,
     SPOKEN,
@@ -31,7 +32,7 @@ from sp.planning.cards import (
     need,
     room,
     scoring_way,
-    smallest_card,
+    smallest_gpu,
     ways,
     weights_bytes,
 )
@@ -50,13 +51,13 @@ class Verdict:
     one."""
 
     runs: Literal["yes", "with", "no"]
-    card: int | None = None  # GiB of the card that it is about; None where no card matters
+    gpu: int | None = None  # GiB of the GPU that it is about; None where no GPU matters
     tokens: int | None = None  # of prompt and answer
     options: tuple[str, ...] = ()  # of `sp run`, with which it runs
     why: str | None = None  # why it does not
     instead: str | None = None  # what to take in its place
     role: Literal["target", "drafter"] = "target"
-    together: int = 1  # cards of that size that share it
+    together: int = 1  # GPUs of that size that share it
     window: int | None = None  # of a drafter whose window ends before `tokens`
     beyond: str | None = None  # what such a drafter reads them with; see `scaled_by`
 
@@ -65,18 +66,18 @@ class Verdict:
         """In words.
 
         >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
-        'yes, with --kv q4_0: 128K tokens on a card of 24 GB'
+        'yes, with --kv q4_0: 128K tokens on a GPU of 24 GB'
         >>> Verdict("yes", 12, 131072, role="drafter", window=8192, beyond="YaRN x16").line
-        'yes, as a drafter: 8K tokens, or 128K with YaRN x16, on a card of 12 GB'
+        'yes, as a drafter: 8K tokens, or 128K with YaRN x16, on a GPU of 12 GB'
         """
         if self.runs == "no":
             return f"no: {self.why}"
-        on = "a card" if self.together == 1 else f"each of {self.together} cards"
+        on = "a GPU" if self.together == 1 else f"each of {self.together} GPUs"
         tokens = self.tokens or 0
         read = f"{spoken(tokens)} tokens"
         if self.window is not None:
             read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
-        where = "" if self.card is None else f": {read} on {on} of {self.card} GB"
+        where = "" if self.gpu is None else f": {read} on {on} of {self.gpu} GB"
         said = ", as a drafter" if self.role == "drafter" else ""
         said += f", with {' '.join(self.options)}" if self.options else ""
         return f"yes{said}{where}"
@@ -106,11 +107,11 @@ def proposed_drafter(target: Subject) -> Drafter | None:
     return next(iter(drafters_for(target.config, target.parameters)), None)
 
 
-def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: int, keep: float = KEEP) -> Verdict:
-    """The verdict, with who scores prompts (None: they are read in full), on a card of so many GiB, or the smallest of
-    `CARDS` that does, for `tokens` of prompt and answer, of which a share `keep` is read."""
+def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int, keep: float = KEEP) -> Verdict:
+    """The verdict, with who scores prompts (None: they are read in full), on a GPU of so many GiB, or the smallest of
+    `GPUS` that does, for `tokens` of prompt and answer, of which a share `keep` is read."""
     if target.stopped is not None:
-        return Verdict("no", why=target.stopped.line, instead=_replacement(target, card, tokens))
+        return Verdict("no", why=target.stopped.line, instead=_replacement(target, gpu, tokens))
     config, weights = target.config, target.weights
     if not target.on_device or config is None or weights is None:
         return Verdict("with", options=("--device cpu",))
@@ -123,16 +124,16 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
         found = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
     if not found:
         why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
-        return Verdict("no", card, tokens, why=why)
-    where = card or smallest_card(found)
+        return Verdict("no", gpu, tokens, why=why)
+    where = gpu or smallest_gpu(found)
     way = best(found, where) if where else None
     if where is None or way is None:
-        least, most = min(one.nbytes for one in found), card or CARDS[-1]
-        shared = "" if target.alone else f" on each of {target.cards} cards"
+        least, most = min(one.nbytes for one in found), gpu or GPUS[-1]
+        shared = "" if target.alone else f" on each of {target.gpus} GPUs"
         taken = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
-        why = f"{taken}, and a card of {most} GB has {room(most) >> 30}"
+        why = f"{taken}, and a GPU of {most} GB has {room(most) >> 30}"
         instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
-        return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.cards)
+        return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.gpus)
     options = way.options(where)
     window = config.context if role == "drafter" and config.context < tokens else None
     return Verdict(
@@ -141,52 +142,52 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
         tokens,
         options,
         role=role,
-        together=target.cards,
+        together=target.gpus,
         window=window,
         beyond=None if window is None else scaled_by(config, tokens),
     )
 
 
-def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> str | None:
+def _instead_of(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, keep: float) -> str | None:
     """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
     assert target.config is not None
     assert target.weights is not None
-    found = longest(target.config, target.weights, drafter, card, keep, target.stacks, target.alone)
+    found = longest(target.config, target.weights, drafter, gpu, keep, target.stacks, target.alone)
     shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
-    others = [*shorter, *_narrower(target, drafter, card, tokens, keep)]
-    return ", or ".join(others or (_published_for(card, tokens) if target.alone else ["more cards"])) or None
+    others = [*shorter, *_narrower(target, drafter, gpu, tokens, keep)]
+    return ", or ".join(others or (_published_for(gpu, tokens) if target.alone else ["more GPUs"])) or None
 
 
-def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
+def _replacement(target: Subject, gpu: int | None, tokens: int) -> str | None:
     """What to take in place of a file that does not run; None where its own line says that."""
     if target.draft or not target.names:
         return None
     if target.config is None:
         smallest = min(size for *_, size in _published())
-        return next(iter(_published_for(card, tokens, max(int(NEAR * target.nbytes), smallest))), None)
+        return next(iter(_published_for(gpu, tokens, max(int(NEAR * target.nbytes), smallest))), None)
     undecoded = any(one.stops and one.of_format for one in target.hindrances)
     return f"the same model as {USUAL.upper()}" if undecoded else None
 
 
-def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> list[str]:
+def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, keep: float) -> list[str]:
     """The same model in the common file type of the most bits that fits."""
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
     for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
         found = [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
-        if nbytes is not None and best(found, card):
-            on = "the card" if target.alone else "each card"
+        if nbytes is not None and best(found, gpu):
+            on = "the GPU" if target.alone else "each GPU"
             return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on {on})"]
     return []
 
 
-def _published_for(card: int | None, tokens: int, most: int | None = None) -> list[str]:
-    """The largest published model that runs on a card, of a file of at most so many bytes."""
+def _published_for(gpu: int | None, tokens: int, most: int | None = None) -> list[str]:
+    """The largest published model that runs on a GPU, of a file of at most so many bytes."""
     for name, held, size in _published():
         shape = find_shape(name)
         config, elements = shape.config, sum(tensor.size for tensor in shape.tensors())
         drafter = next(iter(drafters_for(config, elements)), None) if elements > LARGEST_DRAFTER else None
-        fits = card is None or best(list(ways(config, held, drafter, tokens)), card)
+        fits = gpu is None or best(list(ways(config, held, drafter, tokens)), gpu)
         if fits and (most is None or size <= most):
             return [f"a file of {name} as {USUAL.upper()} ({size / 1e9:.1f} GB)"]
     return []
@@ -215,7 +216,7 @@ class Plan:
     target: Subject
     drafter: Drafter | None
     scorer: Subject | None  # the drafter's file, if one was given; else the drafter is a published shape
-    card: int | None  # GiB, as asked for
+    gpu: int | None  # GiB, as asked for
     tokens: int  # of prompt and answer, as asked for
     verdict: Verdict
     keep: float  # share of the prompt that the target reads after the drafter has scored it
@@ -223,7 +224,7 @@ class Plan:
 
     @property
     def sizes(self) -> tuple[ModelConfig, int] | None:
-        """The target's configuration and bytes on the device; None where no card runs it."""
+        """The target's configuration and bytes on the device; None where no GPU runs it."""
         held = self.target.config, self.target.weights
         if self.target.stopped or not self.target.on_device or held[0] is None or held[1] is None:
             return None
@@ -254,13 +255,13 @@ class Plan:
         return f"sp run --target {_name(self.target)} --drafter {other}{options} {ASK}"
 
     def _uncompared(self) -> tuple[str, ...]:
-        """The option that leaves out the full prefill beside the answer, where the card has no room for that."""
-        card = self.verdict.card
-        if self.drafter is None or self.sizes is None or card is None or self.tokens > self.sizes[0].context:
+        """The option that leaves out the full prefill beside the answer, where the GPU has no room for that."""
+        gpu = self.verdict.gpu
+        if self.drafter is None or self.sizes is None or gpu is None or self.tokens > self.sizes[0].context:
             return ()
-        way = best(self._ways(self.drafter), card)
+        way = best(self._ways(self.drafter), gpu)
         full = [one for one in self._ways(None) if way is not None and one.kv == way.kv]
-        return () if best(full, card) else ("--no-full",)
+        return () if best(full, gpu) else ("--no-full",)
 
     def _ways(self, drafter: Drafter | None) -> list[Way]:
         if self.sizes is None:
@@ -270,15 +271,15 @@ class Plan:
 
     @property
     def cold(self) -> Cold | None:
-        """Which experts wait in host memory on the verdict's card; None if none do."""
-        card = self.verdict.card
-        if self.sizes is None or card is None or not any("--vram" in option for option in self.verdict.options):
+        """Which experts wait in host memory on the verdict's GPU; None if none do."""
+        gpu = self.verdict.gpu
+        if self.sizes is None or gpu is None or not any("--vram" in option for option in self.verdict.options):
             return None
-        found = cold_layers(*self.sizes, self.target.stacks, room(card))
+        found = cold_layers(*self.sizes, self.target.stacks, room(gpu))
         return found if found.layers else None
 
     def memory(self) -> Iterator[dict[str, Any]]:
-        """Bytes on the card, or each of several, by type of cache and length: in full, and with the drafter, both there
+        """Bytes on the GPU, or each of several, by type of cache and length: in full, and with the drafter, both there
         or by turns. Of a small model also what it takes to score a prompt for another."""
         if self.sizes is None:
             return
@@ -302,18 +303,18 @@ class Plan:
             for tokens in self.lengths:
                 yield {"kv": None, "tokens": tokens, "scoring": scoring_way(self.target.reader, tokens).nbytes}
 
-    def cards(self) -> Iterator[dict[str, Any]]:
-        """For every card the way of what was asked for, and the longest of `SPOKEN` that it has a way for. None of
-        drafters, which take as much of any card as their target leaves."""
+    def gpus(self) -> Iterator[dict[str, Any]]:
+        """For every GPU the way of what was asked for, and the longest of `SPOKEN` that it has a way for. None of
+        drafters, which take as much of any GPU as their target leaves."""
         if self.sizes is None or self.verdict.role == "drafter":
             return
         found = self._ways(self.drafter)
-        for card in sorted({*CARDS, *((self.card,) if self.card else ())}):
-            most = longest(*self.sizes, self.drafter, card, self.keep, self.target.stacks, self.target.alone)
+        for gpu in sorted({*GPUS, *((self.gpu,) if self.gpu else ())}):
+            most = longest(*self.sizes, self.drafter, gpu, self.keep, self.target.stacks, self.target.alone)
             yield {
-                "card": card,
-                "way": _told(best(found, card), card),
-                "longest": most and {"tokens": most[0], **(_told(most[1], card) or {})},
+                "card": gpu,
+                "way": _told(best(found, gpu), gpu),
+                "longest": most and {"tokens": most[0], **(_told(most[1], gpu) or {})},
             }
 
     def notes(self) -> Iterator[str]:
@@ -326,7 +327,7 @@ class Plan:
 
     def told_verdict(self) -> dict[str, Any]:
         """JSON-able."""
-        return asdict(self.verdict) | {"options": list(self.verdict.options), "line": self.verdict.line}
+        return recorded(asdict(self.verdict)) | {"options": list(self.verdict.options), "line": self.verdict.line}
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; sizes in bytes."""
@@ -344,7 +345,7 @@ class Plan:
             "path": self.target.path,
             "verdict": self.told_verdict(),
             "tokens": self.tokens,
-            "shared_by": self.target.cards,
+            "shared_by": self.target.gpus,
             "answer_tokens": ANSWER,
             "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
@@ -360,7 +361,7 @@ class Plan:
             },
             "drafter": drafter,
             "memory": list(self.memory()),
-            "cards": list(self.cards()),
+            "cards": list(self.gpus()),
             "notes": list(self.notes()),
             "command": self.command,
         }
@@ -369,7 +370,7 @@ class Plan:
 def make_plan(
     target: Subject,
     scorer: Subject | None,
-    card: int | None,
+    gpu: int | None,
     tokens: int,
     keep: float = KEEP,
     lengths: Iterable[int] = (),
@@ -377,37 +378,37 @@ def make_plan(
     """A plan for a target and the drafter that was given, or one that is published; of `SPOKEN` if no lengths are."""
     drafter = proposed_drafter(target) if scorer is None else _given(scorer)
     speech_lengths = tuple(sorted({*(lengths or SPOKEN), tokens}))
-    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, speech_lengths)
+    return Plan(target, drafter, scorer, gpu, tokens, judge(target, drafter, gpu, tokens, keep), keep, speech_lengths)
 
 
-def read_file(path: str | Path, cards: int = 1, depth: Depth = whole) -> Subject:
+def read_file(path: str | Path, gpus: int = 1, depth: Depth = whole) -> Subject:
     """What the header of a file, or of any shard of it, tells; see `read_subject`. GGUFError if it is no sound one."""
     with GGUFFile.open(path) as file:
-        return read_subject(file, cards, depth)
+        return read_subject(file, gpus, depth)
 
 
 def plan_file(
-    path: str | Path, drafter: str | Path | None = None, *, card: int | None = None, tokens: int = SPOKEN[-1]
+    path: str | Path, drafter: str | Path | None = None, *, gpu: int | None = None, tokens: int = SPOKEN[-1]
 ) -> Plan:
     """Plan by the headers of files alone: a target, what scores prompts for it (a small published model if left out),
-    GiB of the card (the smallest that does), and tokens of prompt and answer, of which the answer takes `ANSWER`.
+    GiB of the GPU (the smallest that does), and tokens of prompt and answer, of which the answer takes `ANSWER`.
     GGUFError: a file is not sound; ModelError: the drafter is none that could score."""
-    return make_plan(read_file(path), None if drafter is None else read_file(drafter), card, tokens)
+    return make_plan(read_file(path), None if drafter is None else read_file(drafter), gpu, tokens)
 
 
 def _given(scorer: Subject) -> Drafter:
-    """A file as a drafter; ModelError if it is none that a card runs."""
+    """A file as a drafter; ModelError if it is none that a GPU runs."""
     if scorer.stopped is not None:
         raise ModelError(f"{scorer.path}: {scorer.stopped.line}")
     if not scorer.on_device or scorer.reader is None:
-        raise ModelError(f"{scorer.path}: runs on the CPU alone, so no card has to hold it; leave it out")
+        raise ModelError(f"{scorer.path}: runs on the CPU alone, so no GPU has to hold it; leave it out")
     return scorer.reader
 
 
-def _told(way: Way | None, card: int) -> dict[str, Any] | None:
+def _told(way: Way | None, gpu: int) -> dict[str, Any] | None:
     if way is None:
         return None
-    return {"kv": way.kv, "by_turns": way.by_turns, "bytes": way.nbytes, "options": list(way.options(card))}
+    return {"kv": way.kv, "by_turns": way.by_turns, "bytes": way.nbytes, "options": list(way.options(gpu))}
 
 
 def _name(subject: Subject) -> str:

@@ -1,4 +1,4 @@
-"""How long a model takes on a card, reckoned by roofline, and the times of a request."""
+"""How long a model takes on a GPU, reckoned by roofline, and the times of a request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.config import ModelConfig
-from sp.models.families.base import card_config
+from sp.models.families.base import shard_config
 from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPrecision, gains, is_eligible
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.planning.cards import ANSWER, Card, Way, best, need, room, ways
-from sp.planning.cards import Path as KernelPath
+from sp.planning.gpus import ANSWER, GPUSpec, Way, best, need, room, ways
+from sp.planning.gpus import Path as KernelPath
 from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes, widest
 from sp.planning.plan import Plan
 from sp.quant import Math
@@ -56,24 +56,24 @@ class TimedModel:
         formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
-    def multiplied_in(self, asked: AskedPrecision, card: Card, path: KernelPath | None = None) -> TimedModel:
+    def multiplied_in(self, asked: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None) -> TimedModel:
         """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
         if asked == Math.BF16:
             return self
-        path, auto = path or card.path, asked == AUTO
+        path, auto = path or gpu.path, asked == AUTO
         narrow = NARROW_INPUTS.get(path, ())
         sizes = {True: 0, False: 0}
         for tensor in layer_matrices(self.config):
             gained = not auto or gains(tensor.name, tensor.shape[-1], narrow)
             sizes[gained and is_eligible(tensor.name, tensor.shape)] += tensor.size
-        share = sizes[True] / sum(sizes.values()) if not auto or (path, card.capability) in FASTER else 0.0
+        share = sizes[True] / sum(sizes.values()) if not auto or (path, gpu.capability) in FASTER else 0.0
         return replace(self, int8=share, int8_attention=path == "sm_90a" and self.config.head_dim == HEAD_DIM)
 
-    def shared_by(self, cards: int) -> TimedModel:
+    def shared_by(self, gpus: int) -> TimedModel:
         """What one of several GPUs has of it; ConfigError where they cannot share it."""
-        if cards == 1:
+        if gpus == 1:
             return self
-        return replace(self, config=card_config(self.config, cards), nbytes=self.nbytes // cards)
+        return replace(self, config=shard_config(self.config, gpus), nbytes=self.nbytes // gpus)
 
 
 class Compressed(NamedTuple):
@@ -86,18 +86,18 @@ class Compressed(NamedTuple):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts for one GPU, or several of a kind that are linked. `cards`, `target_cards`: that read a prompt together
+    """Predicts for one GPU, or several of a kind that are linked. `gpus`, `target_gpus`: that read a prompt together
     for the drafter, and that share the target, whose `TimedModel` is then one's share."""
 
-    card: Card
-    cards: int = 1
-    target_cards: int = 1
+    gpu: GPUSpec
+    gpus: int = 1
+    target_gpus: int = 1
     forced: KernelPath | None = None  # kernels, if not those that the GPU runs by itself
 
     @property
     def alone(self) -> bool:
         """Whether one GPU does all, so that weights may wait in host memory."""
-        return self.cards == self.target_cards == 1
+        return self.gpus == self.target_gpus == 1
 
     def prefill_s(self, model: TimedModel, tokens: int) -> float:
         """In which a target reads so many tokens."""
@@ -108,10 +108,10 @@ class Roofline:
         """In which a drafter scores a prompt whose attention reads that share of the causal blocks; all for None. The
         host queues the launches of one GPU after those of the other, which gather all keys and values."""
         c, rounds = drafter.config, bool(drafter.int8 or drafter.int8_attention)
-        launches = LAUNCHES * (1 + rounds) * c.layers * self.cards
-        gathered = 4 * tokens * widest(c)[1] * (self.cards - 1) / self.cards
-        exchanged = self._exchange_s(len(c.attention_layers), gathered) if self.cards > 1 else 0.0
-        return self._work_s(drafter, tokens, density) / self.cards + LAUNCH_S * launches + exchanged
+        launches = LAUNCHES * (1 + rounds) * c.layers * self.gpus
+        gathered = 4 * tokens * widest(c)[1] * (self.gpus - 1) / self.gpus
+        exchanged = self._exchange_s(len(c.attention_layers), gathered) if self.gpus > 1 else 0.0
+        return self._work_s(drafter, tokens, density) / self.gpus + LAUNCH_S * launches + exchanged
 
     def step_s(self, model: TimedModel, context: int, kv: str = "f16") -> float:
         """Of a token that is decoded after `context` others; a graph takes the host out of it."""
@@ -134,7 +134,7 @@ class Roofline:
         """Of a request that is scored and of which the target reads `keep_ratio`. So many bytes `moved` of the target
         come back from the host while it reads."""
         score = self.score_s(drafter, tokens, density)
-        read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.card.pcie * EFFICIENCY["exchange"]))
+        read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.gpu.pcie * EFFICIENCY["exchange"]))
         return Compressed(score, read, score + read + TOKEN_S * tokens)
 
     def _work_s(self, model: TimedModel, tokens: int, density: float | None = None) -> float:
@@ -150,19 +150,19 @@ class Roofline:
 
     def _sums_s(self, model: TimedModel, tokens: int) -> float:
         """Of the all-reduces of a pass, two a layer, which go round in a ring."""
-        n = self.target_cards
+        n = self.target_gpus
         received = 4 * tokens * model.config.hidden * 2 * (n - 1) / n
         return self._exchange_s(2 * model.config.layers, received) if n > 1 else 0.0
 
     def _flops_s(self, kind: str, flops: float) -> float:
-        path = self.forced or self.card.path
-        return flops / (self.card.peak(path, kind.endswith("int8")) * EFFICIENCY[kind])
+        path = self.forced or self.gpu.path
+        return flops / (self.gpu.peak(path, kind.endswith("int8")) * EFFICIENCY[kind])
 
     def _memory_s(self, nbytes: float) -> float:
-        return nbytes / (self.card.bandwidth * EFFICIENCY["memory"])
+        return nbytes / (self.gpu.bandwidth * EFFICIENCY["memory"])
 
     def _exchange_s(self, times: int, nbytes: float) -> float:
-        return times * (LAUNCH_S + nbytes / (self.card.link * EFFICIENCY["exchange"]))
+        return times * (LAUNCH_S + nbytes / (self.gpu.link * EFFICIENCY["exchange"]))
 
 
 Density = Callable[[int], float | None]
@@ -171,34 +171,34 @@ Density = Callable[[int], float | None]
 
 def predicted_times(
     plan: Plan,
-    card: Card,
+    gpu: GPUSpec,
     density: Density,
     precision: AskedPrecision = Math.BF16,
     drafter_precision: AskedPrecision = Math.BF16,
-    cards: int = 1,
+    gpus: int = 1,
 ) -> list[dict[str, Any]]:
     """Predicted seconds of a plan's requests, one dict a length: ``tokens`` (prompt and answer), ``full_s`` (first
     token in full), ``score_s``, ``prefill_s``, ``ttft_s`` of a compressed request, ``decode_tok_s`` after the prompt as
-    it is read; None where the card has no room, or there is no drafter. None at all of mixtures, of models that no card
-    runs, and of several cards that are not linked. `cards` read together for the drafter; ConfigError where they
+    it is read; None where the GPU has no room, or there is no drafter. None at all of mixtures, of models that no GPU
+    runs, and of several GPUs that are not linked. `gpus` read together for the drafter; ConfigError where they
     cannot."""
     if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
         return []
-    if max(cards, plan.target.cards) > 1 and not card.link:
+    if max(gpus, plan.target.gpus) > 1 and not gpu.link:
         return []
     (config, held), drafter = plan.sizes, plan.drafter
     if config.experts or (drafter is not None and drafter.config.experts):
         return []
-    if cards > 1 and drafter is not None and drafter.config.delta is not None:
-        raise ConfigError(f"{drafter.name} has recurrent layers, which several cards cannot read together")
-    roofline = Roofline(card, cards, plan.target.cards)
-    target = TimedModel(config, plan.target.streamed).multiplied_in(precision, card)
+    if gpus > 1 and drafter is not None and drafter.config.delta is not None:
+        raise ConfigError(f"{drafter.name} has recurrent layers, which several GPUs cannot read together")
+    roofline = Roofline(gpu, gpus, plan.target.gpus)
+    target = TimedModel(config, plan.target.streamed).multiplied_in(precision, gpu)
     made_in = Math.INT8 if target.int8 else Math.BF16
 
     def way(tokens: int, compressed: bool) -> Way | None:
         scorer = drafter if compressed else None
         return best(
-            list(ways(config, held, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), card.gib
+            list(ways(config, held, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), gpu.gib
         )
 
     def full(tokens: int) -> dict[str, float | None]:
@@ -216,9 +216,9 @@ def predicted_times(
         moved = 0
         if fits.by_turns:  # what waits in host memory while the drafter is at work comes back
             together = need(config, held, drafter, prompt, fits.kv, plan.keep, precision=made_in).together
-            moved = max(0, together - room(card.gib))
+            moved = max(0, together - room(gpu.gib))
         times = roofline.compressed(
-            target, reader.multiplied_in(drafter_precision, card), prompt, plan.keep, density(prompt), moved
+            target, reader.multiplied_in(drafter_precision, gpu), prompt, plan.keep, density(prompt), moved
         )
         step = roofline.step_s(target, max(1, int(plan.keep * prompt)), fits.kv)
         return {**times._asdict(), "decode_tok_s": 1 / step}

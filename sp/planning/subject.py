@@ -18,7 +18,7 @@ from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
 from sp.models.config import ModelConfig
 from sp.models.drafts.dflash import refuse_later
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
-from sp.models.families.base import ARCHITECTURES, card_config, find_architecture, read_config
+from sp.models.families.base import ARCHITECTURES, find_architecture, read_config, shard_config
 from sp.models.file.file_type import tensor_format
 from sp.models.file.metadata_keys import Keys
 from sp.models.file.refusals import refuse_changed, refuse_prediction, unsupported
@@ -27,7 +27,7 @@ from sp.models.file.weights import HeaderStore
 from sp.models.network.cost import missing_tensors
 from sp.models.network.weights import ModelWeights, model_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.planning.cards import LARGEST_DRAFTER, Drafter, weights_bytes
+from sp.planning.gpus import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.quant import FORMATS, BlockFormat
 
@@ -128,8 +128,8 @@ def whole(path: Path, config: ModelConfig) -> int | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model file as far as its header goes; for several cards that share it, as one of them has it. `stacks`: bytes
-    of its experts on the device, by layer; none of a model without them, or that cards share."""
+    """A model file as far as its header goes; for several GPUs that share it, as one of them has it. `stacks`: bytes
+    of its experts on the device, by layer; none of a model without them, or that GPUs share."""
 
     path: str
     nbytes: int  # nbytes, parameters: of all shards
@@ -143,14 +143,14 @@ class Subject:
     streamed: int | None = None  # bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is
     shape: str | None = None  # of a named shape, which is no file
     stacks: Stacks = ()
-    cards: int = 1  # that share it. Configuration and bytes on the device are those of one of them
+    gpus: int = 1  # that share it. Configuration and bytes on the device are those of one of them
     formats: Mapping[str, BlockFormat] = field(default_factory=dict)  # of its tensors, by name
     depth: Depth = whole  # see `read_subject`
 
     @property
     def alone(self) -> bool:
-        """Whether one card has all of it."""
-        return self.cards == 1
+        """Whether one GPU has all of it."""
+        return self.gpus == 1
 
     @property
     def stopped(self) -> Hindrance | None:
@@ -186,7 +186,7 @@ class Subject:
         if self.config is None or self.weights is None:
             return None
         depth = self.depth(Path(self.path), self.config)
-        return Drafter.of(Path(self.path).name, self.config, self.formats, depth, self.cards)
+        return Drafter.of(Path(self.path).name, self.config, self.formats, depth, self.gpus)
 
     def as_drafter(self, tokens: int | None = None) -> str:
         """How it reads prompts that it scores, of so many tokens, in a line; it has a configuration."""
@@ -203,13 +203,13 @@ class Subject:
         try:
             tensors = model_tensors(self.config, self.names)
             formats = {t.name: tensor_format(file_type, t.name, t.shape, layers=layers, tied=tied) for t in tensors}
-            return weights_bytes(self.config, formats, self.cards)
+            return weights_bytes(self.config, formats, self.gpus)
         except ModelError:
             return None
 
 
-def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subject:
-    """What the header of an open file tells; what is wrong with it is among the hindrances. `cards` share it; `depth`:
+def read_subject(file: GGUFFile, gpus: int = 1, depth: Depth = whole) -> Subject:
+    """What the header of an open file tells; what is wrong with it is among the hindrances. `gpus` share it; `depth`:
     layers that are read of a file, by path and configuration, where it scores. ConfigError: so many cannot share it."""
     vocabulary, problem = None, None
     try:
@@ -221,7 +221,7 @@ def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subjec
         config = read_config(file)
     except (GGUFError, ModelError):
         config = None
-    config, (weights, streamed, stacks) = _shared(config, formats, cards)
+    config, (weights, streamed, stacks) = _shared(config, formats, gpus)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -234,23 +234,23 @@ def read_subject(file: GGUFFile, cards: int = 1, depth: Depth = whole) -> Subjec
         tuple(file.tensors),
         streamed,
         stacks=stacks,
-        cards=cards,
+        gpus=gpus,
         formats=formats,
         depth=depth,
     )
 
 
-def shape_subject(name: str, file_type: str, cards: int = 1, depth: Depth = whole) -> Subject:
-    """A named shape as a file of that type would be; ConfigError where either is unknown, or cards cannot share it.
+def shape_subject(name: str, file_type: str, gpus: int = 1, depth: Depth = whole) -> Subject:
+    """A named shape as a file of that type would be; ConfigError where either is unknown, or GPUs cannot share it.
     `depth` is that of `read_subject`."""
     shape = find_shape(name)
     plan = shape.plan(file_type)
     formats = {tensor: fmt for tensor, _, fmt in plan}
     nbytes = sum(fmt.nbytes(size) for _, size, fmt in plan)
     parameters = sum(tensor.size for tensor in shape.tensors())
-    config, (weights, streamed, stacks) = _shared(shape.config, formats, cards)
+    config, (weights, streamed, stacks) = _shared(shape.config, formats, gpus)
     path = f"{name}-{file_type}.synthetic"
-    held = weights, tuple(formats), streamed, name, stacks, cards, formats, depth
+    held = weights, tuple(formats), streamed, name, stacks, gpus, formats, depth
     return Subject(path, nbytes, parameters, False, (), None, config, *held)
 
 
@@ -258,39 +258,39 @@ Sizes = tuple[int | None, int | None, Stacks]
 
 
 def _shared(
-    config: ModelConfig | None, formats: Mapping[str, BlockFormat], cards: int
+    config: ModelConfig | None, formats: Mapping[str, BlockFormat], gpus: int
 ) -> tuple[ModelConfig | None, Sizes]:
-    """A configuration and the sizes of a file, or what one of several cards has of them."""
-    if cards == 1 or config is None:
-        return config, _sizes(config, formats, cards)
-    part = card_config(config, cards)
-    _check_blocks(part, formats, cards)
-    found = _sizes(part, formats, cards)
+    """A configuration and the sizes of a file, or what one of several GPUs has of them."""
+    if gpus == 1 or config is None:
+        return config, _sizes(config, formats, gpus)
+    part = shard_config(config, gpus)
+    _check_blocks(part, formats, gpus)
+    found = _sizes(part, formats, gpus)
     if found[0] is None and _sizes(config, formats, 1)[0] is not None:
         raise ConfigError(
-            f"{cards} cards cannot share its matrices: parts of one are too narrow for a GPU; ask for fewer"
+            f"{gpus} GPUs cannot share its matrices: parts of one are too narrow for a GPU; ask for fewer"
         )
     return part, found
 
 
-def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int) -> None:
-    """ConfigError where a card's columns of a matrix would end within a block of its format."""
+def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int) -> None:
+    """ConfigError where a GPU's columns of a matrix would end within a block of its format."""
     for tensor in model_tensors(config, formats):
         fmt = formats.get(tensor.name)
         if fmt is not None and tensor.kind in ("matrix", "stack") and tensor.shape[-1] % fmt.block_size:
             raise ConfigError(
-                f"{tensor.name}: {cards} cards cannot share its columns in {fmt.name}, which has blocks of "
+                f"{tensor.name}: {gpus} GPUs cannot share its columns in {fmt.name}, which has blocks of "
                 f"{fmt.block_size}; ask for fewer, or take a file in another format"
             )
 
 
-def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat], cards: int) -> Sizes:
+def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat], gpus: int) -> Sizes:
     """Bytes on the device, of them those that a pass reads, and those of experts, as far as there are any."""
     if config is None:
         return None, None, ()
     try:
-        stacks = stack_bytes(config, formats) if cards == 1 else ()
-        return weights_bytes(config, formats, cards), streamed_bytes(config, formats, cards), stacks
+        stacks = stack_bytes(config, formats) if gpus == 1 else ()
+        return weights_bytes(config, formats, gpus), streamed_bytes(config, formats, gpus), stacks
     except (ModelError, KeyError):  # too narrow for the device, or not all there
         return None, None, ()
 

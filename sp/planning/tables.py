@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sp import values
 from sp.columns import ColumnTable
 from sp.models.network.arithmetic import AskedPrecision
-from sp.planning.cards import LARGEST_DRAFTER, SYSTEM, Card
+from sp.planning.gpus import LARGEST_DRAFTER, SYSTEM, GPUSpec
 from sp.planning.plan import spoken
 from sp.planning.roofline import ERROR
 from sp.quant import Math, Repacked
@@ -39,7 +39,7 @@ def render(info: dict[str, Any]) -> RenderableType:
     if info["device"] is not None:
         parts += ["", _kv(info["device"])]
     if info["cards"] is not None:
-        parts += ["", *_cards(info["cards"])]
+        parts += ["", *_gpus(info["cards"])]
     if info["verdict"]["instead"]:
         parts += ["", Text(f"take instead: {info['verdict']['instead']}", style="bold")]
     if info["warnings"]:
@@ -146,19 +146,19 @@ def _kv(device: dict[str, Any]) -> ColumnTable:
     return table
 
 
-def _cards(cards: dict[str, Any]) -> Iterator[RenderableType]:
+def _gpus(gpus: dict[str, Any]) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    names = list(cards["rows"][0]["drafters"])
+    names = list(gpus["rows"][0]["drafters"])
     table = _table("longest prompt", "KV", right=("in full", *(f"with {name}" for name in names)))
-    for row in sorted(cards["rows"], key=lambda row: row["card"]):
+    for row in sorted(gpus["rows"], key=lambda row: row["card"]):
         pairs = [_pair(row["drafters"][name]) for name in names]
         whole = _pair({"together": row["full"], "by_turns": row["full_by_turns"]})
-        table.add_row(f"{row['card']} GB card", row["kv"], whole, *pairs)
+        table.add_row(f"{row['card']} GB GPU", row["kv"], whole, *pairs)
     yield table
     if names:
         yield Text(
-            f"with a drafter {cards['keep_ratio']:.0%} is kept; by turns: idle weights wait in host memory", style="dim"
+            f"with a drafter {gpus['keep_ratio']:.0%} is kept; by turns: idle weights wait in host memory", style="dim"
         )
 
 
@@ -253,7 +253,7 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _where(plan: dict[str, Any]) -> str:
-    return "the card" if plan["shared_by"] == 1 else f"each of {plan['shared_by']} cards"
+    return "the GPU" if plan["shared_by"] == 1 else f"each of {plan['shared_by']} GPUs"
 
 
 def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
@@ -270,7 +270,7 @@ def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
 
 
 def _ways(plan: dict[str, Any]) -> ColumnTable:
-    table = _table("card", spoken(plan["tokens"]), "longest")
+    table = _table("GPU", spoken(plan["tokens"]), "longest")
     for row in plan["cards"]:
         most = row["longest"]
         longest = "no" if most is None else f"{spoken(most['tokens'])} {_how(most, '')}".rstrip()
@@ -299,17 +299,17 @@ COLUMNS = {
 }
 
 
-def render_times(rows: list[dict[str, Any]], card: Card) -> ColumnTable:
+def render_times(rows: list[dict[str, Any]], gpu: GPUSpec) -> ColumnTable:
     """What `predicted_times` tells, for a `rich` console: every column says that it is predicted."""
     names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
-    table = _table(card.name, right=(f"predicted\n{title}" for title in names.values()))
+    table = _table(gpu.name, right=(f"predicted\n{title}" for title in names.values()))
     for row in rows:
         table.add_row(spoken(row["tokens"]), *(shown(row[name]) for name in names))
     return table
 
 
 def shown(value: float | None) -> str:
-    """Three digits; a dash for what the card has no room for."""
+    """Three digits; a dash for what the GPU has no room for."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"
@@ -319,19 +319,19 @@ def times_legend(
     keep: float,
     precision: AskedPrecision = Math.BF16,
     drafter_precision: AskedPrecision = Math.BF16,
-    cards: int = 1,
-    target_cards: int = 1,
+    gpus: int = 1,
+    target_gpus: int = 1,
 ) -> tuple[str, ...]:
     """What the times rest on.
 
     >>> times_legend(0.05, Math.INT8)[-1]
     'predicted with --precision int8 and --drafter-precision bf16'
     """
-    read = f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards"
+    read = f"predicted for a drafter read by {gpus} and a target shared by {target_gpus} of these GPUs"
     plain = precision == drafter_precision == Math.BF16
     return (
         f"predicted to within about {ERROR:.0%}, from peaks and bandwidths of its data sheet;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --precision {precision} and --drafter-precision {drafter_precision}",)),
-        *((read,) if max(cards, target_cards) > 1 else ()),
+        *((read,) if max(gpus, target_gpus) > 1 else ()),
     )

@@ -12,7 +12,16 @@ from typing import Any, ClassVar, Literal
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry, check_fields
 from sp.errors import ConfigError, SpWarning
-from sp.models import Cards, LayerAttention, Model, ModelConfig, SessionCache, SparseAttention, dense_attention, flops
+from sp.models import (
+    ContextParallel,
+    LayerAttention,
+    Model,
+    ModelConfig,
+    SessionCache,
+    SparseAttention,
+    dense_attention,
+    flops,
+)
 from sp.models.config import first_layers
 from sp.ops.attention.importance import HEAT_CHUNK
 from sp.ops.attention.importance import chunk_means as chunk_means
@@ -72,7 +81,7 @@ class ScoreRequest:
     keys : PrefixKeys, optional
         Keys of the first tokens, for scorers that can continue from them. The importance is that of a pass over the
         whole prompt, within rounding.
-    cards : Cards, optional
+    gpus : ContextParallel, optional
         With a copy of the model on each of them, `model` itself on the first. Scorers of the prompt's own attention let
         them read together, where no keys are kept; for all others `model` reads alone.
     """
@@ -91,11 +100,11 @@ class ScoreRequest:
     spans: Ints | None = None
     protected: Bools | None = None
     keys: PrefixKeys | None = None
-    cards: Cards | None = None
+    gpus: ContextParallel | None = None
 
     def __post_init__(self) -> None:
-        if self.cards is not None and self.cards.models[0] is not self.model:
-            raise ConfigError("the first of the cards must hold the model that reads")
+        if self.gpus is not None and self.gpus.models[0] is not self.model:
+            raise ConfigError("the first of the GPUs must hold the model that reads")
         if self.keys is not None and self.keys.trail.config.rope != self.model.config.rope:
             raise ConfigError("the prefix keys have another RoPE than the model has now; score the whole prompt again")
 

@@ -18,7 +18,7 @@ from sp.trace import Reporter
 
 log = logging.getLogger("sp.serve")
 
-OFF = "the server keeps no sessions (--sessions 0, or several cards)"
+OFF = "the server keeps no sessions (--sessions 0, or several GPUs)"
 SEVERAL = "the request wants several answers (n)"
 NOT_ASKED = "the request wants none (sp.session false)"
 

@@ -33,8 +33,8 @@ Progress = Callable[[int], None]
 
 
 @dataclass
-class OnCards:
-    """What cards that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
+class OnGPUs:
+    """What GPUs that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
     use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
     """
 
@@ -49,8 +49,8 @@ class Begun:
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
     `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
     those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
-    `sp.models.run.graph.Way`; empty where all were read launch by launch without asking. `cards` is there
-    where cards share the target.
+    `sp.models.run.graph.Way`; empty where all were read launch by launch without asking. `gpus` is there
+    where GPUs share the target.
     """
 
     first: int
@@ -58,7 +58,7 @@ class Begun:
     densities: tuple[float, ...] = ()
     passes: list[int] = field(default_factory=list)
     read: Mapping[str, int] = field(default_factory=dict)
-    cards: OnCards | None = None
+    gpus: OnGPUs | None = None
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""
@@ -197,7 +197,7 @@ def _begin_with_draft(
     return Begun(-1, rest, passes=passes)
 
 
-def begin_on_cards(
+def begin_on_gpus(
     target: Loaded,
     given: Compressed,
     options: RunOptions,
@@ -205,17 +205,17 @@ def begin_on_cards(
     draft: Draft | None,
     pool: CachePool,
 ) -> Begun:
-    """`begin` on every card that shares the target, each with a cache and a draft of its own. They choose the same
-    tokens, or take those of the first card where somebody watches these, and the first card's are returned. None reads
+    """`begin` on every GPU that shares the target, each with a cache and a draft of its own. They choose the same
+    tokens, or take those of the first GPU where somebody watches these, and the first GPU's are returned. None reads
     further than these are asked for, so that an answer that is ended early leaves them alike. SpError as `begin`, and
-    of a card that failed; what the cards keep is let go of then.
+    of a GPU that failed; what the GPUs keep is let go of then.
     """
-    model, pools = target.model, pool.cards
-    assert isinstance(model, SharedModel), "one card answers by itself"
+    model, pools = target.model, pool.gpus
+    assert isinstance(model, SharedModel), "one GPU answers by itself"
     assert pools is not None
     if isinstance(options.decode, Speculative):
         needed(draft)
-    told, lead = OnCards([0] * model.shards.group.size), Lead(model.shards.group.size)
+    told, lead = OnGPUs([0] * model.shards.group.size), Lead(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:
         rank = part.shard.rank
@@ -234,28 +234,28 @@ def begin_on_cards(
 
     pieces = stream(model.shards, work, spoiled=pools.drop)
     first: Begun = next(pieces)
-    return replace(first, rest=pieces, cards=told)
+    return replace(first, rest=pieces, gpus=told)
 
 
-def target_line(target: Loaded, told: OnCards) -> str:
+def target_line(target: Loaded, told: OnGPUs) -> str:
     """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
 
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.loaded import embedded, load
-    >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnCards([0, 0]))
-    'target: shared by 2 cards, 13.5 + 13.5 MB of weights'
+    >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnGPUs([0, 0]))
+    'target: shared by 2 GPUs, 13.5 + 13.5 MB of weights'
     """
-    assert isinstance(target.model, SharedModel), "one card holds all"
+    assert isinstance(target.model, SharedModel), "one GPU holds all"
     parts = [part.nbytes for part in target.model.shards.models]
     unit, size = ("GB", 1e9) if max(parts) >= 1e9 else ("MB", 1e6)
     held = " + ".join(f"{nbytes / size:.3g}" for nbytes in parts)
-    line = f"target: shared by {len(parts)} cards, {held} {unit} of weights"
+    line = f"target: shared by {len(parts)} GPUs, {held} {unit} of weights"
     return line if told.refused is None else f"{line}; not in CUDA graphs: {told.refused}"
 
 
 @contextmanager
 def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
-    """Note the most bytes that are in use on a card inside; what its thread takes alone is seen."""
+    """Note the most bytes that are in use on a GPU inside; what its thread takes alone is seen."""
     if part.device == "cpu":
         yield
         return
@@ -267,10 +267,10 @@ def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
 
 
 class Lead:
-    """What the first card has chosen, for every other one.
+    """What the first GPU has chosen, for every other one.
 
     A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
-    cards have the same logits, and where nobody watches each chooses by itself.
+    GPUs have the same logits, and where nobody watches each chooses by itself.
 
     >>> from sp.decode import Greedy
     >>> lead, told = Lead(2), []
@@ -280,16 +280,16 @@ class Lead:
     (1, 1, 1)
     """
 
-    def __init__(self, cards: int) -> None:
-        self._chosen = [SimpleQueue[int | None]() for _ in range(cards - 1)]
+    def __init__(self, gpus: int) -> None:
+        self._chosen = [SimpleQueue[int | None]() for _ in range(gpus - 1)]
 
     def decoder(self, base: Decoder, rank: int) -> Decoder:
-        """How a card decodes."""
+        """How a GPU decodes."""
         return _Led(base, self, rank)
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """The first card is inside while it answers; others that wait for it leave when it has left."""
+        """The first GPU is inside while it answers; others that wait for it leave when it has left."""
         try:
             yield
         finally:
@@ -301,7 +301,7 @@ class Lead:
             queue.put(token)
 
     def token(self, rank: int) -> int:
-        """What a card is to take next; StoppedError where the first one has failed."""
+        """What a GPU is to take next; StoppedError where the first one has failed."""
         token = self._chosen[rank - 1].get()
         if token is None:
             raise StoppedError
@@ -323,7 +323,7 @@ class _Led(Decoder):
 
 
 class _Told(Chooser):
-    """Chooses as another does, and tells the other cards."""
+    """Chooses as another does, and tells the other GPUs."""
 
     def __init__(self, chooser: Chooser, lead: Lead) -> None:
         self._chooser, self._lead = chooser, lead
@@ -335,7 +335,7 @@ class _Told(Chooser):
 
 
 class _Taken(Chooser):
-    """Takes what the first card has chosen."""
+    """Takes what the first GPU has chosen."""
 
     def __init__(self, lead: Lead, rank: int) -> None:
         self._lead, self._rank = lead, rank

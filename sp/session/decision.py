@@ -10,7 +10,7 @@ from typing import Literal
 
 from sp.arrays import Bools
 from sp.errors import ConfigError, TooLongError
-from sp.models import Cards, Draft, ModelConfig
+from sp.models import ContextParallel, Draft, ModelConfig
 from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import chunk_on_device
@@ -301,7 +301,7 @@ class Pair:
     draft: Draft | None = None
     break_evens: tuple[BreakEven, ...] = ()
     beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
-    cards: Cards | None = field(default=None, compare=False)
+    gpus: ContextParallel | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.residency.add("target", self.target.model)
@@ -315,7 +315,7 @@ class Pair:
         """
         if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
             raise ConfigError(
-                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
+                "the scorer reads with the target, which GPUs share; add --target-gpus 1, or take another"
             )
         if not options.scorer.drafts:
             return "target", self.target

@@ -15,7 +15,7 @@ Where = Literal["auto", "cpu", "cuda"]  # where models run, as it is asked for: 
 
 
 class Pool:
-    """The default pool of the device, which takes at most `budget` bytes from the driver; None for the whole card."""
+    """The default pool of the device, which takes at most `budget` bytes from the driver; None for the whole GPU."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget

@@ -125,11 +125,11 @@ class FileBases:
         if tokens < LEAST:
             return {}
         key = basis_key(model, tokens)
-        if model.all_agree is not None:  # all cards read together, or none does
+        if model.all_agree is not None:  # all GPUs read together, or none does
             found = self._known.get(key) or self._kept(model, key)
             if not model.all_agree(found is not None):
                 found = self._measured(model, key, tokens, None)
-            assert found is not None, "cards agreed that all have bases"
+            assert found is not None, "GPUs agreed that all have bases"
             return self._known.setdefault(key, found)
         with self._lock:
             if key not in self._known:
@@ -171,7 +171,7 @@ class FileBases:
 
 
 def basis_key(model: Model, tokens: int) -> str:
-    """What bases of one file differ by: RoPE, layers that are loaded, a card's share of the heads, and the texts."""
+    """What bases of one file differ by: RoPE, layers that are loaded, a GPU's share of the heads, and the texts."""
     config = model.config
     ropes = [None if one is None else _told(one) for one in (config.rope, config.local_rope)]
     shard = getattr(model, "shard", None)

@@ -1,4 +1,4 @@
-"""A model opened for use: weights, tokenizer, chat template; which drafter a target has, and cards that share them."""
+"""A model opened for use: weights, tokenizer, chat template; which drafter a target has, and GPUs that share them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sp.hub import best_drafter, model_path
 from sp.kernels.device import pick_device
 from sp.keywords import names_keywords
 from sp.models import (
-    Cards,
+    ContextParallel,
     Draft,
     Model,
     RopeScaling,
@@ -28,7 +28,7 @@ from sp.models import (
     read_config,
 )
 from sp.models.device.load import config_with_overrides
-from sp.models.families.base import card_config
+from sp.models.families.base import shard_config
 from sp.models.file.rope_keys import rope_facts
 from sp.models.network.model import Device
 from sp.models.shards.shards import SharedModel
@@ -186,7 +186,7 @@ def load(
     precision : {"bf16", "int8", "fp8", "auto"}
         See `load_model`.
     group : ParallelGroup, optional
-        Cards that share it, see `load_shards`; the model is then a `SharedModel`.
+        GPUs that share it, see `load_shards`; the model is then a `SharedModel`.
     scorers : sequence of Scorer
         Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
         calibration is looked up, or made, where one of them asks for it.
@@ -206,7 +206,7 @@ def load(
     DeviceError
         With ``cuda``: there is no usable device, or too little memory on it.
     ConfigError
-        No products are made in `precision` there, or so many cards cannot share the model.
+        No products are made in `precision` there, or so many GPUs cannot share the model.
 
     Examples
     --------
@@ -224,7 +224,7 @@ def load(
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     if group is not None:
-        card_config(config, group.size)
+        shard_config(config, group.size)
     how: dict[str, Any] = {
         "device": where,
         "context": context,
@@ -323,7 +323,7 @@ def synthetic(
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, precision)
         model = random_model(shape, file_type, seed, rope, cold, precision, needed_depth(scorers, found.config))
     else:
-        card_config(found.config, group.size)
+        shard_config(found.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, precision, seed, rope))
     trained = model.config.context
     if extrapolate:
@@ -338,17 +338,17 @@ def longest(context: int) -> int:
     return max(context, LONGEST_DRAFT)
 
 
-OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+OF_ONE_GPU = "a budget of GPU memory is for one GPU; leave --vram away, or --gpus and --target-gpus"
 
 
-def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+def sharing(gpus: int, target_gpus: int | None, where: Device, vram: int | None) -> NcclGroup | None:
     """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
     ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
     """
-    count = cards if target_cards is None else target_cards
-    if vram is not None and max(cards, count) > 1:
-        raise ConfigError(OF_ONE_CARD)
-    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
+    count = gpus if target_gpus is None else target_gpus
+    if vram is not None and max(gpus, count) > 1:
+        raise ConfigError(OF_ONE_GPU)
+    return group_of(count, where, "--gpus" if target_gpus is None else "--target-gpus")
 
 
 def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
@@ -378,50 +378,50 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
     )
 
 
-def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:
-    """A drafter that lies on the first card of a group, and its like on the others. ConfigError for one with recurrent
-    layers; DeviceError with too little memory on a card.
+def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> ContextParallel:
+    """A drafter that lies on the first GPU of a group, and its like on the others. ConfigError for one with recurrent
+    layers; DeviceError with too little memory on a GPU.
     """
     if drafter.model.config.delta_layers:
         raise ConfigError(
-            f"{drafter.path.name} has recurrent layers, whose state would go from card to card; leave --cards away, or "
+            f"{drafter.path.name} has recurrent layers, whose state would go from GPU to GPU; leave --gpus away, or "
             "take a drafter of attention layers"
         )
-    return Cards(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
+    return ContextParallel(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
 
 
-def cards_line(cards: Cards, together: bool) -> str:
-    """The line of a report: whether the cards read together, or else why not.
+def gpus_line(gpus: ContextParallel, together: bool) -> str:
+    """The line of a report: whether the GPUs read together, or else why not.
 
     >>> from sp.parallel.host import HostGroup
-    >>> cards_line(Cards(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
-    'drafter: read by 2 cards together'
+    >>> gpus_line(ContextParallel(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
+    'drafter: read by 2 GPUs together'
     """
-    count = cards.group.size
+    count = gpus.group.size
     if together:
-        return f"drafter: read by {count} cards together"
-    return f"drafter: read by the first of {count} cards alone, as short prompts, kept keys and some scorers are"
+        return f"drafter: read by {count} GPUs together"
+    return f"drafter: read by the first of {count} GPUs alone, as short prompts, kept keys and some scorers are"
 
 
 @dataclass(frozen=True, repr=False)
-class DraftOnCards(Draft):
-    """The draft of the first card, and those of the others."""
+class DraftOnGPUs(Draft):
+    """The draft of the first GPU, and those of the others."""
 
     others: tuple[Draft, ...] = ()
 
 
-def draft_on_cards(path: str | Path, model: SharedModel) -> DraftOnCards:
-    """`load_draft` for every card's share of the target."""
+def draft_on_gpus(path: str | Path, model: SharedModel) -> DraftOnGPUs:
+    """`load_draft` for every GPU's share of the target."""
     drafts = []
     for part in model.shards.models:
         with model.shards.group.device(part.shard.rank):
             drafts.append(load_draft(path, part))
     first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
-    return DraftOnCards(**first, others=tuple(drafts[1:]))
+    return DraftOnGPUs(**first, others=tuple(drafts[1:]))
 
 
 def draft_of(draft: Draft | None, rank: int) -> Draft | None:
-    """That of one card; none where there is none."""
-    if not isinstance(draft, DraftOnCards):
+    """That of one GPU; none where there is none."""
+    if not isinstance(draft, DraftOnGPUs):
         return draft
     return (draft, *draft.others)[rank]

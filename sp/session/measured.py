@@ -68,10 +68,10 @@ def precisions_text(config: Mapping[str, Any]) -> str:
     return "" if (target, drafter) == PLAIN_PRECISIONS else target if target == drafter else f"{target} and {drafter}"
 
 
-def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
-    """On how many cards the drafter of a record read, and how many shared the target.
+def gpus_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """On how many GPUs the drafter of a record read, and how many shared the target.
 
-    >>> cards_of({"cards": 2, "target_cards": 4}), cards_of({"cards": 2}), cards_of({})
+    >>> gpus_of({"cards": 2, "target_cards": 4}), gpus_of({"cards": 2}), gpus_of({})
     ((2, 4), (2, 1), (1, 1))
     """
     return config.get("cards") or 1, config.get("target_cards") or 1
@@ -94,7 +94,7 @@ class BreakEven:
     samples: int  # fewest samples behind a time that was used
     vram: str | None = None  # the budget of device memory
     precisions: tuple[str, str] = PLAIN_PRECISIONS  # what target and drafter multiplied, see `precisions_of`
-    cards: tuple[int, int] = (1, 1)  # see `cards_of`
+    gpus: tuple[int, int] = (1, 1)  # see `gpus_of`
 
     def describe(self) -> str:
         """One phrase for reports."""
@@ -122,7 +122,7 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records. They
+    """Break-even of every budget, arithmetic, number of GPUs, keep ratio below 1 and way of drafting in records. They
     are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same run
     are of no use here.
     """
@@ -130,17 +130,15 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            made = config.get("vram"), precisions_of(config), cards_of(config)
+            made = config.get("vram"), precisions_of(config), gpus_of(config)
             key = (*made, config["keep_ratio"], *map(config.get, DRAFTING))
             groups[key][config["prompt_tokens"]] = record
     found = []
-    for (vram, precisions, cards, keep, *how), by_length in sorted(groups.items(), key=repr):
+    for (vram, precisions, gpus, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
         samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
-        even = BreakEven(
-            keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, precisions, cards
-        )
+        even = BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, precisions, gpus)
         found.append(even)
     return tuple(found)
 
@@ -157,9 +155,9 @@ def read_break_evens(
     machine: str,
     vram: str | None,
     precisions: tuple[str, str] = PLAIN_PRECISIONS,
-    cards: tuple[int, int] = (1, 1),
+    gpus: tuple[int, int] = (1, 1),
 ) -> tuple[BreakEven, ...]:
-    """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
+    """Break-evens of one pair, arithmetic, machine, number of GPUs and memory limit in a file of `ttft` records.
     ConfigError: the file cannot be read or is no file of records.
     """
     want = {"target": target, "drafter": drafter, "vram": vram}
@@ -168,7 +166,7 @@ def read_break_evens(
         if record.get("bench") == "ttft":
             check_timed(record, f"{path}, line {line}")
             config = record["config"]
-            alike = precisions_of(config) == precisions and cards_of(config) == cards
+            alike = precisions_of(config) == precisions and gpus_of(config) == gpus
             if alike and all(config.get(name) == value for name, value in want.items()):
                 mine.append(record)
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
@@ -183,12 +181,12 @@ def check_timed(record: Mapping[str, Any], where: str) -> None:
 
 
 def check_machine(record: Mapping[str, Any], where: str) -> None:
-    """ConfigError unless a record names its card, or else its processor and cores."""
+    """ConfigError unless a record names its GPU, or else its processor and cores."""
     check(record, {"gpu": TEXT} if record.get("gpu") else {"cpu": TEXT, "cores": whole()}, where)
 
 
 def known_break_evens(
-    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, cards: tuple[int, int] = (1, 1)
+    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, gpus: tuple[int, int] = (1, 1)
 ) -> tuple[BreakEven, ...] | None:
     """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
     ConfigError: the file cannot be read, or one was named that tells nothing of this pair on this machine.
@@ -199,10 +197,10 @@ def known_break_evens(
         return None
     limit = format_bytes(budget)
     precisions = target.model.arithmetic.kind, drafter.model.arithmetic.kind
-    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, precisions, cards)
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, precisions, gpus)
     if records is not None and not found:
         told = "" if precisions == PLAIN_PRECISIONS else f" in {' and '.join(precisions)}"
-        told += "" if cards == (1, 1) else f" with {cards[0]} cards that draft and {cards[1]} that share the target"
+        told += "" if gpus == (1, 1) else f" with {gpus[0]} GPUs that draft and {gpus[1]} that share the target"
         raise ConfigError(
             f"{path} tells of no full and compressed prefill by {target.path.name} and "
             f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}{told}; make some with "

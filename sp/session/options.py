@@ -89,10 +89,10 @@ class PlaceOptions:
     ----------
     device : {"auto", "cpu", "cuda"}
         The GPU, the CPU, or the GPU if there is one.
-    cards : int
+    gpus : int
         GPUs that work together, from the first on: they read a prompt for the drafter, and share the target.
-    target_cards : int, optional
-        GPUs that share the target, if not as many as cards.
+    target_gpus : int, optional
+        GPUs that share the target, if not as many as gpus.
     vram : Size, optional
         GPU memory for models, caches and work, e.g. 24g; all there is if left out.
     break_even : Path, optional
@@ -102,8 +102,8 @@ class PlaceOptions:
     group: ClassVar[str] = "Devices"
 
     device: Where = "auto"
-    cards: Annotated[int, Option(least=1)] = 1
-    target_cards: Annotated[int | None, Option(least=1)] = None
+    gpus: Annotated[int, Option(least=1)] = 1
+    target_gpus: Annotated[int | None, Option(least=1)] = None
     vram: Size | None = None
     break_even: Path | None = None
 

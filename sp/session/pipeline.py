@@ -32,7 +32,7 @@ from sp.session.answer import needed
 from sp.session.decision import Pair, check_scoring, settle
 from sp.session.device_memory import Where, format_bytes
 from sp.session.key_bases import FileBases
-from sp.session.loaded import OF_ONE_CARD, Loaded, default_drafter, draft_on_cards, embedded, load, sharing, spread
+from sp.session.loaded import OF_ONE_GPU, Loaded, default_drafter, draft_on_gpus, embedded, load, sharing, spread
 from sp.session.measured import known_break_evens
 from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions, takes_options
 from sp.session.residency import Residency
@@ -60,7 +60,7 @@ class Pipeline(Pair):
         What was measured of this pair.
     beside : ThreadPoolExecutor
         Tokenises for the target while the device scores.
-    cards : Cards, optional
+    gpus : ContextParallel, optional
         Where the drafter reads together with its like.
 
     Examples
@@ -92,15 +92,15 @@ class Pipeline(Pair):
 
         Without a `drafter` another target has that of `default_drafter`. Where `scorers` are given, the drafter is for
         these alone. All other keywords are fields of `ModelOptions` and `PlaceOptions`: `vram`, in bytes, is for both
-        models; on several `cards` the drafter reads together with copies of itself, and they share the target, or
-        `target_cards` do. `reporter` and errors as for `load`; TypeError for another keyword.
+        models; on several `gpus` the drafter reads together with copies of itself, and they share the target, or
+        `target_gpus` do. `reporter` and errors as for `load`; TypeError for another keyword.
         """
         places, known = [one.name for one in fields(PlaceOptions)], [one.name for one in fields(ModelOptions)]
         options = present_names(options, [*known, *places])
         check_keywords("open", options, [*known, *places, "scorers", "reporter"])
         own = {name: options.pop(name) for name in places if name in options}
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
-        group = sharing(place.cards, place.target_cards, pick_device(place.device), place.vram)
+        group = sharing(place.gpus, place.target_gpus, pick_device(place.device), place.vram)
         how: dict[str, Any] = {
             "rope": models.target_rope,
             "room": place.vram,
@@ -131,7 +131,7 @@ class Pipeline(Pair):
             light,
             device=place.device,
             vram=place.vram,
-            cards=place.cards,
+            gpus=place.gpus,
         )
         return pair if place.break_even is None else pair.with_break_evens(place.break_even)
 
@@ -143,22 +143,22 @@ class Pipeline(Pair):
         *,
         device: Where = "auto",
         vram: int | None = None,
-        cards: int = 1,
+        gpus: int = 1,
     ) -> Self:
         """Load two models by functions of the device, for example by `load` or `synthetic`, under one budget.
 
-        The drafter is loaded on each of `cards` GPUs, the target where its function loads it: see `sharing`.
+        The drafter is loaded on each of `gpus` GPUs, the target where its function loads it: see `sharing`.
 
         Raises
         ------
         ConfigError
-            A budget for models on the CPU, or for several cards.
+            A budget for models on the CPU, or for several GPUs.
         DeviceError
             The budget is too small to load them.
         """
         where = pick_device(device)
-        if cards > 1 and vram is not None:
-            raise ConfigError(OF_ONE_CARD)
+        if gpus > 1 and vram is not None:
+            raise ConfigError(OF_ONE_GPU)
 
         def to_score(where: Device) -> Loaded:
             found = drafter(where)
@@ -166,7 +166,7 @@ class Pipeline(Pair):
             model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
             return found
 
-        group = group_of(cards, where)
+        group = group_of(gpus, where)
         if where == "cpu":
             if vram is not None:
                 raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
@@ -174,12 +174,12 @@ class Pipeline(Pair):
         residency = Residency(vram)
         heavy = residency.load("target", lambda: target(where))
         small = residency.load("drafter", lambda: to_score(where))
-        return cls(heavy, small, residency, cards=None if group is None else spread(small, group, to_score))
+        return cls(heavy, small, residency, gpus=None if group is None else spread(small, group, to_score))
 
     @property
-    def on_cards(self) -> bool:
-        """Whether several cards read for the drafter together, or share the target."""
-        return self.cards is not None or isinstance(self.target.model, SharedModel)
+    def on_gpus(self) -> bool:
+        """Whether several GPUs read for the drafter together, or share the target."""
+        return self.gpus is not None or isinstance(self.target.model, SharedModel)
 
     def ready(self, options: RunOptions, reporter: Reporter | None = None, *, keys: str = USUAL) -> None:
         """Make the drafter ready for a scorer, with its file's calibration if that is asked for, and both for their
@@ -207,7 +207,7 @@ class Pipeline(Pair):
                 model.check_loaded(model.config.layers)
                 with self.residency.using("drafter", TOKENS):
                     found = made_retrieval(path, model, drafter.tokenizer, drafter.template, reporter)
-            for each in (model, *(self.cards.models if self.cards else ())):
+            for each in (model, *(self.gpus.models if self.gpus else ())):
                 each.config = replace(each.config, retrieval=found)
         depth = scorer.reading_depth(model.config)
         try:
@@ -226,8 +226,8 @@ class Pipeline(Pair):
         """The same pair under another budget of device memory in bytes; None for all there is."""
         if vram is not None and self.target.model.device == "cpu":
             raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
-        if vram is not None and self.on_cards:
-            raise ConfigError(OF_ONE_CARD)
+        if vram is not None and self.on_gpus:
+            raise ConfigError(OF_ONE_GPU)
         return replace(self, residency=self.residency.within(vram))
 
     def with_break_evens(self, records: Path | None = None) -> Self:
@@ -237,9 +237,9 @@ class Pipeline(Pair):
         """
         if self.drafter is None:
             return self
-        count, model = 1 if self.cards is None else self.cards.group.size, self.target.model
-        cards = count, model.shards.group.size if isinstance(model, SharedModel) else 1
-        found = known_break_evens(records, self.target, self.drafter, self.residency.budget, cards)
+        count, model = 1 if self.gpus is None else self.gpus.group.size, self.target.model
+        gpus = count, model.shards.group.size if isinstance(model, SharedModel) else 1
+        found = known_break_evens(records, self.target, self.drafter, self.residency.budget, gpus)
         return self if found is None else replace(self, break_evens=found)
 
     def with_draft(self, path: str | Path) -> Self:
@@ -254,7 +254,7 @@ class Pipeline(Pair):
         """
         model = self.target.model
         if isinstance(model, SharedModel):
-            return replace(self, draft=draft_on_cards(path, model))
+            return replace(self, draft=draft_on_gpus(path, model))
         if model.device == "cpu":
             return replace(self, draft=load_draft(path, model))
         return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))

@@ -19,10 +19,10 @@ from sp.prompt import Prompt, TokenisedPrompt, Transfer
 from sp.scoring import Importance, PrefixKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection
-from sp.session.answer import Begun, Progress, begin, begin_on_cards, target_line
+from sp.session.answer import Begun, Progress, begin, begin_on_gpus, target_line
 from sp.session.compress import Cut, compress, selection_request
 from sp.session.decision import Pair, Settled, check_scoring, may_be_over, settle
-from sp.session.loaded import Loaded, cards_line
+from sp.session.loaded import Loaded, gpus_line
 from sp.session.options import RunOptions
 from sp.session.recall import Memory, Recollection
 from sp.session.report import dropped_lines, told, warn_extrapolated
@@ -96,8 +96,8 @@ def answer(
         found = finish(pipeline, tokenised, turn.cost, work, *shown)
         for trail in turn.memory.trails:
             trail.settle()
-    cards = [*trace.facts.get("cards", ()), *trace.facts.get("target_cards", ())]
-    facts = {"cards": cards, "window": settled.fit.note, "residency": pipeline.residency.report(start)}
+    gpus = [*trace.facts.get("cards", ()), *trace.facts.get("target_cards", ())]
+    facts = {"cards": gpus, "window": settled.fit.note, "residency": pipeline.residency.report(start)}
     facts["dropped"] = dropped_lines(tokenised, scored, 0 if turn is None else turn.since)
     trace.facts |= told(pipeline.target, pipeline.drafter, pipeline.draft, options, scored, trace.stages, facts)
     if scored is not None and memory is not None and memory.drafter is not None and memory.drafter.forgotten:
@@ -129,7 +129,7 @@ def _score_ahead(
         transfers.append(Transfer.between(drafted.bytes, tokenised.bytes))
         return tokenised
 
-    later, settled, importance = pipeline.cards is not None, None, None
+    later, settled, importance = pipeline.gpus is not None, None, None
     with once_reading(pipeline.beside, carried, prompt, reporter, later=later) as (begun, telling):
         if may_be_over(target, drafted, options, pipeline.residency.budget, full):
             tokenised = awaited(begun(), trace)
@@ -190,11 +190,11 @@ def score_tokens(
     by_head: bool,
     keys: PrefixKeys | None = None,
 ) -> Importance:
-    """Importance of each token in the reader's vocabulary, who may hold `keys` of some, or read on several cards.
+    """Importance of each token in the reader's vocabulary, who may hold `keys` of some, or read on several GPUs.
     PromptError: the budget of device memory cannot hold what that takes; nothing has been read then.
     """
     role, reader = pipeline.scoring_model(options)
-    cards = pipeline.cards if role == "drafter" and keys is None else None
+    gpus = pipeline.gpus if role == "drafter" and keys is None else None
     n, scorer = len(drafted), options.scorer
     new = n - (keys.trail.tokens if keys else 0)
     if (budget := pipeline.residency.budget) is not None:
@@ -209,16 +209,16 @@ def score_tokens(
         ExitStack() as stack,
     ):
         request = score_request(reader, drafted, options.seed, progress, by_head)
-        if cards is not None:
-            alike = [request.model, *(model.with_rope(request.model.config.rope) for model in cards.models[1:])]
-            cards = cards._replace(models=alike)
-        request = replace(request, keys=keys, cards=cards)
+        if gpus is not None:
+            alike = [request.model, *(model.with_rope(request.model.config.rope) for model in gpus.models[1:])]
+            gpus = gpus._replace(models=alike)
+        request = replace(request, keys=keys, gpus=gpus)
         if isinstance(scorer, ModelFreeScorer):
             return scorer.score(request)
-        before = 0 if cards is None else cards.group.runs
+        before = 0 if gpus is None else gpus.group.runs
         found = pipeline.residency.attempt(stack, role, new, partial(scorer.score, request))
-        if cards is not None:
-            trace.facts["cards"] = [cards_line(cards, together=cards.group.runs > before)]
+        if gpus is not None:
+            trace.facts["cards"] = [gpus_line(gpus, together=gpus.group.runs > before)]
     return found
 
 
@@ -321,7 +321,7 @@ def read(
             "byte_span" if whole else options.mapping,
             Cut(parts, options.mark_omitted, options.selector.whole),
         )
-    start = begin if pool.cards is None else begin_on_cards
+    start = begin if pool.gpus is None else begin_on_gpus
     work = partial(start, target, given, options, draft=pipeline.draft, pool=pool)
     return finish(pipeline, prompt, len(given.ids), work, trace, reporter, what, on_token)
 
@@ -351,8 +351,8 @@ def finish(
         with trace.stage("decode") as stage:
             tokens = gather(begun.tokens(), target.tokenizer.eos_ids, on_token)
             stage.tokens = len(tokens)
-        if begun.cards is not None:
-            trace.facts |= {"target_cards": [target_line(target, begun.cards)], "card_peaks": begun.cards.peaks}
+        if begun.gpus is not None:
+            trace.facts |= {"target_cards": [target_line(target, begun.gpus)], "card_peaks": begun.gpus.peaks}
         if cold is not None:
             choices = cold.choices()
             trace.facts |= {"experts": cold.lines(choices), "expert_choices": asdict(choices)}

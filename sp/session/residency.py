@@ -1,4 +1,4 @@
-"""Residency: two models share a card by a byte budget; caches are lent and kept, and what is not needed leaves.
+"""Residency: two models share a GPU by a byte budget; caches are lent and kept, and what is not needed leaves.
 
 Nothing is planned from formulas. Whoever works asks for memory as always, by way of `Residency`'s allocator; where the
 budget has none left, parts of the model that is not at work leave the device, one after the other, and only when none
@@ -132,19 +132,19 @@ class PooledCache(CacheGraphs):
 class CachePool:
     """Lends caches, and keeps the one that came back last: with its tables and graphs it costs an answer's first tokens
     as much as many tokens after. With `keep` one is kept, on a `shelf` that others may share. `dropped` counts how
-    often it had to go; caches of cards that share a model lie in `cards` and not here.
+    often it had to go; caches of GPUs that share a model lie in `gpus` and not here.
     """
 
     def __init__(self, keep: bool, shelf: list[PooledCache] | None = None) -> None:
         self._keep = keep
         self._shelf = [] if shelf is None else shelf
         self.dropped = 0
-        self.cards: CardPools | None = None
+        self.gpus: GPUPools | None = None
 
     def sharing(self, keep: bool) -> CachePool:
         """Another for the same device, which lends and drops what this one keeps."""
         other = CachePool(keep, self._shelf)
-        other.cards = self.cards
+        other.gpus = self.gpus
         return other
 
     @property
@@ -175,8 +175,8 @@ class CachePool:
             pooled.end()
 
     def drop(self) -> bool:
-        """Let go of what is kept, on cards too, and tell whether there was anything."""
-        found = self.cards is not None and self.cards.drop()
+        """Let go of what is kept, on GPUs too, and tell whether there was anything."""
+        found = self.gpus is not None and self.gpus.drop()
         if self._shelf:
             self._shelf.pop().end()
             found = True
@@ -184,14 +184,14 @@ class CachePool:
         return found
 
 
-class CardPools:
-    """A pool for each of the cards that share a model."""
+class GPUPools:
+    """A pool for each of the GPUs that share a model."""
 
     def __init__(self, group: ParallelGroup, keep: bool = True) -> None:
         self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]
 
     def drop(self) -> bool:
-        """Let go of what is kept on any card, and tell whether there was anything; while no card is at work."""
+        """Let go of what is kept on any GPU, and tell whether there was anything; while no GPU is at work."""
         found = False
         for rank, pool in enumerate(self.pools):
             with self.group.device(rank):
@@ -205,7 +205,7 @@ Made = TypeVar("Made")
 @dataclass
 class Residency:
     """Who is on the device. `budget`: most bytes CuPy's default pool may take from the driver, for models, caches and
-    work together; the whole card if left out. Kernels and the driver's own context are not counted.
+    work together; the whole GPU if left out. Kernels and the driver's own context are not counted.
     """
 
     budget: int | None = None
@@ -249,8 +249,8 @@ class Residency:
 
     def add(self, name: str, model: Model, since: float | None = None) -> None:
         """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
-        if isinstance(model, SharedModel):  # it never leaves; what its cards keep between answers may
-            self.cache_pool.cards = self.cache_pool.cards or CardPools(model.shards.group)
+        if isinstance(model, SharedModel):  # it never leaves; what its GPUs keep between answers may
+            self.cache_pool.gpus = self.cache_pool.gpus or GPUPools(model.shards.group)
         elif model.device != "cpu" and not (name in self._models and self._models[name].model is model):
             self._models[name] = parts = Parts(model)
             times = () if since is None else (since, time.perf_counter() - since)

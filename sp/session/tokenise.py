@@ -114,9 +114,9 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
 def once_reading(
     pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter, *, later: bool
 ) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
-    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end. Before
-    that the host has no time for it: it plans launches, one card's after the other's, and all wait for them. Without
-    `later`, as beside one card, it begins at once. Yields callable, Reporter: the first begins it, if nothing has, and
+    """`timed` work that begins once a drafter on several GPUs has read a `PART`, and at the latest at the end. Before
+    that the host has no time for it: it plans launches, one GPU's after the other's, and all wait for them. Without
+    `later`, as beside one GPU, it begins at once. Yields callable, Reporter: the first begins it, if nothing has, and
     gives what `awaited` takes. The second shows what `reporter` does, and begins it where that is waited for.
     """
     begin = Event()

@@ -13,7 +13,7 @@ from command_line import invoke
 from sp.bench.drafter import Draft, describe, run_drafts, work
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
-from sp.models import Cards, load_model
+from sp.models import ContextParallel, load_model
 from sp.models.synthetic.shapes import find_shape
 from sp.parallel.host import HostGroup
 from sp.session.loaded import embedded
@@ -54,10 +54,10 @@ def test_every_draft_has_its_samples(drafter) -> None:
     assert entry["metrics"]["score_s"] > 0
 
 
-def test_cards_read_together(drafter) -> None:
+def test_gpus_read_together(drafter) -> None:
     drafts = [Draft(1100, {"sparse": "alpha:0.95"})]
     (alone,) = run_drafts(drafter, drafts, 1)
-    (spread,) = run_drafts(drafter, drafts, 1, cards=Cards(HostGroup(2), [drafter] * 2))
+    (spread,) = run_drafts(drafter, drafts, 1, gpus=ContextParallel(HostGroup(2), [drafter] * 2))
     assert spread.density == pytest.approx(alone.density, rel=1e-2)
     assert describe(spread, "m", "portable", "random")["config"]["cards"] == 2
 
@@ -107,7 +107,7 @@ def test_the_command_prints_every_test() -> None:
         (("--sparse", "density:0"), "density"),
         (("--layers", "99"), "depth"),
         (("-p", "0"), "at least 1"),
-        (("--cards", "2"), "--cards is for GPUs"),
+        (("--gpus", "2"), "--gpus needs GPUs"),
         (("-m", "a.gguf", "--synthetic", "qwen3-0.6b"), "either"),
         (("--synthetic", "qwen3-0.6b"), "GPU"),
         (("-o", "pdf"), "pdf"),

@@ -78,7 +78,7 @@ def test_only_counted_tokens_are_timed(model, monkeypatch) -> None:
     assert timing.rates == [2.0]
 
 
-def test_cards_that_share_a_model(monkeypatch) -> None:
+def test_gpus_that_share_a_model(monkeypatch) -> None:
     shards, tests, drawn = load_shards(embedded("target"), HostGroup(2)), [Trial(70), Trial(30, 4)], []
 
     def noted(model, ids, *rest, **options):
@@ -87,14 +87,14 @@ def test_cards_that_share_a_model(monkeypatch) -> None:
 
     monkeypatch.setattr("sp.bench.model.prefill", noted)
     timings = list(run_tests(shards.models[0], tests, 2, together=shards.run))
-    assert [(t.test, t.cards, len(t.seconds)) for t in timings] == [(test, 2, 2) for test in tests]
+    assert [(t.test, t.gpus, len(t.seconds)) for t in timings] == [(test, 2, 2) for test in tests]
     assert [ids for rank, ids in drawn if rank == 0] == [ids for rank, ids in drawn if rank == 1]
     assert len({ids for _, ids in drawn}) == 5  # three prefills with the warm-up, two prompts of decoding
     entries = [describe(timing, FACTS, "portable", "f16") for timing in timings]
     assert [(entry["bench"], entry["config"]["cards"]) for entry in entries] == [("prefill", 2), ("decode", 2)]
 
 
-CARDS = """
+GPUS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import dry_nccl
@@ -113,16 +113,16 @@ for arguments in json.loads(sys.argv[2]):
 def test_the_command_shares_a_model() -> None:
     random, asked = ("--synthetic", "tiny-qwen35", "--type", "q8_0"), ("-p", "64,300", "-n", "3", "-r", "2")
     calls = (
-        (*random, *asked, "--cards", "2", "-o", "csv"),
+        (*random, *asked, "--gpus", "2", "-o", "csv"),
         (*random, "-p", "300", "-n", "0", "-o", "csv"),
-        (str(embedded("target")), *asked, "--cards", "2"),
+        (str(embedded("target")), *asked, "--gpus", "2"),
     )
-    shared, whole, printed, _ = walked(CARDS, json.dumps(calls)).split("END\n")
+    shared, whole, printed, _ = walked(GPUS, json.dumps(calls)).split("END\n")
     rows = list(csv.DictReader(io.StringIO(shared)))
     assert [(row["test"], row["cards"]) for row in rows] == [("pp64", "2"), ("pp300", "2"), ("tg3", "2")]
     (alone,) = csv.DictReader(io.StringIO(whole))
-    assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each card
-    assert "on 2 cards" in " ".join(printed.split())
+    assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each GPU
+    assert "on 2 GPUs" in " ".join(printed.split())
     assert "loaded 0.0" in printed
 
 
@@ -187,8 +187,8 @@ def test_the_command_prints_each_form(sp) -> None:
         (("model", "x.gguf", "--device", "tpu"), "--device is 'tpu'"),
         (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
         (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
-        (("model", str(embedded("target")), "--device", "cpu", "--cards", "2"), "--cards is for GPUs"),
-        (("model", "x.gguf", "--cards", "2", "--kernels"), "--kernels is for one card"),
+        (("model", str(embedded("target")), "--device", "cpu", "--gpus", "2"), "--gpus needs GPUs"),
+        (("model", "x.gguf", "--gpus", "2", "--kernels"), "--kernels is for one GPU"),
         (("roofline", "nowhere"), "no record"),
     ],
 )

@@ -131,7 +131,7 @@ def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, 
         assert [len(timing.requests) for timing in timings] == [runs, 1]
 
 
-def test_before_a_full_prefill_by_several_cards_comes_one_as_long(maker, pair, repeated, monkeypatch) -> None:
+def test_before_a_full_prefill_by_several_gpus_comes_one_as_long(maker, pair, repeated, monkeypatch) -> None:
     settings = [RunOptions(keep_ratio=0.5, max_new_tokens=1)]
     monkeypatch.setattr(bench, "WARM_TOKENS", 100)
 

@@ -30,7 +30,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return record_all
 
 
-def test_all_committed_records_of_the_card_are_in_the_plan(module: ModuleType) -> None:
+def test_all_committed_records_of_the_gpu_are_in_the_plan(module: ModuleType) -> None:
     items = module.plan(FOLDER)
     planned = {want.bench for item in items for want in item.wants}
     there = {path.stem for path in measured_files(FOLDER)}
@@ -42,8 +42,8 @@ def test_all_committed_records_of_the_card_are_in_the_plan(module: ModuleType) -
     assert module.peer("llama-bench", "m.gguf")[0].wants[0].keys == {"engine": "llama.cpp"}
 
 
-def test_several_cards_have_items_of_their_own(module: ModuleType) -> None:
-    """Records that two H100 left are what the items of two cards want, but for lengths that were not run."""
+def test_several_gpus_have_items_of_their_own(module: ModuleType) -> None:
+    """Records that two H100 left are what the items of two GPUs want, but for lengths that were not run."""
     from record_plan import several
 
     assert several(1) == []
@@ -88,17 +88,15 @@ def steps(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return results, [item("a", 5), item("b", 5)]
 
 
-def run(
-    module: ModuleType, results: Path, items: list, seconds: float, new: Path | None = None, cards: int = 1
-) -> dict:
-    return dict(module.run_all(module.Run(results, "card", seconds, new), items, cards))
+def run(module: ModuleType, results: Path, items: list, seconds: float, new: Path | None = None, gpus: int = 1) -> dict:
+    return dict(module.run_all(module.Run(results, "card", seconds, new), items, gpus))
 
 
 def test_what_is_current_is_passed_over_and_new_lines_are_copied_and_taken(module, steps, tmp_path) -> None:
     results, items = steps
     said = run(module, results, items[:1], 60)
     assert said["a"].startswith("ended,"), said
-    said = run(module, results, items, 60, tmp_path / "new", cards=2)
+    said = run(module, results, items, 60, tmp_path / "new", gpus=2)
     assert said["a"] == "is current"
     assert said["b"].startswith("ended,")
     copied = list((tmp_path / "new").rglob("*.jsonl"))

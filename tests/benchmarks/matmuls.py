@@ -32,7 +32,7 @@ FLUSH = 256 << 20
 
 
 def paths() -> tuple[str, ...]:
-    """Paths the present card can take."""
+    """Paths the present GPU can take."""
     return tuple(KERNELS) if native_path() == "sm_90a" else ("portable",)
 
 
@@ -90,7 +90,7 @@ def in_three(path: str, x: Any, gate: PackedWeight, up: PackedWeight) -> Run:
 
 
 def in_turns(runs: Mapping[str, Run], mode: str) -> dict[str, list[float]]:
-    """Milliseconds a call in one of `MODES`, by name: one sample of each, then the next of each, so that the card is as
+    """Milliseconds a call in one of `MODES`, by name: one sample of each, then the next of each, so that the GPU is as
     warm for all. They have run before."""
     import cupy
 

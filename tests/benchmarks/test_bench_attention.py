@@ -1,4 +1,4 @@
-"""Prefill attention at the models' shapes beside PyTorch's FlashAttention-2 and cuDNN, in one run on one card.
+"""Prefill attention at the models' shapes beside PyTorch's FlashAttention-2 and cuDNN, in one run on one GPU.
 
 ``pytest tests/benchmarks/test_bench_attention.py --benchmark-enable`` appends records ``attention`` (of whole prompts),
 ``attention_chunk`` (of their last tokens) and ``attention_lists`` (of some blocks) to ``results/<gpu>/`` (or under the

@@ -2,7 +2,7 @@
 
 ``pytest tests/benchmarks/test_bench_matmul.py --benchmark-enable`` appends records ``matmul`` to ``results/<gpu>/``
 (or under the folder named in SP_RESULTS): m tokens, n outputs, k inputs, `type` of the weight. cuBLAS multiplies the
-same tokens by the weight's values in bf16, so that a record of it carries that weight's type. All paths that the card
+same tokens by the weight's values in bf16, so that a record of it carries that weight's type. All paths that the GPU
 can take and cuBLAS take turns in one process, in each mode (graph replay, single eager calls, bursts of 50; see
 `matmuls.MODES`). Products that do more than store bf16 say so in `epilogue`.
 """

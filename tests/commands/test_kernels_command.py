@@ -49,7 +49,7 @@ def test_bad_input_is_one_line_and_status_2(monkeypatch, capsys, arguments, comp
 
 @pytest.fixture
 def report(monkeypatch, tmp_path):
-    """A check of two cards that finds what the test wants."""
+    """A check of two GPUs that finds what the test wants."""
     rows = {"k A=1 sm_80": Resources(40, 0, 0, 16), "k A=1 sm_90": Resources(44, 8, 0, 16)}
     made = checks.Report(rows, dict.fromkeys(rows, 1024), [], [], {"k A=1 sm_80": "abc"}, 2)
     monkeypatch.setattr(checks, "check", lambda *given, changed: made)
@@ -89,7 +89,7 @@ def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """A card on which every kernel takes 2 ms."""
+    """A GPU on which every kernel takes 2 ms."""
     from sp.bench import cases
     from sp.kernels import device
 

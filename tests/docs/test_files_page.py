@@ -1,4 +1,4 @@
-"""docs/files-and-cards.md says what plans and records say."""
+"""docs/files-and-gpus.md says what plans and records say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import files_page
 import pytest
 import times_page
 
-from sp.planning.cards import CARDS
+from sp.planning.gpus import GPUS
 
 
 @pytest.mark.parametrize("script", [files_page, times_page], ids=lambda module: module.__name__)
@@ -22,14 +22,14 @@ def test_tables_are_those_of_plans_and_records(script: ModuleType) -> None:
 
 
 def test_every_time_is_called_predicted_and_every_far_one_is_told() -> None:
-    assert all("*predicted*" in head for head in times_page.cards()[0].strip("| ").split(" | ")[5:])
+    assert all("*predicted*" in head for head in times_page.gpus()[0].strip("| ").split(" | ")[5:])
     assert len(times_page.outside()) - 2 == sum(abs(row.error) > times_page.ERROR for row in times_page.rows())
 
 
 def test_every_cell_says_what_it_rests_on() -> None:
     _, _, *rows = files_page.cells()
     cells = [cell for row in rows for cell in row.strip("| ").split(" | ")[3:]]
-    assert len(cells) == len(rows) * len(CARDS)
+    assert len(cells) == len(rows) * len(GPUS)
     assert all(("predicted" in cell) or cell.endswith("measured") for cell in cells)
     assert sum("measured" in cell for cell in cells) >= 4
 

@@ -21,7 +21,7 @@ from sp.session.loaded import embedded
 
 TEXT = precision_page.PAGE.read_text()
 ALLOWED = 0.077 / 5
-"""Nats: a fifth of llama.cpp's on a card."""
+"""Nats: a fifth of llama.cpp's on a GPU."""
 
 
 @pytest.mark.parametrize("name", list(precision_page.tables()))
@@ -89,9 +89,9 @@ def test_int8_loses_no_more_than_was_allowed() -> None:
             assert ours["quiet"] < theirs["quiet"]
 
 
-def test_int8_loses_no_more_than_was_allowed_on_a_card() -> None:
+def test_int8_loses_no_more_than_was_allowed_on_a_gpu() -> None:
     """Of the 27B shape: as `--precision` has it, and, by the page, with no layer left."""
-    records = [r for r in newest(precision_page.CARD / "eight_bit_large.jsonl") if r["config"]["math"] == "int8"]
+    records = [r for r in newest(precision_page.GPU / "eight_bit_large.jsonl") if r["config"]["math"] == "int8"]
     for record in records:
         if record["config"].get("left", FIRST_LAYERS) == FIRST_LAYERS:
             assert record["metrics"]["kl"] <= ALLOWED, record["config"]

@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Writes a record of how the tests of each file of this folder ended, with the card and a hash of all kernels.
+    """Writes a record of how the tests of each file of this folder ended, with the GPU and a hash of all kernels.
 
     A file of which only some tests were selected (``-k``, ``::``) is not recorded.
     """

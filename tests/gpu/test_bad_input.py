@@ -271,7 +271,7 @@ def test_rows_of_another_length():
 
 
 def test_memory_that_is_not_there():
-    """More than any card has, then more than a limit set on the pool leaves; results are the same afterwards."""
+    """More than any GPU has, then more than a limit set on the pool leaves; results are the same afterwards."""
     import cupy
 
     with pytest.raises(DeviceError, match="memory is full") as caught, device_errors():

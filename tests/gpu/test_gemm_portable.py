@@ -117,7 +117,7 @@ def test_gated(guarded, fmt, shape):
 
 
 def test_many_tiles_repeat_to_the_bit(guarded):
-    """More tiles than the card holds at once, in a whole band and a narrower last one."""
+    """More tiles than the GPU holds at once, in a whole band and a narrower last one."""
     w, exact = weight(Q4_K, 1544, 1024)
     x = guarded((2500, 1024), np.uint16, activations(2500, 1024))
     first, second = guarded((2500, 1544), np.float32), guarded((2500, 1544), np.float32)

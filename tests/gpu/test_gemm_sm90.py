@@ -136,7 +136,7 @@ def test_large_gate_values(guarded):
 @pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD])
 @pytest.mark.parametrize("tokens", [100, 2100])
 def test_many_tiles_repeat_to_the_bit(guarded, epilogue, tokens):
-    """More tiles than the card has blocks, so every block takes several."""
+    """More tiles than the GPU has blocks, so every block takes several."""
     w, values = make_weight(Q8_0, 4160, 192, 11)
     x = make_inputs(tokens, 192, 12)
     first, second = (product(guarded, x, w, epilogue, np.zeros((tokens, 4160), np.float32)) for _ in range(2))

@@ -174,7 +174,7 @@ def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) ->
 
 @pytest.mark.parametrize("processors", [1, 3, 20, 64])
 def test_every_division_is_right(processors: int, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cards of few multiprocessors and little shared memory divide otherwise."""
+    """GPUs of few multiprocessors and little shared memory divide otherwise."""
     w, dense = weight("Q4_K", (456, 2560))
     x = inputs(19, 2560)
 

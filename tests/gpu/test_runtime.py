@@ -1,4 +1,4 @@
-"""The launcher, the device helpers, tensor maps, guards and timing on a real card."""
+"""The launcher, the device helpers, tensor maps, guards and timing on a real GPU."""
 
 from __future__ import annotations
 

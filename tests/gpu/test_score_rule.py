@@ -130,7 +130,7 @@ def test_trees_of_branches(name, heads, kv_heads, d):
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, True), *PLAIN, *MIXED], ids=names)
 @pytest.mark.parametrize(("n", "prefix"), [(1, 777), (16, 300), (64, 9000), (200, 50)])
 def test_wide_heads_with_what_follows(fmt, rotate, n, prefix):
-    """Queries turned as keys are cached, outputs turned back, by blocks for cards with much and with little room."""
+    """Queries turned as keys are cached, outputs turned back, by blocks for GPUs with much and with little room."""
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, 2, 512, fmt, rotate)
     q = rng.standard_normal((n, 8, 512)).astype(np.float16)

@@ -1,4 +1,4 @@
-"""The server with its pair on the device: answers are the pipeline's own, memory comes back, a full card is told."""
+"""The server with its pair on the device: answers are the pipeline's own, memory comes back, a full GPU is told."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_budget_that_is_too_small_refuses_one_request_and_the_next_is_served(p
         assert reply.json()["usage"]["sp"]["kept_tokens"] < reply.json()["usage"]["prompt_tokens"]
 
 
-@pytest.mark.skipif(device_count() < 2 or not nccl_version(), reason="needs 2 cards and NCCL")
+@pytest.mark.skipif(device_count() < 2 or not nccl_version(), reason="needs 2 GPUs and NCCL")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -121,7 +121,7 @@ def test_a_budget_that_is_too_small_refuses_one_request_and_the_next_is_served(p
 )
 def test_two_cards_serve_the_answers_of_one(pair: Pipeline, changes: dict[str, Any]) -> None:
     found = []
-    for served in (pair, Pipeline.open(cards=2)):
+    for served in (pair, Pipeline.open(gpus=2)):
         with tool.serving(served) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             replies = [http.post("/v1/chat/completions", json=body(number, **changes)) for number in (0, 1, 2, 0)]
         assert [reply.status_code for reply in replies] == [200] * 4, replies[-1].text

@@ -1,6 +1,6 @@
-"""Several cards against one: what they gather, what they keep, and how a card that fails ends; turns that are repeated.
+"""Several GPUs against one: what they gather, what they keep, and how a GPU that fails ends; turns that are repeated.
 
-Skipped on one card, but for its own turns.
+Skipped on one GPU, but for its own turns.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sp.errors import DeviceError, PromptError
 from sp.kernels import forced_path
 from sp.kernels.device import device_count, event_done, nccl_version
 from sp.kernels.launch_replay import LaunchReplay
-from sp.models import Cards
+from sp.models import ContextParallel
 from sp.models.network.arithmetic import scoring
 from sp.models.run import replay as repeated_layers
 from sp.models.run.context_parallel import last_chunk_pages_less
 from sp.models.synthetic.random_store import random_model
-from sp.parallel import nccl, nccl_card
-from sp.parallel.group import Card
+from sp.parallel import nccl, nccl_rank
+from sp.parallel.group import Rank
 from sp.parallel.nccl import NcclGroup
-from sp.parallel.nccl_card import PeerGathers, reachable
+from sp.parallel.nccl_rank import PeerGathers, reachable
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
@@ -37,18 +37,18 @@ N, KEPT = 6001, 0.1
 
 
 def group_of(count: int, **limits: float) -> NcclGroup:
-    """The first cards; skips where there are not so many."""
+    """The first GPUs; skips where there are not so many."""
     if device_count() < count or not nccl_version():
-        pytest.skip(f"needs {count} cards and NCCL")
+        pytest.skip(f"needs {count} GPUs and NCCL")
     return NcclGroup(tuple(range(count)), **limits)
 
 
-def gather(card: Card) -> list[int]:
+def gather(gpu: Rank) -> list[int]:
     """Three gathers, each over the one before."""
-    whole = cupy.zeros((card.size, 1 << 20), np.uint32)
+    whole = cupy.zeros((gpu.size, 1 << 20), np.uint32)
     for step in range(3):
-        whole[card.rank] = 10 * step + card.rank
-        card.all_gather(whole)
+        whole[gpu.rank] = 10 * step + gpu.rank
+        gpu.all_gather(whole)
     return [int(value) for value in whole[:, -1].get()]
 
 
@@ -76,21 +76,21 @@ def test_gathers(count) -> None:
 @pytest.mark.parametrize("fetched", [0, 1 << 40])
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_gathers_that_are_begun_run_beside_others(count, fetched, monkeypatch) -> None:
-    monkeypatch.setattr(nccl_card, "FETCHED_BYTES", fetched)
+    monkeypatch.setattr(nccl_rank, "FETCHED_BYTES", fetched)
     group = group_of(count)
 
-    def begun(card: Card) -> list[list[int]]:
-        arrays = [cupy.zeros((2, card.size, 1 << 22), np.uint32) for _ in range(4)]
+    def begun(gpu: Rank) -> list[list[int]]:
+        arrays = [cupy.zeros((2, gpu.size, 1 << 22), np.uint32) for _ in range(4)]
         ends, seen = [], []
         for step in range(12):
             pair = arrays[step % 4]  # four in turn: nobody fetches what is written over any more
-            pair[:, card.rank] = 100 * step + card.rank + cupy.arange(2, dtype=np.uint32)[:, None]
-            ends.append((card.begin_gather(*pair), pair))
+            pair[:, gpu.rank] = 100 * step + gpu.rank + cupy.arange(2, dtype=np.uint32)[:, None]
+            ends.append((gpu.begin_gather(*pair), pair))
             if len(ends) == 2:
                 ended, whole = ends.pop(0)
                 ended()
                 seen.append((whole.min(axis=2), whole.max(axis=2)))
-        card.wait()
+        gpu.wait()
         assert all((least == most).all() for least, most in seen)
         return [most.get().ravel().tolist() for _, most in seen]
 
@@ -101,7 +101,7 @@ def test_gathers_that_are_begun_run_beside_others(count, fetched, monkeypatch) -
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> None:
-    monkeypatch.setattr(nccl_card, "FETCHED_BYTES", 0)
+    monkeypatch.setattr(nccl_rank, "FETCHED_BYTES", 0)
     tokens, found, models = 40_000, [], []
     for device in range(group_of(count).size):
         with cupy.cuda.Device(device):
@@ -113,7 +113,7 @@ def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> Non
     for reach in (reachable, lambda devices: False):
         monkeypatch.setattr(nccl, "reachable", reach)
         group = group_of(count)
-        request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=Cards(group, models))
+        request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, gpus=ContextParallel(group, models))
         found += [scorer.score(request).scores for _ in range(2)]
         assert bool(shown) == reach(group.devices)
         shown.clear()
@@ -133,7 +133,7 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
     question = np.arange(N) >= N - 20
     alone = ScoreRequest(models[0], ids, np.arange(N), question, ~question)
     scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
-    want, got = (scorer.score(one).scores for one in (alone, replace(alone, cards=Cards(group, models))))
+    want, got = (scorer.score(one).scores for one in (alone, replace(alone, gpus=ContextParallel(group, models))))
     assert np.abs(got - want).max() < 1e-2 * np.abs(want).max()
     kept = [set(selector.select(SelectionRequest(one, question, KEPT)).indices.tolist()) for one in (want, got)]
     assert len(kept[0] & kept[1]) >= 0.97 * len(kept[0])  # chunks whose scores are equal within rounding
@@ -163,8 +163,8 @@ def test_repeated_layers_change_nothing(file_type, precision, path, tokens, spar
     monkeypatch.setattr(LaunchReplay, "__call__", lambda self, to: (repeats.append(len(to)), again(self, to)))
     nothing, ids = np.zeros(tokens, bool), np.random.default_rng(1).integers(0, models[0].config.vocab, tokens)
     options = {"sparse": sparse}
-    cards = None if group is None else Cards(group, models)
-    request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=cards)
+    gpus = None if group is None else ContextParallel(group, models)
+    request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, gpus=gpus)
     with forced_path(path) if path != "auto" else nullcontext():
         scorer = SCORERS.build("tail", options)
         repeated = scorer.score(request)
@@ -183,25 +183,25 @@ def test_repeated_layers_change_nothing(file_type, precision, path, tokens, spar
 def test_a_card_that_fails_or_hangs_ends_all() -> None:
     group = group_of(2, wait_seconds=2.0, leave_seconds=4.0)
 
-    def begin(card: Card) -> None:
+    def begin(gpu: Rank) -> None:
         for _ in range(2):  # past the first steps, before which hosts wait for each other and no device does
-            gather(card)
+            gather(gpu)
 
-    def fails(card: Card) -> None:
-        begin(card)
-        if card.rank == 1:
+    def fails(gpu: Rank) -> None:
+        begin(gpu)
+        if gpu.rank == 1:
             raise PromptError("enough")
-        gather(card)
+        gather(gpu)
 
-    def stays(card: Card) -> None:
-        begin(card)
-        if card.rank == 1:
+    def stays(gpu: Rank) -> None:
+        begin(gpu)
+        if gpu.rank == 1:
             time.sleep(3)
-        gather(card)
+        gather(gpu)
 
     for work, kind, text in (
-        (fails, PromptError, "card 1 of 2: enough"),
-        (stays, DeviceError, "card 1 did not arrive"),
+        (fails, PromptError, "GPU 1 of 2: enough"),
+        (stays, DeviceError, "GPU 1 did not arrive"),
     ):
         start = time.monotonic()
         with pytest.raises(kind, match=text):

@@ -1,4 +1,4 @@
-"""A model that cards share against the same model on one card; on one card alone, threads on it stand for cards."""
+"""A model that GPUs share against the same model on one GPU; on one GPU alone, threads on it stand for GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.random_store import random_shards
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.parallel.group import Card, ParallelGroup
+from sp.parallel.group import ParallelGroup, Rank
 from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
 from sp.prompt import Prompt
@@ -33,12 +33,12 @@ FOUR = ("qwen3-0.6b:q8_0", "four cards")  # heads of the smaller ones are too fe
 
 
 def group_of(kind: str) -> ParallelGroup:
-    """Two threads on one card, or two or four cards; skips where there are not so many."""
+    """Two threads on one GPU, or two or four GPUs; skips where there are not so many."""
     if kind == "threads":
         return HostGroup(2)
     count = 4 if kind == "four cards" else 2
     if device_count() < count or not nccl_version():
-        pytest.skip(f"needs {count} cards and NCCL")
+        pytest.skip(f"needs {count} GPUs and NCCL")
     return NcclGroup(tuple(range(count)))
 
 
@@ -155,7 +155,7 @@ def test_a_card_that_fails_between_replays_ends_all_and_graphs_are_made_anew() -
                 raise PromptError("enough")
         return found
 
-    with pytest.raises(PromptError, match="card 1 of 2: enough"):
+    with pytest.raises(PromptError, match="GPU 1 of 2: enough"):
         shards.run(lambda model: work(model, failing=True))
     one, other = shards.run(lambda model: work(model, failing=False))
     assert one == other
@@ -165,7 +165,7 @@ def test_a_card_that_fails_between_replays_ends_all_and_graphs_are_made_anew() -
 def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
     group_of("cards")
     document, example = sample()
-    alone, shared = (Pipeline.open(device="cuda", cards=cards) for cards in (1, 2))
+    alone, shared = (Pipeline.open(device="cuda", gpus=gpus) for gpus in (1, 2))
     prompt = Prompt.from_document(document, example.question, alone.target.template)
     options = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=16)
     want, got = (each.run(prompt, options, full=True) for each in (alone, shared))
@@ -174,7 +174,7 @@ def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
         got = shared.run(prompt, options, full=False)
         assert got.answer.tokens == want.answer.tokens
         facts = got.answer.trace.facts
-        assert facts["cards"][-1].startswith("target: shared by 2 cards, ")
+        assert facts["cards"][-1].startswith("target: shared by 2 GPUs, ")
         assert "not in CUDA graphs" not in facts["cards"][-1]
         assert min(facts["card_peaks"]) > 0
         assert facts["prefill_read"].keys() == {way}
@@ -186,18 +186,18 @@ def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
 
 def test_means_over_cards() -> None:
     group = group_of("cards")
-    for rank in range(group.size):  # what CuPy loads of its own while a card waits for another may wait for that one
+    for rank in range(group.size):  # what CuPy loads of its own while a GPU waits for another may wait for that one
         with group.device(rank):
             warm = cupy.full((3, 1 << 20), rank, np.float32)
             warm += np.float32(0.5)
             assert float(warm.min()) == float(warm.max()) == rank + 0.5
 
-    def mean(card: Card) -> list[float]:
-        found = cupy.full((3, 1 << 20), card.rank, np.float32)
+    def mean(gpu: Rank) -> list[float]:
+        found = cupy.full((3, 1 << 20), gpu.rank, np.float32)
         for _ in range(200):  # more than are queued ahead
-            card.all_reduce(found)
-            found += np.float32(card.rank - 0.5)
-        card.all_reduce(found)
+            gpu.all_reduce(found)
+            found += np.float32(gpu.rank - 0.5)
+        gpu.all_reduce(found)
         return [float(found.min()), float(found.max())]
 
     assert group.run(mean) == [[0.5, 0.5]] * 2
@@ -213,7 +213,7 @@ def test_a_card_that_fails_ends_all_and_the_model_still_works() -> None:
             raise PromptError("enough")
         return int(prefill(model, ids[20:], ids[20:], cache).argmax())
 
-    with pytest.raises(PromptError, match="card 1 of 2: enough"):
+    with pytest.raises(PromptError, match="GPU 1 of 2: enough"):
         shards.run(lambda model: work(model, failing=True))
     one, other = shards.run(lambda model: work(model, failing=False))
     assert one == other

@@ -55,7 +55,7 @@ def test_warnings_are_told_from_remarks():
         (Resources(32, 0, 0, 0), "120", 128, 227 << 10, "sm_120 has 101376"),
     ],
 )
-def test_kernels_that_no_card_could_launch_are_found(need, arch, threads, dynamic, why):
+def test_kernels_that_no_gpu_could_launch_are_found(need, arch, threads, dynamic, why):
     found = misfits(need, arch, threads, dynamic)
     assert [why in text for text in found] == ([True] if why else [])
 

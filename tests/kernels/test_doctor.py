@@ -62,23 +62,23 @@ def found(name):
 
 
 def test_a_sound_machine(machine):
-    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "cards", "memory", "selftest",
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "gpu", "gpus", "memory", "selftest",
              "formats", "re-packed"]  # fmt: skip
     assert states() == dict.fromkeys(names, "ok")
     assert doctor.usable(list(doctor.examine()))
     assert found("selftest").detail == "launch, mma.sync"
 
 
-def test_several_cards_and_what_joins_them(machine):
-    assert found("cards").detail == "1: NVIDIA H200"
+def test_several_gpus_and_what_joins_them(machine):
+    assert found("gpus").detail == "1: NVIDIA H200"
     machine.count = 2
-    assert (found("cards").state, found("cards").detail) == ("warn", "2: NVIDIA H200, NVIDIA H200; no NCCL")
-    assert found("cards").mend.startswith("pip install nvidia-nccl-cu13")
+    assert (found("gpus").state, found("gpus").detail) == ("warn", "2: NVIDIA H200, NVIDIA H200; no NCCL")
+    assert found("gpus").mend.startswith("pip install nvidia-nccl-cu13")
     machine.nccl = 22809
-    assert found("cards").state == "ok"
-    assert found("cards").detail.endswith("; NCCL 2.28.9; peer access between all")
+    assert found("gpus").state == "ok"
+    assert found("gpus").detail.endswith("; NCCL 2.28.9; peer access between all")
     machine.reach = False
-    assert found("cards").detail.endswith("; NCCL 2.28.9; no peer access, NCCL only")
+    assert found("gpus").detail.endswith("; NCCL 2.28.9; no peer access, NCCL only")
 
 
 def test_two_wheels_clash(machine):
@@ -101,7 +101,7 @@ def test_compiler_and_headers_of_another_major(machine):
 def test_no_driver_ends_the_examination(machine):
     machine.driver = 0
     assert found("driver").state == "fail"
-    assert "card" not in states()
+    assert "gpu" not in states()
 
 
 def test_an_old_driver(machine):
@@ -110,26 +110,26 @@ def test_an_old_driver(machine):
     assert "sp-prefill[cuda12]" in found("driver").mend
 
 
-def test_a_full_card_is_a_warning(machine):
+def test_a_full_gpu_is_a_warning(machine):
     machine.free = 3
     assert found("memory").state == "warn"
     assert doctor.usable(list(doctor.examine()))
 
 
-def test_a_failed_self_test_and_an_unsupported_card(machine, monkeypatch):
+def test_a_failed_self_test_and_an_unsupported_gpu(machine, monkeypatch):
     def broken():
         yield "launch"
-        raise DeviceError("wgmma gives 3 wrong values of 512 on this card")
+        raise DeviceError("wgmma gives 3 wrong values of 512 on this GPU")
 
     monkeypatch.setattr(doctor, "run_selftest", broken)
     assert found("selftest").state == "fail"
 
     def old():
-        raise DeviceError("this card has compute capability 7.5; the kernels need 8.0 (Ampere) or newer")
+        raise DeviceError("this GPU has compute capability 7.5; the kernels need 8.0 (Ampere) or newer")
 
     monkeypatch.setattr(doctor, "require_device", old)
-    assert found("card") == doctor.Finding(
-        "card", "fail", "this card has compute capability 7.5", "the kernels need 8.0 (Ampere) or newer"
+    assert found("gpu") == doctor.Finding(
+        "gpu", "fail", "this GPU has compute capability 7.5", "the kernels need 8.0 (Ampere) or newer"
     )
 
 

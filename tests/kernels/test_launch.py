@@ -1,4 +1,4 @@
-"""Launching without a card: the grid, the variant, the cache of functions, and every failure as one DeviceError."""
+"""Launching without a GPU: the grid, the variant, the cache of functions, and every failure as one DeviceError."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ launches: Counter[str] = Counter()
 entries: list[tuple[str, tuple[Any, ...]]] = []
 """Kernels that were recorded and their scalars; the driver is given their places, counted from 1."""
 alone = threading.Lock()
-"""Held by the card that adds to them."""
+"""Held by the GPU that adds to them."""
 told: list[Callable[[str, list[Any]], None]] = []
 """Told of every launch, with addresses of arrays and of what tensor maps are of, and values of scalars; of "zeros"."""
 
@@ -277,7 +277,7 @@ def install() -> None:
             if told:
                 tell(self.entry, [value.item() if plain(value) else where(value) for value in checked])
             if (recorder := _recorder.get()) is not None:
-                with alone:  # threads of several cards launch
+                with alone:  # threads of several GPUs launch
                     entries.append((self.entry, tuple(value if plain(value) else None for value in checked)))
                     number = len(entries)
                 block = (self.block(given),)

@@ -97,13 +97,13 @@ class Stream(dry_device.Stream):
 unable: set[int] = set()
 """Devices on which nothing can be captured."""
 asked: Counter[int] = Counter()
-"""All-gathers and all-reduces that each card has queued outside of captures."""
+"""All-gathers and all-reduces that each GPU has queued outside of captures."""
 broken: set[int] = set()
 """Ranks whose third all-reduce that is captured fails."""
 replayed: list[int] = []
 """The devices that graphs were launched on, in order."""
 captured: dict[int, list[int]] = defaultdict(list)
-"""Numbers in every all-reduce that each card has captured."""
+"""Numbers in every all-reduce that each GPU has captured."""
 
 
 streams: dict[int, Stream] = {}
@@ -227,7 +227,7 @@ copied = [True]
 """Whether gathers copy what they gather."""
 pointers: dict[int, int] = {}
 reduced: dict[int, list[int]] = defaultdict(list)
-"""Numbers in every all-reduce of each card."""
+"""Numbers in every all-reduce of each GPU."""
 
 
 def install(count: int, reachable: bool = False) -> None:
@@ -249,9 +249,9 @@ def install(count: int, reachable: bool = False) -> None:
     nccl.NcclCommunicator, nccl.NcclError = Communicator, NcclError
     nccl.NCCL_UINT8, nccl.NCCL_FLOAT32 = 1, 7
     sys.modules["cupy.cuda.nccl"] = nccl
-    import sp.parallel.nccl_card
+    import sp.parallel.nccl_rank
 
-    sp.parallel.nccl_card.event_done = lambda event: event.done  # there is no driver to ask
+    sp.parallel.nccl_rank.event_done = lambda event: event.done  # there is no driver to ask
 
     def counted(entry: str, values: list[Any]) -> None:
         launches[cuda.runtime.getDevice()][entry] += entry != "zeros"

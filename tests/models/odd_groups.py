@@ -1,4 +1,4 @@
-"""Groups of cards, threads in their place, whose gathers come later than those of `HostGroup`."""
+"""Groups of GPUs, threads in their place, whose gathers come later than those of `HostGroup`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from sp.parallel.group import Card, CollectiveBarrier
+from sp.parallel.group import CollectiveBarrier, Rank
 from sp.parallel.host import HostGroup
 
 
@@ -16,19 +16,19 @@ class LateGroup(HostGroup):
     """Gathers as late as it may be, while `HostGroup` does so as early as it can be."""
 
     @contextmanager
-    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
-        with super()._card(rank, barrier) as card:
-            begin = card.begin_gather
-            card.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
-            yield card
+    def _gpu(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Rank]:
+        with super()._gpu(rank, barrier) as gpu:
+            begin = gpu.begin_gather
+            gpu.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
+            yield gpu
 
 
 class FetchingGroup(HostGroup):
-    """Fetches parts while those whose they are go on, the last card last, as copy engines may."""
+    """Fetches parts while those whose they are go on, the last GPU last, as copy engines may."""
 
     @contextmanager
-    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
-        with super()._card(rank, barrier) as card:
+    def _gpu(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Rank]:
+        with super()._gpu(rank, barrier) as gpu:
 
             def begin(*wholes: np.ndarray) -> Callable[[], None]:
                 barrier.publish(rank, wholes)  # type: ignore[arg-type]
@@ -43,5 +43,5 @@ class FetchingGroup(HostGroup):
 
                 return fetched
 
-            card.begin_gather = begin  # type: ignore[method-assign]
-            yield card
+            gpu.begin_gather = begin  # type: ignore[method-assign]
+            yield gpu

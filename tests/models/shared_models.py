@@ -1,4 +1,4 @@
-"""Tiny models whose heads four cards can share, and what all of a model's passes come to."""
+"""Tiny models whose heads four GPUs can share, and what all of a model's passes come to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEPTHS = np.array([0, 1, 1, 2, 2, 2])
 
 @once
 def file_of(folder: Path, arch: str, fmt: BlockFormat | None = None) -> Path:
-    """A tiny file; in a format of blocks with sizes that four cards cut at their borders."""
+    """A tiny file; in a format of blocks with sizes that four GPUs cut at their borders."""
     sizes: dict[str, object] = ATTENTION | (DELTA if arch == "qwen35" else {})
     if fmt is None:
         return write_tiny(folder / f"{arch}.gguf", arch, **sizes)

@@ -86,9 +86,9 @@ def test_the_first_layers_stay_whatever_is_asked() -> None:
         assert not is_eligible(name, (17408,))
 
 
-def test_every_card_leaves_the_same_layers() -> None:
+def test_every_gpu_leaves_the_same_layers() -> None:
     shards = load_shards(embedded("target"), HostGroup(2), precision="int8")
-    narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a card
+    narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a GPU
     for part in shards.models:
         found = precisions(part.weights)
         marked = {name for name, precision in found.items() if precision is Math.INT8}
@@ -151,7 +151,7 @@ def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
 
 
 def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *precisions: Math) -> None:
-    """As if on a card whose kernels make these products."""
+    """As if on a GPU whose kernels make these products."""
     known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=precisions)]
     monkeypatch.setattr(marking, "current_path", lambda: path)
     monkeypatch.setattr(marking, "kernels", lambda path: known)

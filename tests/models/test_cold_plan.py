@@ -11,7 +11,7 @@ from hollow_files import write_hollow
 from rich.console import Console
 
 from sp.models import Arithmetic, ModelConfig
-from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, room, ways
+from sp.planning.gpus import ANSWER, GPUS, KEEP, SPOKEN, best, room, ways
 from sp.planning.inspect import inspect_file
 from sp.planning.memory import cold_layers
 from sp.planning.plan import plan_file
@@ -27,15 +27,15 @@ def path(request, tmp_path_factory) -> Path:
     return write_hollow(tmp_path_factory.mktemp("m") / "m.gguf", request.param, "q4_k_m")
 
 
-def test_a_small_card_runs_it_with_experts_on_the_host(path) -> None:
-    for card in (12, 16):
-        plan = plan_file(path, card=card)
+def test_a_small_gpu_runs_it_with_experts_on_the_host(path) -> None:
+    for gpu in (12, 16):
+        plan = plan_file(path, gpu=gpu)
         assert plan.verdict.runs == "with"
-        assert f"--vram {card - 1}g" in plan.verdict.options
+        assert f"--vram {gpu - 1}g" in plan.verdict.options
         told = plan.as_dict()["experts"]
         assert told["line"].startswith(f"experts of {told['layers']} of ")
-        assert told["device_bytes"] < room(card) < (plan.target.weights or 0)
-    large = plan_file(path, card=80)
+        assert told["device_bytes"] < room(gpu) < (plan.target.weights or 0)
+    large = plan_file(path, gpu=80)
     assert large.verdict.runs == "yes"
     assert large.as_dict()["experts"] is None
 
@@ -51,24 +51,24 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(path, tmp_path: P
     drafter, stacks = plan.drafter or pytest.fail("no drafter"), plan.target.stacks
     reader: Any = stand_in(tmp_path, drafter.config, drafter.weights)
     tried = 0
-    for card in CARDS:
-        held = cold_layers(config, weights, stacks, room(card))
+    for gpu in GPUS:
+        held = cold_layers(config, weights, stacks, room(gpu))
         target: Any = stand_in(tmp_path, config, held.device)
         for tokens in SPOKEN:
             for scores, keep in ((drafter, KEEP), (None, 1.0)):
-                way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), card)
+                way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), gpu)
                 if way is None:
                     continue
                 options = RunOptions(max_new_tokens=ANSWER, kv=way.kv, keep_ratio=keep)  # type: ignore[arg-type]
-                check_memory(target, int(keep * (tokens - ANSWER)), options, room(card))
-                check_scoring(reader, tokens - ANSWER, options.scorer, room(card))
+                check_memory(target, int(keep * (tokens - ANSWER)), options, room(gpu))
+                check_scoring(reader, tokens - ANSWER, options.scorer, room(gpu))
                 tried += 1
-    assert tried >= 3 * len(CARDS)
+    assert tried >= 3 * len(GPUS)
 
 
 def test_tables_tell_of_it_within_80_columns(path) -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
-    console.print(render_plan(plan_file(path.parent / "m.gguf", card=12).as_dict() | {"path": "m.gguf"}))
+    console.print(render_plan(plan_file(path.parent / "m.gguf", gpu=12).as_dict() | {"path": "m.gguf"}))
     text = console.export_text()
     assert "layers wait in host memory, " in text
     assert "GB over the bus" in text
@@ -76,7 +76,7 @@ def test_tables_tell_of_it_within_80_columns(path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_inspect_says_what_a_small_card_reads(path) -> None:
+def test_inspect_says_what_a_small_gpu_reads(path) -> None:
     rows = inspect_file(path)["cards"]["rows"]
     [small] = [row for row in rows if row["card"] == 12 and row["kv"] == "f16"]
     assert small["full"] is None

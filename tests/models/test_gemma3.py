@@ -11,7 +11,7 @@ import pytest
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import decode_step, load_model, prefill, prefill_layer_major
-from sp.models.families.base import card_config, find_architecture, read_config
+from sp.models.families.base import find_architecture, read_config, shard_config
 from sp.models.file.metadata_keys import Keys
 from sp.models.run.tree import TreeReader
 from sp.models.synthetic.shapes import find_shape
@@ -171,8 +171,8 @@ def test_a_pattern_of_another_length_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma-2-9b", "gemma-3-27b", "gemma-4-31b", "muse-glimmer-30b"])
 def test_norms_behind_are_not_shared(name: str) -> None:
     with pytest.raises(ConfigError, match="norms behind their halves"):
-        card_config(find_shape(name).config, 2)
-    card_config(find_shape(name).config, 1)
+        shard_config(find_shape(name).config, 2)
+    shard_config(find_shape(name).config, 1)
 
 
 def test_inspect_tells_of_the_windows(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_published_shapes() -> None:
     assert prefill_cost(large, 1000).attention == 4.0 * (near + wide) * 1000 * 1001 / 2  # all within a window
 
 
-def test_cards_share_kv_heads_of_both_sizes() -> None:
+def test_gpus_share_kv_heads_of_both_sizes() -> None:
     shared = ShardSpec(0, 2).config(find_shape("gemma-4-31b").config)
     assert shared.heads_of(0) == HeadSizes(16, 8, 256)
     assert shared.heads_of(5) == HeadSizes(16, 2, 512, own_values=False)
@@ -141,7 +141,7 @@ def test_cards_share_kv_heads_of_both_sizes() -> None:
         ShardSpec(0, 2).config(find_shape("gemma-4-12b").config)
 
 
-def test_several_cards_do_not_read_it_together() -> None:
+def test_several_gpus_do_not_read_it_together() -> None:
     model = load_model(SMALL)
     with pytest.raises(ConfigError, match="heads of one size"):
         read_context_parallel(HostGroup(2), [model, model], np.arange(600), np.arange(600), Hooks(), rows=1)

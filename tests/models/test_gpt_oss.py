@@ -106,9 +106,9 @@ def test_inspect_tells_of_windows_and_experts(tmp_path: Path) -> None:
     assert (family["kind"], family["experts"]["count"], family["experts"]["used"]) == ("attention", 8, 2)
 
 
-def test_plans_say_that_experts_are_too_narrow_for_two_cards() -> None:
+def test_plans_say_that_experts_are_too_narrow_for_two_gpus() -> None:
     assert shape_subject("gpt-oss-20b", "mxfp4_moe").weights
-    with pytest.raises(ConfigError, match="2 cards cannot share its matrices"):
+    with pytest.raises(ConfigError, match="2 GPUs cannot share its matrices"):
         shape_subject("gpt-oss-20b", "mxfp4_moe", 2)
 
 

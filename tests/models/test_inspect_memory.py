@@ -21,13 +21,13 @@ from sp.models.cache.cache import Cache
 from sp.models.synthetic.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.planning.cards import (
+from sp.planning.gpus import (
     ANSWER,
-    CARDS,
+    GPUS,
     LARGEST_DRAFTER,
     Drafter,
-    card_rows,
     drafters_for,
+    gpu_rows,
     need,
     weights_bytes,
 )
@@ -36,7 +36,7 @@ from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_by
 from sp.planning.tables import render
 from sp.quant import FORMATS, Math
 from sp.session.loaded import embedded
-from sp.session.measured import cards_of
+from sp.session.measured import gpus_of
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"
 LOADED = """
@@ -45,7 +45,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 from sp.models import load_model
-from sp.session.measured import cards_of
+from sp.session.measured import gpus_of
 print(*(load_model(path, device="cuda").nbytes for path in sys.argv[2:]))
 """
 TINY = [name for name in list_shapes() if name.startswith("tiny-")]
@@ -108,7 +108,7 @@ def test_bytes_of_any_type_are_those_of_its_cache(kv: str) -> None:
 
 
 def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Requests of one card without a limit, of lengths for which memory is asked about, both ways of reading.
+    """Requests of one GPU without a limit, of lengths for which memory is asked about, both ways of reading.
 
     Not those after a full prefill with an f16 cache, which stays in the pool: their peak is not their own; nor those
     that kept weights rounded beside the packed ones, which memory that is asked for has no room for.
@@ -118,7 +118,7 @@ def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         config, metrics = record["config"], record["metrics"]
         usual = config["scorer"] in (None, "tail") and config["keep_ratio"] in (1.0, 0.05)
         usual = usual and not config.get("kept_bytes")
-        usual = usual and (config["keep_ratio"] == 1.0 or config["kv"] != "f16") and max(cards_of(config)) == 1
+        usual = usual and (config["keep_ratio"] == 1.0 or config["kv"] != "f16") and max(gpus_of(config)) == 1
         if config["vram"] is None and usual and metrics["prompt_tokens"] >= 8192 and metrics["peak_bytes"]:
             found.append((f"{config['drafter']} {metrics['prompt_tokens']}", config, metrics))
     return found
@@ -149,12 +149,12 @@ def synthetic_weights(name: str) -> tuple[ModelConfig, int]:
     return found.config, weights_bytes(found.config, {n: fmt for n, _, fmt in found.plan(file_type)})
 
 
-def test_cards_hold_what_fits_them() -> None:
+def test_gpus_hold_what_fits_them() -> None:
     target = find_shape("qwen3.6-27b").config
     [drafter, *_] = drafters_for(target, 27 * 10**9)
     weights = 16 << 30
-    rows = card_rows(target, weights, [drafter], "f16", [8192, 65536])
-    assert [row["card"] for row in rows] == list(CARDS)
+    rows = gpu_rows(target, weights, [drafter], "f16", [8192, 65536])
+    assert [row["card"] for row in rows] == list(GPUS)
     for row in rows:
         room = (row["card"] << 30) - (1 << 30)
         fits = [n for n in (8192, 65536) if need(target, weights, None, n - 256, "f16").together <= room]
@@ -165,13 +165,13 @@ def test_cards_hold_what_fits_them() -> None:
     assert rows[-1]["full"] == 65536
     assert rows[0]["drafters"][drafter.name] == {"together": None, "by_turns": None}
     assert any(row["drafters"][drafter.name]["by_turns"] != row["drafters"][drafter.name]["together"] for row in (
-        card_rows(target, weights, [replace(drafter, weights=6 << 30)], "f16", [8192])))  # fmt: skip
+        gpu_rows(target, weights, [replace(drafter, weights=6 << 30)], "f16", [8192])))  # fmt: skip
 
 
 def test_a_window_bounds_what_is_read_in_full_alone() -> None:
     target = replace(find_shape("qwen3.6-27b").config, context=32768)
     [drafter, *_] = drafters_for(target, 27 * 10**9)
-    last = card_rows(target, 16 << 30, [drafter], "q4_0")[-1]
+    last = gpu_rows(target, 16 << 30, [drafter], "q4_0")[-1]
     assert last["full"] == 32768
     assert last["drafters"][drafter.name]["together"] == 262144
 
@@ -240,7 +240,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
     for piece in (
         "hybrid: 16 layers of attention, 48 of Gated DeltaNet",
         "KV cache",
-        "24 GB card",
+        "24 GB GPU",
         "by turns",
         "states",
     ):
@@ -275,7 +275,7 @@ def test_a_small_model_is_proposed_as_a_drafter_and_a_draft_as_a_draft(tmp_path:
     assert max(map(len, shown(info).splitlines())) <= 80
 
 
-def test_what_is_no_whole_model_has_neither_memory_nor_cards(tmp_path: Path) -> None:
+def test_what_is_no_whole_model_has_neither_memory_nor_gpus(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen3", "q8_0")
     with GGUFFile.open(path) as file:
         formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if "blk.1" not in name}

@@ -17,7 +17,7 @@ from plan_calls import call
 from test_refusals import later_drafts, refused_files
 from tiny_models import KEYS, rewritten, write_tiny
 
-from sp.commands.plan import read_card
+from sp.commands.plan import read_gpu
 from sp.errors import ModelError, PromptError, SpError
 from sp.gguf import GGUFFile
 from sp.models import Arithmetic, ModelConfig, load_model
@@ -25,7 +25,7 @@ from sp.models.cache.cache import Cache
 from sp.models.families.llama import FACTORS
 from sp.models.file.file_type import FILE_TYPES
 from sp.ops.rope import LinearScaling
-from sp.planning.cards import ANSWER, CARDS, KEEP, SPOKEN, best, find_card, need, room, ways
+from sp.planning.gpus import ANSWER, GPUS, KEEP, SPOKEN, best, find_gpu, need, room, ways
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import COMMON, USUAL, make_plan, plan_file
 from sp.planning.subject import read_subject, shape_subject
@@ -64,18 +64,18 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(
     tried = 0
     target: Any = stand_in(tmp_path, config, weights)
     drafter: Any = stand_in(tmp_path, plan.drafter.config, plan.drafter.weights)
-    for card in CARDS:
+    for gpu in GPUS:
         for tokens in SPOKEN:
-            way = best(list(ways(config, weights, plan.drafter, tokens)), card)
+            way = best(list(ways(config, weights, plan.drafter, tokens)), gpu)
             prompt = tokens - ANSWER
             options = RunOptions(max_new_tokens=ANSWER, kv=way.kv if way else "q4_0", keep_ratio=KEEP)  # type: ignore[arg-type]
             if way is not None:
-                check_memory(target, int(KEEP * prompt), options, room(card))
-                check_scoring(drafter, prompt, options.scorer, room(card))
+                check_memory(target, int(KEEP * prompt), options, room(gpu))
+                check_scoring(drafter, prompt, options.scorer, room(gpu))
                 tried += 1
-            elif weights > room(card):
+            elif weights > room(gpu):
                 with pytest.raises(PromptError, match="and the budget is"):
-                    check_memory(target, int(KEEP * prompt), options, room(card))
+                    check_memory(target, int(KEEP * prompt), options, room(gpu))
     assert tried >= 3
 
 
@@ -127,36 +127,36 @@ def test_refused_files_are_refused_by_the_plan_with_what_to_take(tmp_path: Path)
         assert plan.verdict.runs == "no", what
         assert told in plan.verdict.line, what
         assert advice in plan.verdict.line, what
-        assert plan.verdict.card is None
-        assert list(plan.memory()) == list(plan.cards()) == []
+        assert plan.verdict.gpu is None
+        assert list(plan.memory()) == list(plan.gpus()) == []
         if what in ("glm4moe", "granite", "phi3", "clip"):
             assert plan.verdict.instead == "a file of gemma-3-270m as Q4_K_M (0.2 GB)"  # for tiny files the smallest
 
 
-def test_no_card_too_small_is_left_without_advice(hollow: Callable[[str, str], Path]) -> None:
+def test_no_gpu_too_small_is_left_without_advice(hollow: Callable[[str, str], Path]) -> None:
     path = hollow("qwen3.6-27b", "q4_k_m")
     with GGUFFile.open(path) as file:
         subject = read_subject(file)
-    on = {card: make_plan(subject, None, card, SPOKEN[-1]).verdict for card in CARDS}
-    assert [on[card].runs for card in CARDS] == ["no" if card < 24 else "yes" for card in CARDS]
-    assert on[16].instead == "the same model as Q3_K (11.1 GiB on the card)"
+    on = {gpu: make_plan(subject, None, gpu, SPOKEN[-1]).verdict for gpu in GPUS}
+    assert [on[gpu].runs for gpu in GPUS] == ["no" if gpu < 24 else "yes" for gpu in GPUS]
+    assert on[16].instead == "the same model as Q3_K (11.1 GiB on the GPU)"
     assert on[12].instead is not None
     assert on[12].instead.startswith("a file of ")
     assert make_plan(subject, None, None, SPOKEN[-1]).verdict == on[24]  # the smallest that does
-    longer = plan_file(hollow("llama-3.1-70b", "q4_k_m"), card=46, tokens=1 << 20).verdict
+    longer = plan_file(hollow("llama-3.1-70b", "q4_k_m"), gpu=46, tokens=1 << 20).verdict
     assert longer.runs == "no"
     assert "a prompt of up to 128K" in (longer.instead or "")
 
 
 def test_advice_holds(tmp_path: Path, hollow: Callable[[str, str], Path]) -> None:
     """The file that is proposed in fewer bits does run where the other did not, and one of more bits does not."""
-    plan = plan_file(hollow("llama-3.1-8b", "bf16"), card=12)
+    plan = plan_file(hollow("llama-3.1-8b", "bf16"), gpu=12)
     assert plan.verdict.runs == "no"
     assert (plan.verdict.instead or "").startswith("the same model as ")
     proposed = (plan.verdict.instead or "").removeprefix("the same model as ").split(" ")[0].lower()
     tried = [name for name in COMMON if (plan.target.weights_as(name) or 0) >= (plan.target.weights_as(proposed) or 0)]
     runs = [
-        plan_file(write_hollow(tmp_path / "m.gguf", "llama-3.1-8b", name), card=12).verdict.runs != "no"
+        plan_file(write_hollow(tmp_path / "m.gguf", "llama-3.1-8b", name), gpu=12).verdict.runs != "no"
         for name in tried
     ]
     assert dict(zip(tried, runs, strict=True)) == {name: name == proposed for name in tried}
@@ -202,10 +202,10 @@ def test_a_given_drafter_is_reckoned_with_and_its_vocabulary_compared(
 @pytest.mark.parametrize(
     ("shape", "options", "status", "told"),
     [
-        ("qwen3.6-27b", [], 0, "runs: yes: 128K tokens on a card of 24 GB"),
-        ("qwen3.6-27b", ["--card", "16g"], 1, "take instead: the same model as Q3_K"),
-        ("llama-3.1-70b", ["--card", "99g", "--context", "100000"], 0, "runs: yes: 100000 tokens on a card of 99 GB"),
-        ("llama-3.2-1b", [], 0, "runs: yes, as a drafter: 128K tokens on a card of 12 GB"),
+        ("qwen3.6-27b", [], 0, "runs: yes: 128K tokens on a GPU of 24 GB"),
+        ("qwen3.6-27b", ["--gpu", "16g"], 1, "take instead: the same model as Q3_K"),
+        ("llama-3.1-70b", ["--gpu", "99g", "--context", "100000"], 0, "runs: yes: 100000 tokens on a GPU of 99 GB"),
+        ("llama-3.2-1b", [], 0, "runs: yes, as a drafter: 128K tokens on a GPU of 12 GB"),
     ],
 )
 def test_the_command_keeps_to_80_columns(
@@ -232,9 +232,9 @@ def test_the_command_keeps_to_80_columns(
 def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("plan", embedded("target"), "--drafter", embedded("drafter"), "--json", monkeypatch=monkeypatch) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["verdict"]["line"] == "yes: 128K tokens on a card of 12 GB"
+    assert plan["verdict"]["line"] == "yes: 128K tokens on a GPU of 12 GB"
     assert plan["drafter"]["vocabulary"] == "same"
-    assert [row["card"] for row in plan["cards"]] == list(CARDS)
+    assert [row["card"] for row in plan["cards"]] == list(GPUS)
     assert call("inspect", embedded("target"), monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out.startswith("runs: yes")
 
@@ -242,12 +242,12 @@ def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--card", "24 apples"], "--card takes whole GiB such as 24g"),
-        (["--card", "1g"], "at least 2"),
-        (["--card", "24"], "such as 24g, with the unit"),
-        (["--card", "rtx309"], "did you mean 'rtx3090'"),
-        (["--card", "²"], "--card takes"),
-        (["--card", "9" * 5000], "--card takes"),
+        (["--gpu", "24 apples"], "--gpu takes whole GiB such as 24g"),
+        (["--gpu", "1g"], "at least 2"),
+        (["--gpu", "24"], "such as 24g, with the unit"),
+        (["--gpu", "rtx309"], "did you mean 'rtx3090'"),
+        (["--gpu", "²"], "--gpu takes"),
+        (["--gpu", "9" * 5000], "--gpu takes"),
         (["--context", "-1"], "--context is a number of tokens"),
         (["--context", "200"], "256 tokens of it are for the answer"),
         (["--context", "1e9"], "--context is a number of tokens"),
@@ -266,8 +266,8 @@ def test_wrong_options_are_one_line(
 
 
 @pytest.mark.parametrize("text", ["3090", "RTX 3090", "rtx-3090", "NVIDIA GeForce RTX 3090"])
-def test_a_card_by_its_number_is_that_card(text: str) -> None:
-    assert read_card(text) == (24, find_card("rtx3090"))
+def test_a_gpu_by_its_number_is_that_gpu(text: str) -> None:
+    assert read_gpu(text) == (24, find_gpu("rtx3090"))
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_a_drafter_is_judged_within_its_window(scaling: LinearScaling | None, as
     rope = replace(small.config.rope, scaling=scaling)
     small = replace(small, path="m.gguf", config=replace(small.config, context=8192, rope=rope))
     verdict = make_plan(small, None, None, 1 << 17).told_verdict()
-    assert verdict["line"] == f"yes, as a drafter: 8K tokens, or 128K with {asked}, on a card of 12 GB"
+    assert verdict["line"] == f"yes, as a drafter: 8K tokens, or 128K with {asked}, on a GPU of 12 GB"
     assert (verdict["window"], verdict["beyond"]) == (8192, asked)
-    assert make_plan(small, None, None, 8192).verdict.line == "yes, as a drafter: 8K tokens on a card of 12 GB"
+    assert make_plan(small, None, None, 8192).verdict.line == "yes, as a drafter: 8K tokens on a GPU of 12 GB"
     heavy = shape_subject("llama-3.1-8b", "q4_k_m")
     notes = make_plan(heavy, small, None, 1 << 17).as_dict()["notes"]
     need = beside if scaling is None else f"need {beside}"

@@ -255,7 +255,7 @@ def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> No
     np.testing.assert_allclose(prefill(model, ids[100:600], np.arange(100, 600), whole), last, atol=1e-5)
 
 
-def test_cards_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, runs) -> None:
+def test_gpus_that_share_a_model_measure_the_bases_of_their_heads(tmp_path, runs) -> None:
     path = write_tiny(tmp_path / "m.gguf", "qwen3")
     want = measured_bases(load_model(path), runs)
     parts = load_shards(path, HostGroup(2)).run(lambda part: measured_bases(part, runs))
@@ -287,7 +287,7 @@ def test_windows_heads_of_two_sizes_and_layers_without_rope_have_bases(shape, tm
     assert np.square(logits("5bit") - exact).mean() < most * exact.var()
 
 
-def test_cards_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
+def test_gpus_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
     known, seen = measured_bases(model, runs), []
     own = load_model_like(model)
     own.key_bases = lambda _: known

@@ -116,6 +116,6 @@ def test_inspect_says_where_rope_is() -> None:
     assert found["windows"] == {"tokens": 24, "layers": 6, "rope_base": 5e5}
 
 
-def test_cards_cannot_share_it_yet() -> None:
+def test_gpus_cannot_share_it_yet() -> None:
     with pytest.raises(ConfigError, match="norms behind"):
         load_shards(FIXTURE, HostGroup(2))

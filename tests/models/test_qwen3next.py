@@ -1,4 +1,4 @@
-"""Qwen3-Next's order of rows: heads that are repeated, cards that share them, and keys that come back."""
+"""Qwen3-Next's order of rows: heads that are repeated, GPUs that share them, and keys that come back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rows_of_every_part_are_taken_once() -> None:
     assert [len(set(part)) for part in (qkv, z)] == [(2 * keys + c.value_heads) * d, c.value_dim]
 
 
-def test_cards_share_repeated_heads() -> None:
+def test_gpus_share_repeated_heads() -> None:
     model = load_model(FIXTURE)
     whole, halves = mixer(1), [shard_weights(model.weights, ShardSpec(rank, 2)).blocks[1].mixer for rank in range(2)]
     d, (first, second) = whole.sizes.head_dim, halves

@@ -13,10 +13,10 @@ import sys
 sys.path[:0] = sys.argv[1], sys.argv[1] + "/.."
 import dry_device, dry_nccl
 from repeated_parts import repeated_parts
-CARDS, N, VOCAB, DEPTH = int(sys.argv[7]), int(sys.argv[4]), int(sys.argv[3]), 8
-STRIPES = 2 * CARDS if CARDS > 1 else 1
+GPUS, N, VOCAB, DEPTH = int(sys.argv[7]), int(sys.argv[4]), int(sys.argv[3]), 8
+STRIPES = 2 * GPUS if GPUS > 1 else 1
 dry_device.H200["major"] = int(sys.argv[5])
-dry_nccl.install(CARDS)
+dry_nccl.install(GPUS)
 dry_nccl.copied[0] = False  # zeros to where zeros are, for no kernel runs
 import threading
 from bisect import bisect
@@ -30,7 +30,7 @@ import pytest
 from sp.kernels import current_path, launch_replay
 from sp.kernels.workspace import Workspace
 from sp.kernels.setting import setting
-from sp.models import Hooks, Cards, SparseAttention, dense_attention, load_model
+from sp.models import Hooks, ContextParallel, SparseAttention, dense_attention, load_model
 from sp.models.cache.context_parallel_cache import ContextParallelCache
 from sp.models.run import replay as repeated_layers
 from sp.models.run.context_parallel import last_chunk_pages_less
@@ -38,26 +38,26 @@ from sp.models.run.context_parallel import read_context_parallel
 from sp.models.run.replay import read_with_replay
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
-from sp.parallel.nccl_card import NcclCard
+from sp.parallel.nccl_rank import NcclRank
 from sp.quant import Math
 models = []
-for device in range(CARDS):
+for device in range(GPUS):
     with cupy.cuda.Device(device):
         models.append(load_model(sys.argv[2], device="cuda", precision=sys.argv[6]))
 if N > STRIPES * 2049 and current_path() == "sm_90a":  # a stripe is long enough
     for model in models:
         model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
 of_weights = []
-for card, model in enumerate(models):
+for gpu, model in enumerate(models):
     for layer, block in enumerate(model.weights.blocks):
         mixer, ffn = block.mixer, block.ffn
         matrices = mixer.q, mixer.k, mixer.v, mixer.out, ffn.gate, ffn.up, ffn.down
         vectors = block.attn_norm, block.ffn_norm, mixer.norms.q, mixer.norms.k
         for place, one in enumerate((*(w.data for w in matrices), *vectors)):
-            of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, place)))
+            of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (gpu, layer, place)))
         for rows in {id(w.kept.rows): w.kept.rows for w in matrices if w.kept}.values():
             for one, name in ((rows.codes, "codes"), (rows.scales, "scales")):
-                of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, rows.width, name)))
+                of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (gpu, layer, rows.width, name)))
 log, again, lost, recorded, inside, placed = defaultdict(list), [], [], {}, threading.local(), {}
 of_weights.sort()
 begins = [start for start, _, _ in of_weights]
@@ -90,14 +90,14 @@ def counted(self, addresses):
     repeat(self, addresses)
     inside.repeat = False
 launch_replay.LaunchReplay.__call__ = counted
-waits, drain = [], NcclCard._drain
+waits, drain = [], NcclRank._drain
 def drained(self, left):
     waits.append(left)
     return drain(self, left)
-NcclCard._drain = drained
+NcclRank._drain = drained
 ids = np.arange(N) % VOCAB
 monkeypatch = pytest.MonkeyPatch()
-group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
+group = NcclGroup(tuple(range(GPUS))) if GPUS > 1 else None
 def read_on(ids, where, watch, **how):
     if group is None:
         return read_with_replay(models[0], ids, where, Hooks(watch), **how)
@@ -117,11 +117,11 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     first = waits.count(0)
     waits.clear()
     repeated = read(made())
-    if group is not None:  # a card waits for its device at the end alone, not for memory that a pool has
-        assert 2 * CARDS <= waits.count(0) <= 3 * CARDS < first, (waits.count(0), first)
+    if group is not None:  # a gpu waits for its device at the end alone, not for memory that a pool has
+        assert 2 * GPUS <= waits.count(0) <= 3 * GPUS < first, (waits.count(0), first)
     assert not lost, f"memory that others may have by now: {lost[:3]}"
     less = last_chunk_pages_less(models[0].config, made(), N)
-    expected = repeated_parts(N, CARDS, DEPTH, sys.argv[6] == "int8", less)
+    expected = repeated_parts(N, GPUS, DEPTH, sys.argv[6] == "int8", less)
     assert len(again) == expected, (len(again), expected)
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
     assert filled >= STRIPES * (DEPTH - 2) * (current_path() == "sm_90a"), filled
@@ -145,7 +145,7 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 
 
 @pytest.mark.parametrize(
-    ("tokens", "major", "precision", "cards", "formats"),
+    ("tokens", "major", "precision", "gpus", "formats"),
     [
         (2100, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
         (12600, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
@@ -158,19 +158,19 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
         (17000, 9, "int8", 1, (BF16,)),  # in two chunks
     ],
 )
-def test_repeats_are_the_launches_they_stand_for(tokens, major, precision, cards, formats, tmp_path) -> None:
+def test_repeats_are_the_launches_they_stand_for(tokens, major, precision, gpus, formats, tmp_path) -> None:
     for fmt in formats:
-        compared(fmt, tokens, major, precision, cards, tmp_path / f"{fmt.name}.gguf")
+        compared(fmt, tokens, major, precision, gpus, tmp_path / f"{fmt.name}.gguf")
 
 
-def compared(fmt, tokens, major, precision, cards, path) -> None:
+def compared(fmt, tokens, major, precision, gpus, path) -> None:
     """A prompt read with turns repeated, and with all of them planned."""
     sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     write_tiny(path, "qwen3", fmt=fmt, **sizes)
-    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), precision, str(cards)).split()
-    assert int(printed[0]) > (80 if cards == 1 else 300)
-    assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if cards == 1 else 2 * cards) and major == 9)
+    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), precision, str(gpus)).split()
+    assert int(printed[0]) > (80 if gpus == 1 else 300)
+    assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if gpus == 1 else 2 * gpus) and major == 9)
     assert ("gemm_sm90" in printed) == (major == 9)  # of the first two layers in int8, too
     assert ("gemm_bytes_sm90" in printed) == (major == 9 and precision == "int8")
     assert ("loud_weight" in printed) == (precision == "int8")

@@ -1,4 +1,4 @@
-"""A model that cards share, threads in their place, against the same model on one: logits, steps, trees, memory."""
+"""A model that GPUs share, threads in their place, against the same model on one: logits, steps, trees, memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def alike(shards: Shards, model: Model, close: float, **how: object) -> None:
-    """All cards find the same bits, and what one finds that has the whole model."""
+    """All GPUs find the same bits, and what one finds that has the whole model."""
     want, (first, *others) = read_all(model, **how), shards.run(lambda part: read_all(part, **how))
     for other in others:
         assert all(np.array_equal(mine, its) for mine, its in zip(first, other, strict=True))
@@ -47,14 +47,14 @@ def alike(shards: Shards, model: Model, close: float, **how: object) -> None:
         assert np.abs(mine - its).max() <= close * np.abs(its).max()
 
 
-@pytest.mark.parametrize("cards", [1, 2, 4])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
-def test_prompts_steps_and_trees_are_those_of_one_card(arch, cards, folder) -> None:
+def test_prompts_steps_and_trees_are_those_of_one_gpu(arch, gpus, folder) -> None:
     path = file_of(folder, arch)
-    alike(load_shards(path, HostGroup(cards)), load_model(path), 2e-5)
+    alike(load_shards(path, HostGroup(gpus)), load_model(path), 2e-5)
 
 
-def test_three_cards_round_a_little(tmp_path) -> None:
+def test_three_gpus_round_a_little(tmp_path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "qwen3", attention__head_count_kv=3)
     alike(load_shards(path, HostGroup(3)), load_model(path), 2e-5)
 
@@ -113,7 +113,7 @@ def test_the_embedded_target_says_the_same(folder) -> None:
 
 
 def transformers_apart(path: Path, name: str) -> float:
-    """Distance of two cards' logits from those of transformers, of the largest: of a prompt and of steps behind it."""
+    """Distance of two GPUs' logits from those of transformers, of the largest: of a prompt and of steps behind it."""
     expected, shards = np.load(fixture(name).with_suffix(".npz")), load_shards(path, HostGroup(2))
     ids, last = expected["ids"], int(expected["prompt"]) - 1
 
@@ -129,7 +129,7 @@ def transformers_apart(path: Path, name: str) -> float:
 @pytest.mark.parametrize(
     "name", ["llama", "llama-3", "llama-yarn", "mistral3", "qwen2", "qwen3", "qwen35", "gpt-oss", *MIXTURES]
 )
-def test_two_cards_say_what_transformers_says(name) -> None:
+def test_two_gpus_say_what_transformers_says(name) -> None:
     assert transformers_apart(fixture(name), name) < 1e-4
 
 
@@ -144,7 +144,7 @@ def test_a_fused_matrix_is_cut_in_three(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
-def test_a_card_holds_its_share(arch, folder) -> None:
+def test_a_gpu_holds_its_share(arch, folder) -> None:
     path = file_of(folder, arch, Q8_0)
     whole, shards = load_model(path), load_shards(path, HostGroup(4))
     table, sizes = whole.weights.embed.nbytes, [model.nbytes for model in shards.models]
@@ -152,7 +152,7 @@ def test_a_card_holds_its_share(arch, folder) -> None:
         sum(norm.nbytes for block in whole.weights.blocks for norm in (block.attn_norm, block.ffn_norm))
         + 6 * (2 * 64 + 256) * 4
     )  # of heads and of recurrent layers
-    assert max(sizes) - min(sizes) <= whole.weights.output.nbytes / 16  # the last card has fewer rows of the head
+    assert max(sizes) - min(sizes) <= whole.weights.output.nbytes / 16  # the last GPU has fewer rows of the head
     total = whole.nbytes + (table if whole.weights.output is whole.weights.embed else 0)
     assert total <= sum(sizes) <= total + 3 * (table + norms)
     caches = [model.new_cache(500) for model in (whole, *shards.models)]

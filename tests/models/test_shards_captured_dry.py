@@ -1,4 +1,4 @@
-"""Graphs of what cards do together, without a device: one that cannot be captured, and one that never ends."""
+"""Graphs of what GPUs do together, without a device: one that cannot be captured, and one that never ends."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def path(tmp_path_factory) -> str:
     return str(write_tiny(file, "qwen3", fmt=Q8_0, attention__head_count_kv=4, **sizes))
 
 
-def test_where_one_card_cannot_capture_all_go_on_launch_by_launch(path) -> None:
+def test_where_one_gpu_cannot_capture_all_go_on_launch_by_launch(path) -> None:
     why = "RuntimeError: operation not permitted when stream is capturing"
-    other = "DeviceError: another card could not capture the work that all of them do"
+    other = "DeviceError: another GPU could not capture the work that all of them do"
     *told, last = walked(UNABLE, path).splitlines()
     assert told == [f"{other}|{why}"] * 3
     assert last == f"NcclError: NCCL_ERROR_UNHANDLED_CUDA_ERROR|{other}"  # in the middle of it
@@ -168,5 +168,5 @@ def test_a_long_run_in_a_graph_goes_in_two_parts(path) -> None:
     walked(IN_PARTS, path)
 
 
-def test_weights_that_stay_rounded_are_read_on_each_card() -> None:
+def test_weights_that_stay_rounded_are_read_on_each_gpu() -> None:
     walked(KEPT)

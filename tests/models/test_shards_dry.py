@@ -13,8 +13,8 @@ WALK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import dry_nccl
-CARDS, N, VOCAB = int(sys.argv[4]), 200, int(sys.argv[3])
-dry_nccl.install(CARDS)
+GPUS, N, VOCAB = int(sys.argv[4]), 200, int(sys.argv[3])
+dry_nccl.install(GPUS)
 import cupy
 import numpy as np
 from sp.decode.base import generate
@@ -25,7 +25,7 @@ from sp.models.run.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.nccl import NcclGroup
 told = []
-shards = load_shards(sys.argv[2], NcclGroup(tuple(range(CARDS))), device="cuda", progress=told.append)
+shards = load_shards(sys.argv[2], NcclGroup(tuple(range(GPUS))), device="cuda", progress=told.append)
 whole, ids = load_model(sys.argv[2], device="cuda"), np.arange(N) % VOCAB
 layers, hidden = shards.config.layers, shards.config.hidden
 assert sum(told) <= sum(model.nbytes for model in shards.models)
@@ -52,24 +52,24 @@ def goes_on(model):
     return prefill_layer_major(model, ids, np.arange(N), cache, chunk=100, rows=40).shape
 for path in ("sm_90a", "portable"):
     with forced_path(path):
-        assert shards.run(goes_on) == [(VOCAB,)] * CARDS
+        assert shards.run(goes_on) == [(VOCAB,)] * GPUS
         # A graph of 100 tokens, filled up, through all layers but one; and one of a step, replayed twice.
         graph = [128 * hidden] * 2 * (layers - 1) + [hidden] * 2 * layers
-        assert list(dry_nccl.captured.values()) == [graph] * CARDS, dry_nccl.captured
-        assert sorted(dry_nccl.replayed) == sorted([*range(CARDS)] * 4), dry_nccl.replayed
+        assert list(dry_nccl.captured.values()) == [graph] * GPUS, dry_nccl.captured
+        assert sorted(dry_nccl.replayed) == sorted([*range(GPUS)] * 4), dry_nccl.replayed
         dry_nccl.captured.clear(), dry_nccl.replayed.clear()
         dry_nccl.launches.clear(), dry_nccl.reduced.clear()
         shards.run(reads)
         # Of the last layer's first chunk nothing is put out, of its second one token.
         meetings = [100 * hidden] * 4 * (layers - 1) + [hidden] * 2
-        assert list(dry_nccl.reduced.values()) == [meetings] * CARDS, dry_nccl.reduced
+        assert list(dry_nccl.reduced.values()) == [meetings] * GPUS, dry_nccl.reduced
         counts = [dict(count) for _, count in sorted(dry_nccl.launches.items())]
         dry_nccl.launches.clear()
         reads(whole)
         one = dry_nccl.launches[0]
         assert all(count == counts[0] for count in counts), counts
         assert counts[0] == one or shards.config.experts, (counts[0], one)
-assert not dry_nccl.aborted and dry_nccl.opened == [CARDS]
+assert not dry_nccl.aborted and dry_nccl.opened == [GPUS]
 """
 SIZES = {
     "block_count": 6,
@@ -86,19 +86,19 @@ SIZES = {
 
 @pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-qwen35moe"])
 def test_every_launch_of_mixtures_fits(shape, tmp_path) -> None:
-    """Their experts are too narrow then for the kernel of few tokens, so that others are launched than on one card."""
+    """Their experts are too narrow then for the kernel of few tokens, so that others are launched than on one GPU."""
     path = write_synthetic(tmp_path / "m.gguf", shape, "q8_0")
     whole, *parts = map(int, walked(WALK, str(path), "2048", "2").split())
     assert whole < sum(parts) < 1.3 * whole
 
 
-@pytest.mark.parametrize("cards", [2, 4])
+@pytest.mark.parametrize("gpus", [2, 4])
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
-def test_every_card_launches_what_one_card_would(arch, cards, tmp_path) -> None:
+def test_every_gpu_launches_what_one_gpu_would(arch, gpus, tmp_path) -> None:
     sizes = {name: size for name, size in SIZES.items() if arch == "qwen35" or not name.startswith("ssm")}
     path = write_tiny(tmp_path / "m.gguf", arch, fmt=Q8_0, **sizes)
-    whole, *parts = map(int, walked(WALK, str(path), str(VOCAB), str(cards)).split())
+    whole, *parts = map(int, walked(WALK, str(path), str(VOCAB), str(gpus)).split())
     table, tile = (rows * SIZES["embedding_length"] * 34 // 32 for rows in (VOCAB, 64))
     rounded = 9 * tile + 20_000  # head and gates of recurrent layers, held in tiles of 64 rows, and norms
-    assert whole <= sum(parts) <= whole + (cards - 1) * (table + rounded)
+    assert whole <= sum(parts) <= whole + (gpus - 1) * (table + rounded)
     assert max(parts) - min(parts) < 1000

@@ -1,4 +1,4 @@
-"""What cards cannot share is refused in one line, and a card that fails or hangs ends the others and no later run."""
+"""What GPUs cannot share is refused in one line, and a GPU that fails or hangs ends the others and no later run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED = [
         "qwen3",
         {"attention__head_count": 6},
         4,
-        "4 cards cannot share 2 kv heads, 48 columns of feed-forward; 1 or 2 can",
+        "4 GPUs cannot share 2 kv heads, 48 columns of feed-forward; 1 or 2 can",
     ),
     (
         "qwen35",
@@ -35,11 +35,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "sizes", "cards", "text"), REFUSED)
-def test_what_does_not_come_out_even_is_refused(arch, sizes, cards, text, tmp_path) -> None:
+@pytest.mark.parametrize(("arch", "sizes", "gpus", "text"), REFUSED)
+def test_what_does_not_come_out_even_is_refused(arch, sizes, gpus, text, tmp_path) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch, **sizes)
     with pytest.raises(ConfigError, match=text) as found:
-        load_shards(path, HostGroup(cards))
+        load_shards(path, HostGroup(gpus))
     assert "\n" not in str(found.value)
 
 
@@ -47,7 +47,7 @@ def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, monkey
     sizes = ATTENTION | {"embedding_length": 256, "feed_forward_length": 256}
     path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=Q4_K, **sizes)
     with pytest.raises(
-        ConfigError, match=r"blk.0.ffn_down.weight: 256 columns in Q4_K have blocks of 256, which 2 cards"
+        ConfigError, match=r"blk.0.ffn_down.weight: 256 columns in Q4_K have blocks of 256, which 2 GPUs"
     ):
         load_shards(path, HostGroup(2))
     path = write_synthetic(tmp_path / "experts.gguf", "tiny-qwen3moe", "q4_k_m")
@@ -60,7 +60,7 @@ def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, monkey
     build = base.ARCHITECTURES["qwen3"]
     own = replace(build, layer=replace(build.layer, ffn=lambda *where: (GatedMLP.build(*where), Other())[1]))
     monkeypatch.setitem(base._records, "qwen3", own)
-    with pytest.raises(ConfigError, match="several cards cannot share Other, which has no method `shard`"):
+    with pytest.raises(ConfigError, match="several GPUs cannot share Other, which has no method `shard`"):
         load_shards(file_of(tmp_path, "qwen3"), HostGroup(2))
 
 
@@ -74,10 +74,10 @@ def test_one_that_fails_ends_all_and_the_model_still_works(tmp_path) -> None:
             raise PromptError("enough")
         prefill(model, IDS[9:20], WHERE[9:20], cache)
 
-    with pytest.raises(PromptError, match="card 1 of 2: enough"):
+    with pytest.raises(PromptError, match="GPU 1 of 2: enough"):
         shards.run(fails)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
-    with pytest.raises(PromptError, match=r"card [01] of 2: token id 60 is outside the vocabulary"):
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-gpu")]
+    with pytest.raises(PromptError, match=r"GPU [01] of 2: token id 60 is outside the vocabulary"):
         shards.run(lambda model: prefill(model, np.array([60]), np.arange(1), model.new_cache(5)))
     with pytest.raises(ConfigError, match="runs only together with the other shards"):
         read_all(shards.models[0])
@@ -95,9 +95,9 @@ def test_one_that_was_left_behind_disturbs_nobody(tmp_path) -> None:
             let_go.wait()
         prefill(model, IDS[9:20], WHERE[9:20], cache)
 
-    with pytest.raises(DeviceError, match="card 1 did not arrive"):
+    with pytest.raises(DeviceError, match="GPU 1 did not arrive"):
         shards.run(stays)
-    (left,) = [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+    (left,) = [thread for thread in threading.enumerate() if thread.name.startswith("sp-gpu")]
     group.wait_seconds = 5.0
 
     def again(model: Model) -> list[np.ndarray]:

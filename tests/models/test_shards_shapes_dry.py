@@ -1,4 +1,4 @@
-"""Published sizes that cards share, without a device: every launch of a few layers of a part fits its declaration."""
+"""Published sizes that GPUs share, without a device: every launch of a few layers of a part fits its declaration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
-VOCAB, N, NEW, CARDS = 512, 300, 3, int(sys.argv[4])
+VOCAB, N, NEW, GPUS = 512, 300, 3, int(sys.argv[4])
 shape = find_shape(sys.argv[2])
 full = shape.config
 layers = 5 if full.delta else 2  # of a hybrid two that attend
@@ -46,10 +46,10 @@ class Unfilled(RandomStore):
         return dry_device.empty(size if rows is None else (len(rows), size[1]))
 
 
-models, group = [], HostGroup(CARDS)
-for rank in range(CARDS):
-    store = Unfilled(config, replace(shape, config=config).plan(sys.argv[3]), shard=ShardSpec(rank, CARDS))
-    models.append(ShardModel(store.config, store.weights(), "cuda", 0, (), Arithmetic(), ShardSpec(rank, CARDS), group))
+models, group = [], HostGroup(GPUS)
+for rank in range(GPUS):
+    store = Unfilled(config, replace(shape, config=config).plan(sys.argv[3]), shard=ShardSpec(rank, GPUS))
+    models.append(ShardModel(store.config, store.weights(), "cuda", 0, (), Arithmetic(), ShardSpec(rank, GPUS), group))
 shards, ids = Shards(group, config, tuple(models)), np.arange(N)
 
 
@@ -71,7 +71,7 @@ for path in ("sm_90a", "portable"):
 
 
 @pytest.mark.parametrize(
-    ("shape", "file_type", "cards"),
+    ("shape", "file_type", "gpus"),
     [
         ("qwen3.6-27b", "q4_k_m", 2),
         ("qwen3.6-27b", "ud-q4_k_xl", 4),
@@ -83,5 +83,5 @@ for path in ("sm_90a", "portable"):
         ("qwen3-0.6b", "bf16", 4),
     ],
 )
-def test_every_launch_of_a_part_fits(shape, file_type, cards) -> None:
-    walked(WALK, shape, file_type, str(cards))
+def test_every_launch_of_a_part_fits(shape, file_type, gpus) -> None:
+    walked(WALK, shape, file_type, str(gpus))

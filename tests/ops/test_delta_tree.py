@@ -142,7 +142,7 @@ def test_a_chain_is_delta_mixer() -> None:
 
 
 @pytest.mark.parametrize(("kib", "most", "version", "parts"), [(227, 64, 90, 2), (163, 32, 80, 1), (99, 32, 86, 1)])
-def test_small_cards_take_smaller_trees(kib, most, version, parts, monkeypatch) -> None:
+def test_small_gpus_take_smaller_trees(kib, most, version, parts, monkeypatch) -> None:
     monkeypatch.setattr(module, "shared_bytes_per_block", lambda device: kib << 10)
     monkeypatch.setattr(module, "capability", lambda device: divmod(version, 10))
     size_for = module._built_for.__wrapped__

@@ -44,6 +44,6 @@ def test_gated_project() -> None:
 
 
 @pytest.mark.parametrize("held", LAYOUTS)
-def test_a_layout_fits_the_limits_of_every_card(held: int) -> None:
+def test_a_layout_fits_the_limits_of_every_gpu(held: int) -> None:
     for layout in LAYOUTS[held]:
         assert layout.warps * layout.groups <= 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from sp.parallel.nccl_card import LaunchLock
+from sp.parallel.nccl_rank import LaunchLock
 
 
 def test_one_at_a_time_and_in_order() -> None:

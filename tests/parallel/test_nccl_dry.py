@@ -1,4 +1,4 @@
-"""Cards over NCCL without a card: gathers and means in place, hangs, and a group that works again afterwards."""
+"""GPUs over NCCL, none of them real: gathers and means in place, hangs, and a group that works again afterwards."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ dry_nccl.install(4)
 import numpy as np
 from sp.errors import ConfigError, DeviceError
 from sp.parallel.nccl import NcclGroup
-def gather(card):
-    wholes = [dry_device.empty((card.size, 3), np.uint16), dry_device.empty((card.size, 5), np.uint8)]
+def gather(gpu):
+    wholes = [dry_device.empty((gpu.size, 3), np.uint16), dry_device.empty((gpu.size, 5), np.uint8)]
     for step in range(3):
         for whole in wholes:
-            whole.host[card.rank] = 10 * step + card.rank
-        card.all_gather(*wholes)
+            whole.host[gpu.rank] = 10 * step + gpu.rank
+        gpu.all_gather(*wholes)
     return [whole.host[:, -1].tolist() for whole in wholes]
 group = NcclGroup((0, 1, 2, 3), wait_seconds=0.2, leave_seconds=1.0)
 for _ in range(2):
     assert group.run(gather) == [[[20, 21, 22, 23]] * 2] * 4
 assert dry_nccl.opened == [4] and not dry_nccl.aborted
-def fails(card):
-    if card.rank == 1:
+def fails(gpu):
+    if gpu.rank == 1:
         raise dry_nccl.NcclError("NCCL_ERROR_SYSTEM")
     time.sleep(0.05)
-    return gather(card)
+    return gather(gpu)
 dry_nccl.hung.add(2)
-for work, text in ((gather, "queued work did not finish within 0.2 s"), (fails, "card 1 of 4: NCCL: NCCL_ERROR")):
+for work, text in ((gather, "queued work did not finish within 0.2 s"), (fails, "GPU 1 of 4: NCCL: NCCL_ERROR")):
     start = time.monotonic()
     try:
         group.run(work)
@@ -57,44 +57,44 @@ for work, text in ((gather, "queued work did not finish within 0.2 s"), (fails, 
         raise AssertionError(text)
     assert time.monotonic() - start < 2 and threading.active_count() == 1
 assert sorted(dry_nccl.aborted) == [0, 0, 1, 1, 2, 2, 3, 3], dry_nccl.aborted
-def mean(card):
+def mean(gpu):
     found = dry_device.empty((2, 3), np.float32)
-    found.host[:] = card.rank
+    found.host[:] = gpu.rank
     for step in range(100):
-        card.all_reduce(found)
-        found.host[:] += card.rank - 1.5
-    card.all_reduce(found)
+        gpu.all_reduce(found)
+        found.host[:] += gpu.rank - 1.5
+    gpu.all_reduce(found)
     return found.host.tolist()
 start = time.monotonic()
 try:
     group.run(mean)
 except DeviceError as error:
-    assert "all-reduce 1: card" in str(error) or "queued work did not finish" in str(error), error
+    assert "all-reduce 1: gpu" in str(error) or "queued work did not finish" in str(error), error
 assert time.monotonic() - start < 2 and threading.active_count() == 1
 dry_nccl.hung.clear()
 for _ in range(2):
     assert group.run(mean) == [[[1.5] * 3] * 2] * 4
 assert group.run(gather) == [[[20, 21, 22, 23]] * 2] * 4
 assert dry_nccl.opened == [4, 4, 4, 4]
-def loads_late(card, meet):
+def loads_late(gpu, meet):
     for step in range(12):
-        if card.rank == 2 and step == 9:  # nobody's device may wait for this card, whatever it asks of the driver
+        if gpu.rank == 2 and step == 9:  # nobody's device may wait for this gpu, whatever it asks of the driver
             time.sleep(0.05)
             assert [dry_nccl.asked[rank] - before[rank] for rank in range(4)] == [9] * 4
-        meet(card)
-for meet in (lambda card: card.all_reduce(dry_device.empty(3, np.float32)),
-             lambda card: card.all_gather(dry_device.empty((4, 3), np.uint8))):
+        meet(gpu)
+for meet in (lambda gpu: gpu.all_reduce(dry_device.empty(3, np.float32)),
+             lambda gpu: gpu.all_gather(dry_device.empty((4, 3), np.uint8))):
     before = dict(dry_nccl.asked)
-    group.run(lambda card: loads_late(card, meet))
-def ahead(card, known, queued):
-    card.set_warm(known)
-    card.all_reduce(dry_device.empty(3, np.float32))
-    queued.append(card.rank)
+    group.run(lambda gpu: loads_late(gpu, meet))
+def ahead(gpu, known, queued):
+    gpu.set_warm(known)
+    gpu.all_reduce(dry_device.empty(3, np.float32))
+    queued.append(gpu.rank)
 for known in (False, True):  # whether the first step of a run is waited for, here for ever
     dry_nccl.hung.add(2)
     queued = []
     try:
-        group.run(lambda card: ahead(card, known, queued))
+        group.run(lambda gpu: ahead(gpu, known, queued))
     except DeviceError as error:
         assert "queued work did not finish within 0.2 s" in str(error), error
     assert sorted(queued) == ([0, 1, 2, 3] if known else []), queued
@@ -122,13 +122,13 @@ from sp.parallel import group as watched
 from sp.parallel.nccl import NcclGroup
 watched.GRACE_SECONDS, watched.LOOK_SECONDS = 0.2, 0.05
 let_go = threading.Event()
-def work(card):
-    whole = dry_device.empty((card.size, 3), np.uint16)
+def work(gpu):
+    whole = dry_device.empty((gpu.size, 3), np.uint16)
     for step in range(7):
-        if card.rank == 1 and step == 5 and not let_go.is_set():
+        if gpu.rank == 1 and step == 5 and not let_go.is_set():
             let_go.wait()  # a call of the driver that does not return
-        card.begin_gather(whole)()
-    return card.rank
+        gpu.begin_gather(whole)()
+    return gpu.rank
 def told(text, names):
     ended(group, work, text, 3.5)
     left = sorted({thread.name for thread in threading.enumerate()} - {"MainThread"})
@@ -138,10 +138,10 @@ def told(text, names):
     assert threading.active_count() == 1
     let_go.clear(), dry_nccl.stuck.clear()
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
-told("all-gather 6: card 1 did not arrive within 0.3 s", ["sp-card-1"])
+told("all-gather 6: GPU 1 did not arrive within 0.3 s", ["sp-gpu-1"])
 dry_nccl.stuck["abort"] = threading.Event()
-every = ["sp-card-0", "sp-card-1", "sp-card-2"]  # none of them ends, or tells of it
-told("all-gather 6: card 1 did not arrive within 0.3 s", ["sp-abort", *every])
+every = ["sp-gpu-0", "sp-gpu-1", "sp-gpu-2"]  # none of them ends, or tells of it
+told("all-gather 6: GPU 1 did not arrive within 0.3 s", ["sp-abort", *every])
 dry_nccl.stuck["query"] = threading.Event()
 let_go.set()
 told("all-gather 1: queued work did not finish within 0.3 s", every)
@@ -167,21 +167,21 @@ def asks(self):
     return done.fget(self)
 dry_nccl.Communicator.allGather, dry_nccl.Event.done = gathers, property(asks)
 came = {0: 0, 1: 0}
-def work(card):
-    whole = dry_device.empty((card.size, 3), np.uint16)
-    asked.append((card.rank, -1))
+def work(gpu):
+    whole = dry_device.empty((gpu.size, 3), np.uint16)
+    asked.append((gpu.rank, -1))
     for step in range(1, 10):
-        if card.rank == 1:
+        if gpu.rank == 1:
             time.sleep(0.05)
-        came[card.rank] = step
-        card.begin_gather(whole)()
-        asked.append((card.rank, step))
-    before = asked.count((card.rank, 0))
-    kept.append(dry_device.empty((1 << 24) + card.rank, np.uint8))  # memory of the driver
-    assert asked.count((card.rank, 0)) == before + 5  # four gathers, and all else that is queued
-    card.begin_gather(whole)()
+        came[gpu.rank] = step
+        gpu.begin_gather(whole)()
+        asked.append((gpu.rank, step))
+    before = asked.count((gpu.rank, 0))
+    kept.append(dry_device.empty((1 << 24) + gpu.rank, np.uint8))  # memory of the driver
+    assert asked.count((gpu.rank, 0)) == before + 5  # four gathers, and all else that is queued
+    gpu.begin_gather(whole)()
     jit._before_loading.get()()  # what loading a kernel begins with
-    assert asked.count((card.rank, 0)) == before + 7
+    assert asked.count((gpu.rank, 0)) == before + 7
     return step
 assert NcclGroup((0, 1)).run(work) == [9, 9]
 assert jit._before_loading.get() is None
@@ -202,23 +202,23 @@ import dry_device, dry_nccl
 dry_nccl.install(3, reachable=True)
 import numpy as np
 from sp.errors import DeviceError
-from sp.parallel import nccl_card
+from sp.parallel import nccl_rank
 from sp.parallel.nccl import NcclGroup
-nccl_card.FETCHED_BYTES = 8  # a card's part below
+nccl_rank.FETCHED_BYTES = 8  # a GPU's part below
 held = []
-def in_turn(card):
+def in_turn(gpu):
     # two gathers under way at a time, ended in order, as a reading in stripes has them
-    kept, wholes, seen = [], [dry_device.empty((card.size, 2), np.int32) for _ in range(8)], []
+    kept, wholes, seen = [], [dry_device.empty((gpu.size, 2), np.int32) for _ in range(8)], []
     held.extend(wholes)
     for step, whole in enumerate(wholes):
-        whole.host[card.rank] = 100 * step + card.rank
-        kept.append((card.begin_gather(whole), whole))
+        whole.host[gpu.rank] = 100 * step + gpu.rank
+        kept.append((gpu.begin_gather(whole), whole))
         if len(kept) == 2:
             gathered, first = kept.pop(0)
             gathered(), seen.append(first.host[:, 1].tolist())
     gathered, first = kept.pop()
     gathered(), seen.append(first.host[:, 1].tolist())
-    return seen, card._barrier
+    return seen, gpu._barrier
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
 for _ in range(2):
     found = group.run(in_turn)
@@ -229,13 +229,13 @@ assert len(dry_nccl.fetched) == 2 * 8 * 6, len(dry_nccl.fetched)
 own = [(other, to) for other, to in dry_nccl.fetched if to == 1]
 assert own[:4] == [(2, 1), (0, 1)] * 2, own[:4]
 let_go = threading.Event()
-def late(card):
+def late(gpu):
     for step in range(7):
-        if card.rank == 1 and step == 5:
+        if gpu.rank == 1 and step == 5:
             let_go.wait()
-        held.append(dry_device.empty((card.size, 4), np.uint16))  # others may read it when this card is on its way
-        card.begin_gather(held[-1])()
-ended(group, late, "all-gather 6: card 1 did not arrive within 0.3 s", 2.5)
+        held.append(dry_device.empty((gpu.size, 4), np.uint16))  # others may read it when this gpu is on its way
+        gpu.begin_gather(held[-1])()
+ended(group, late, "all-gather 6: GPU 1 did not arrive within 0.3 s", 2.5)
 let_go.set(), join()
 dry_nccl.hung.add(2)
 ended(group, in_turn, "queued work did not finish within 0.3 s", 2.5)
@@ -243,7 +243,7 @@ join()
 dry_nccl.hung.clear()
 assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
 assert not dry_nccl.asked
-nccl_card.FETCHED_BYTES = 9
+nccl_rank.FETCHED_BYTES = 9
 copies = len(dry_nccl.fetched)
 assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
 assert len(dry_nccl.fetched) == copies and sum(dry_nccl.asked.values()) == 3 * 8
@@ -254,17 +254,17 @@ def test_first_steps_are_taken_together_and_loading_waits() -> None:
     walked(FIRST)
 
 
-def test_cards_stuck_in_calls_of_the_driver_are_left_behind() -> None:
+def test_gpus_stuck_in_calls_of_the_driver_are_left_behind() -> None:
     walked(ENDED + STUCK)
 
 
 def test_gathers_hangs_and_refusals() -> None:
     twice, first, few, library = walked(WALK).splitlines()
-    assert twice.startswith("cards (0, 0): name each once")
-    assert first.startswith("cards (1, 2): name each once, and first the current one, 0")
-    assert few == "5 cards requested, but this machine has 4; request fewer"
-    assert library.startswith("several cards need NCCL; install it with `pip install nvidia-nccl-cu13`")
+    assert twice.startswith("GPUs (0, 0): name each once")
+    assert first.startswith("GPUs (1, 2): name each once, and first the current one, 0")
+    assert few == "5 gpus requested, but this machine has 4; request fewer"
+    assert library.startswith("several gpus need NCCL; install it with `pip install nvidia-nccl-cu13`")
 
 
-def test_cards_that_reach_each_other_fetch_what_they_gather() -> None:
+def test_gpus_that_reach_each_other_fetch_what_they_gather() -> None:
     walked(ENDED + PEERS)

@@ -1,4 +1,4 @@
-"""Threads of cards on one processor of the host, and as they were before once they leave it."""
+"""Threads of GPUs on one processor of the host, and as they were before once they leave it."""
 
 from __future__ import annotations
 

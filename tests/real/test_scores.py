@@ -23,7 +23,7 @@ OTHERS = (
      "Bread is baked on Wednesdays, when the boat cannot be expected, and on Saturdays, when it usually comes.",
      "A shelf above the table holds tins of peaches, three almanacs and a jar of buttons that nobody has claimed."),
     ("Gulls nest on the ledge below the gallery and have to be driven off before the panes can be washed.",
-     "The panes are washed with vinegar and newspaper, from the top row down, by whoever lost at cards last night.",
+     "The panes are washed with vinegar and newspaper, from the top row down, by whoever lost at GPUs last night.",
      "In fog the bell is struck by hand, twice a minute, and the men take turns of forty minutes at the rope."),
     ("A path of crushed shells runs from the landing to the door, edged with stones painted white for a visit.",
      "The visit was that of an inspector, who stayed for a quarter of an hour and complained of the wind.",

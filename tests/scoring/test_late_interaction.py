@@ -12,7 +12,16 @@ import pytest
 from scorer_cases import random_head
 
 from sp.errors import ConfigError
-from sp.models import Cards, Hooks, LayerAttention, Model, RopeScaling, SessionCache, SparseAttention, dense_attention
+from sp.models import (
+    ContextParallel,
+    Hooks,
+    LayerAttention,
+    Model,
+    RopeScaling,
+    SessionCache,
+    SparseAttention,
+    dense_attention,
+)
 from sp.ops.attention import space
 from sp.ops.rope import Rope, YarnScaling
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -262,26 +271,26 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
     np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
 
 
-def test_of_several_cards_the_first_reads_alone(drafter, tmp_path) -> None:
+def test_of_several_gpus_the_first_reads_alone(drafter, tmp_path) -> None:
     scorer = scorer_of(random_head(drafter.config, query=(1, 3), key=(0, 2, 3)), tmp_path)
     request, group = prompt(drafter, 900, (870, 896)), HostGroup(2)
-    got = scorer.score(replace(request, cards=Cards(group, [drafter] * 2)))
+    got = scorer.score(replace(request, gpus=ContextParallel(group, [drafter] * 2)))
     np.testing.assert_array_equal(got.scores, scorer.score(request).scores)
     assert group.runs == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_what_several_cards_would_show_is_all_of_it(count, drafter) -> None:
+def test_what_several_gpus_would_show_is_all_of_it(count, drafter) -> None:
     """Queries, keys and values that a head is given, in order, wherever their pages lie."""
     request, seen = prompt(drafter, 1300, (1270, 1296)), list[list[np.ndarray]]()
-    cards = None if count == 1 else Cards(HostGroup(count), [drafter] * count)
-    for given in (None, cards):
+    gpus = None if count == 1 else ContextParallel(HostGroup(count), [drafter] * count)
+    for given in (None, gpus):
         shown: list[np.ndarray] = []
 
         def watch(layer: int, q: Any, cache: Any, shown: list[np.ndarray] = shown) -> None:
             shown.extend([q[-32:].copy(), *replace(cache.stored(layer), tokens=1300).gather()])
 
-        read_prompt(replace(request, cards=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
+        read_prompt(replace(request, gpus=given), Hooks(watch), attend=dense_attention, rows=32, depth=3)
         seen.append(shown)
     for one, other in zip(*seen, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-2)

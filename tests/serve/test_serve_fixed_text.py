@@ -1,4 +1,4 @@
-"""Fixed text takes nothing from what is kept of a document: with sessions, without them, and on several cards."""
+"""Fixed text takes nothing from what is kept of a document: with sessions, without them, and on several GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import serving as tool
 import web
 
-from sp.models import Cards
+from sp.models import ContextParallel
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS
 from sp.session import Conversations, Pipeline, RunOptions, embedded, load
@@ -24,7 +24,7 @@ def server_of(request: pytest.FixtureRequest, pair: Pipeline) -> Iterator[tool.R
     if request.param == "cards":  # threads of the host
         assert pair.drafter is not None
         target = load(embedded("drafter"), device="cpu", group=HostGroup(2))
-        pair = Pipeline(target, pair.drafter, cards=Cards(HostGroup(2), [pair.drafter.model] * 2))
+        pair = Pipeline(target, pair.drafter, gpus=ContextParallel(HostGroup(2), [pair.drafter.model] * 2))
     talks = Conversations(pair) if request.param == "session" else None
     with tool.serving(pair, talks=talks, options=OPTIONS) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Tokenising beside a drafter on several cards: when it begins, and that it always does."""
+"""Tokenising beside a drafter on several GPUs: when it begins, and that it always does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_who_asks_for_it_begins_it(pool) -> None:
         assert begun().result(5)[0] == "a b"
 
 
-def test_beside_one_card_it_begins_at_once(pool) -> None:
+def test_beside_one_gpu_it_begins_at_once(pool) -> None:
     with once_reading(pool, lambda prompt: prompt.text, PROMPT, silent, later=False) as (_, telling):
         assert pool.submit(len, "behind it").result(5) == 9
         assert telling is silent

@@ -123,11 +123,11 @@ def test_a_pair_decides_by_what_was_measured_of_it(
     assert said.count("\n") == 1
 
 
-def test_numbers_of_cards_stand_apart(tmp_path: Path) -> None:
+def test_numbers_of_gpus_stand_apart(tmp_path: Path) -> None:
     path, on = tmp_path / "ttft.jsonl", {"cards": 2, "target_cards": 2}
     rows = power_law(9000) + [r | {"config": r["config"] | on} for r in power_law(3000)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     how = path, "t", "d", "nvidia-h200", None, ("bf16", "bf16")
-    assert {(even.cards, even.tokens) for even in measured_break_evens(rows)} == {((1, 1), 9000), ((2, 2), 3000)}
-    assert [read_break_evens(*how, cards)[0].tokens for cards in ((1, 1), (2, 2))] == [9000, 3000]
+    assert {(even.gpus, even.tokens) for even in measured_break_evens(rows)} == {((1, 1), 9000), ((2, 2), 3000)}
+    assert [read_break_evens(*how, gpus)[0].tokens for gpus in ((1, 1), (2, 2))] == [9000, 3000]
     assert read_break_evens(*how, (2, 1)) == ()

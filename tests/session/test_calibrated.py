@@ -136,13 +136,13 @@ def test_a_conversation_keeps_the_keys_of_those_layers(whole) -> None:
 
 
 def test_several_gpus_hold_the_same_layers() -> None:
-    from sp.models import Cards
+    from sp.models import ContextParallel
     from sp.parallel.host import HostGroup
 
     pair = Pipeline.open(device="cpu")
     drafter, copy = (load(embedded("drafter"), device="cpu", extrapolate=True) for _ in range(2))
-    cards = Cards(HostGroup(2), [drafter.model, copy.model])
-    pair = Pipeline(pair.target, drafter, cards=cards)
+    gpus = ContextParallel(HostGroup(2), [drafter.model, copy.model])
+    pair = Pipeline(pair.target, drafter, gpus=gpus)
     found = pair.run(TEXT, OPTIONS, full=False)
     assert copy.model.config == drafter.model.config
     assert copy.model.config.retrieval is not None

@@ -145,7 +145,7 @@ def test_a_sweep_takes_names(mine: Path, fetched: Path, tmp_path: Path, monkeypa
     "arguments",
     [
         ("inspect",),
-        ("plan", "--card", "24g"),
+        ("plan", "--gpu", "24g"),
         ("heads", "-t", "200", "-n", "1"),
         ("bench", "model", "-p", "8", "-n", "0", "-r", "1"),
     ],

@@ -12,7 +12,7 @@ from retriever_files import TextTask, text_task
 
 from sp.errors import ConfigError, SpWarning
 from sp.evals import Example, evaluate
-from sp.models import Cards, RopeScaling, SessionCache
+from sp.models import ContextParallel, RopeScaling, SessionCache
 from sp.models.synthetic.retriever import write_retriever
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
@@ -98,18 +98,18 @@ def test_the_same_weights_read_a_short_prompt_after_a_long_one(pair: Pipeline, t
     np.testing.assert_array_equal(pair.score(short, OPTIONS).importance.scores, before)
 
 
-def test_several_cards_scale_alike(pair: Pipeline, task: TextTask) -> None:
+def test_several_gpus_scale_alike(pair: Pipeline, task: TextTask) -> None:
     drafter = pair.drafter
     assert drafter is not None
     copies = [drafter.model, replace(drafter).model]
     tokenised = pair.tokenise(prompt_of(task, pair))
     want = pair.score(tokenised, OPTIONS)
     group = HostGroup(2)
-    together = replace(pair, cards=Cards(group, copies))
+    together = replace(pair, gpus=ContextParallel(group, copies))
     for _ in range(2):
         found = together.score(tokenised, OPTIONS)
         np.testing.assert_allclose(found.importance.scores, want.importance.scores, rtol=1e-4, atol=1e-7)
-    assert found.trace.facts["cards"] == ["drafter: read by 2 cards together"]
+    assert found.trace.facts["cards"] == ["drafter: read by 2 GPUs together"]
     assert len(group.completed) == 1, "what was done once is known, though models with another RoPE are made anew"
     longer = Prompt.from_document(2 * task.document, task.question, pair.target.template)
     assert together.score(pair.tokenise(longer), OPTIONS).trace.facts["rope_needed"] == "yarn:8"

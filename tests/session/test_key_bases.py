@@ -230,7 +230,7 @@ def test_a_conversation_keeps_keys_in_five_bits(drafter, asked) -> None:
     assert all(map(is_measured, asked))
 
 
-def test_cards_that_share_a_model_agree_on_bases_and_keep_a_file_each(measured, own_cache) -> None:
+def test_gpus_that_share_a_model_agree_on_bases_and_keep_a_file_each(measured, own_cache) -> None:
     def opened():
         return load(embedded("target"), device="cpu", group=HostGroup(2)).model.shards
 
@@ -242,6 +242,6 @@ def test_cards_that_share_a_model_agree_on_bases_and_keep_a_file_each(measured, 
         again = shards.run(lambda part: part.new_cache(9, "5bit").stored(0).basis)
     assert all(np.array_equal(one.scale, other.scale) for one, other in zip(first, again, strict=True))
     assert len(measured) == 2
-    next(own_cache.iterdir()).unlink()  # of one card: all read
+    next(own_cache.iterdir()).unlink()  # of one GPU: all read
     opened().run(lambda part: part.new_cache(9, "5bit"))
     assert len(measured) == 4

@@ -1,4 +1,4 @@
-"""Runs whose target cards share, threads of the host here: answers, who held what, refusals, failures."""
+"""Runs whose target GPUs share, threads of the host here: answers, who held what, refusals, failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from command_line import invoke
 
 from sp.bench.ttft import measure, pair_config
 from sp.errors import ConfigError, PromptError
-from sp.models import Cards
+from sp.models import ContextParallel
 from sp.models.shards.shards import SharedModel, stream
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.parallel.host import HostGroup
@@ -18,7 +18,7 @@ from sp.session import Conversation, Pipeline, RunOptions, embedded, load
 from sp.session.loaded import sharing
 from sp.studies.sample import sample
 
-LINE = "target: shared by 2 cards, 13.5 + 13.5 MB of weights"
+LINE = "target: shared by 2 GPUs, 13.5 + 13.5 MB of weights"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def options(**more: object) -> RunOptions:
     ],
     ids=str,
 )
-def test_an_answer_is_that_of_one_card(alone: Pipeline, shared: Pipeline, more: dict[str, object]) -> None:
+def test_an_answer_is_that_of_one_gpu(alone: Pipeline, shared: Pipeline, more: dict[str, object]) -> None:
     asked = prompt(alone)
     want, got = (each.run(asked, options(**more), full=False) for each in (alone, shared))
     assert got.selection is not None
@@ -67,16 +67,16 @@ def test_an_answer_is_that_of_one_card(alone: Pipeline, shared: Pipeline, more: 
     assert "cards" not in want.answer.trace.facts
 
 
-def test_full_prefills_and_drafters_on_cards(alone: Pipeline, shared: Pipeline) -> None:
+def test_full_prefills_and_drafters_on_gpus(alone: Pipeline, shared: Pipeline) -> None:
     assert shared.drafter is not None
-    both = replace(shared, cards=Cards(HostGroup(2), [shared.drafter.model] * 2))
+    both = replace(shared, gpus=ContextParallel(HostGroup(2), [shared.drafter.model] * 2))
     asked = prompt(alone, 1500)
     want, got = (each.run(asked, options(), full=True) for each in (alone, both))
     assert want.full is not None
     assert got.full is not None
     assert got.full.tokens == want.full.tokens
     assert got.answer.tokens == want.answer.tokens
-    assert got.answer.trace.facts["cards"] == ["drafter: read by 2 cards together", LINE]
+    assert got.answer.trace.facts["cards"] == ["drafter: read by 2 GPUs together", LINE]
     whole = both.run(asked, options(compress="off"), full=False)
     assert whole.answer.tokens == want.full.tokens
     assert whole.answer.trace.facts["cards"] == [LINE]
@@ -84,7 +84,7 @@ def test_full_prefills_and_drafters_on_cards(alone: Pipeline, shared: Pipeline) 
 
 @pytest.fixture(scope="module")
 def answered(alone: Pipeline) -> tuple[int, ...]:
-    """The answer of one card by default."""
+    """The answer of one GPU by default."""
     return alone.run(prompt(alone), options(), full=False).answer.tokens
 
 
@@ -109,7 +109,7 @@ def test_eight_bits(alone: Pipeline) -> None:
     assert len(got.answer.tokens) == 6
 
 
-def test_records_tell_both_numbers_of_cards(shared: Pipeline) -> None:
+def test_records_tell_both_numbers_of_gpus(shared: Pipeline) -> None:
     config = pair_config(shared, options(), None, "numpy", True)
     assert (config["cards"], config["target_cards"]) == (1, 2)
     request = measure(shared, prompt(shared), options())
@@ -119,22 +119,22 @@ def test_records_tell_both_numbers_of_cards(shared: Pipeline) -> None:
 def test_refusals_are_one_line(shared: Pipeline) -> None:
     asked = prompt(shared)
     for scorer in ("answer_attention", "target_attention", "leave_one_out"):
-        with pytest.raises(ConfigError, match=r"which cards share; add --target-cards 1"):
+        with pytest.raises(ConfigError, match=r"which GPUs share; add --target-gpus 1"):
             shared.run(asked, options(scorer=scorer), full=False)
-    with pytest.raises(ConfigError, match=r"2 cards share cannot do this, .* leave it on one with --target-cards 1$"):
+    with pytest.raises(ConfigError, match=r"2 GPUs share cannot do this, .* leave it on one with --target-gpus 1$"):
         Conversation(shared).ask([{"role": "user", "content": "What is it?"}])
-    with pytest.raises(ConfigError, match=r"for one card; leave --vram away, or --cards and --target-cards$"):
+    with pytest.raises(ConfigError, match=r"for one GPU; leave --vram away, or --gpus and --target-gpus$"):
         sharing(1, 2, "cuda", 1 << 30)
     with pytest.raises(
         ConfigError,
-        match=r"3 cards cannot share 2 kv heads, .*; 1 or 2 can: --target-cards says how many share the target$",
+        match=r"3 GPUs cannot share 2 kv heads, .*; 1 or 2 can: --target-gpus says how many share the target$",
     ):
         load(embedded("target"), device="cpu", group=HostGroup(3))
-    done = invoke(["run", "--device", "cpu", "--target-cards", "2"])
-    assert str(done.exception) == "--target-cards needs GPUs; omit it with --device cpu"
+    done = invoke(["run", "--device", "cpu", "--target-gpus", "2"])
+    assert str(done.exception) == "--target-gpus needs GPUs; omit it with --device cpu"
 
 
-def test_a_card_that_fails_ends_the_run_and_the_next_one_works(shared: Pipeline, answered, monkeypatch) -> None:
+def test_a_gpu_that_fails_ends_the_run_and_the_next_one_works(shared: Pipeline, answered, monkeypatch) -> None:
     model = shared.target.model
     assert isinstance(model, SharedModel)
     asked, last, calls = prompt(shared), model.shards.models[1], []
@@ -149,12 +149,12 @@ def test_a_card_that_fails_ends_the_run_and_the_next_one_works(shared: Pipeline,
 
     with monkeypatch.context() as patched:
         patched.setattr(type(last), "head", head)
-        with pytest.raises(PromptError, match=r"^card 1 of 2: enough$"):
+        with pytest.raises(PromptError, match=r"^GPU 1 of 2: enough$"):
             shared.run(asked, options(), full=False)
     assert shared.run(asked, options(), full=False).answer.tokens == answered
 
 
-def test_cards_go_no_further_than_asked(shared: Pipeline) -> None:
+def test_gpus_go_no_further_than_asked(shared: Pipeline) -> None:
     model, made = shared.target.model, ([], [])
     assert isinstance(model, SharedModel)
 

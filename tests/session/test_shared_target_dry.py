@@ -16,10 +16,10 @@ from sp.session import Pipeline, RunOptions, embedded
 from sp.prompt import Prompt
 from sp.studies.sample import sample
 
-pair = Pipeline.open(device="cuda", cards=2).with_draft(embedded("draft"))
+pair = Pipeline.open(device="cuda", gpus=2).with_draft(embedded("draft"))
 group, residency = pair.target.model.shards.group, pair.residency
 group.wait_seconds, group.leave_seconds = 0.5, 1.0
-assert group is not pair.cards.group
+assert group is not pair.gpus.group
 document, example = sample()
 prompt = Prompt.from_document(document[:6000], example.question, pair.target.template)
 NEW = 8
@@ -28,9 +28,9 @@ def run(**options):
     dry_nccl.replayed.clear(), dry_nccl.captured.clear()
     given = {"keep_ratio": 0.2, "compress": "always", "max_new_tokens": NEW} | options
     found = pair.run(prompt, RunOptions(**given), full=False).answer
-    kept = [pool.idle for pool in residency.cache_pool.cards.pools]
+    kept = [pool.idle for pool in residency.cache_pool.gpus.pools]
     assert None not in kept and residency.cache_pool.idle is None
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-gpu")]
     return found, kept
 
 def graphs():
@@ -38,7 +38,7 @@ def graphs():
 
 first, kept = run()
 facts = first.trace.facts
-assert facts["cards"] == ["drafter: read by 2 cards together", "target: shared by 2 cards, 13.5 + 13.5 MB of weights"]
+assert facts["cards"] == ["drafter: read by 2 gpus together", "target: shared by 2 gpus, 13.5 + 13.5 MB of weights"]
 peaks = facts["card_peaks"]
 assert len(peaks) == 2 and min(peaks) > 27e6, peaks
 replayed, captured = graphs()
@@ -60,13 +60,13 @@ for _ in range(2):
         run()
     except DeviceError as error:
         print(error)
-    assert [pool.idle for pool in residency.cache_pool.cards.pools] == [None, None]
+    assert [pool.idle for pool in residency.cache_pool.gpus.pools] == [None, None]
     dry_nccl.stalled.clear()
     answer, again = run()
     assert graphs()[0] == sorted([0, 1] * (NEW - 2)), "graphs of ended communicators are gone"
     run(), run()
     dry_nccl.stalled.add(0)
-assert residency.cache_pool.cards.drop() and not residency.cache_pool.cards.drop()
+assert residency.cache_pool.gpus.drop() and not residency.cache_pool.gpus.drop()
 dry_nccl.stalled.clear()
 dry_nccl.unable.add(0)
 answer, _ = run()

@@ -125,10 +125,10 @@ def test_a_picture_is_in_the_format_asked_for_and_the_same_twice(suffix: str, be
     assert b"/Type3" not in first, "journals refuse such fonts"
 
 
-def test_limits_of_a_card_say_that_they_were_reached() -> None:
+def test_limits_of_a_gpu_say_that_they_were_reached() -> None:
     found = [
-        Point("project", "portable", 100.0, 50.0, 500.0, "a card", {}),
-        Point("memory", "", 0, 0, 900.0, "a card", {}),
+        Point("project", "portable", 100.0, 50.0, 500.0, "a GPU", {}),
+        Point("memory", "", 0, 0, 900.0, "a GPU", {}),
     ]
     told = words(roofline_figure(found))
     assert "50 TFLOP/s, the most reached" in told

@@ -105,7 +105,7 @@ SHORT = 8192
 @family("byte_attention")
 def byte_cases() -> Iterator[Case]:
     """8K and 128K tokens, blocks as `clustered` inputs have them chosen; FLOP as in `flashprefill`. Nothing on other
-    cards."""
+    GPUs."""
     for tokens in (SHORT, TOKENS) if "sm_90a" in paths() else ():
         q, at = clustered(tokens, HEADS, KV_HEADS, HEAD_DIM)
         scale, means = HEAD_DIM**-0.5, block_means(at.k, at.table, tokens, at.fmt)

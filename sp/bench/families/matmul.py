@@ -70,7 +70,7 @@ FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
     (512, IN, 1536, STORE_F32),
     (3328, OUT // 4, IN, SWIGLU),
     (3328, IN, OUT // 4, STORE_F32),
-)  # tokens before these: of short prompts, and of one of four cards that share a target
+)  # tokens before these: of short prompts, and of one of four GPUs that share a target
 
 
 @family("matmul_bytes")

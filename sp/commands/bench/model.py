@@ -47,7 +47,7 @@ def bench_model(
     sparse: Annotated[
         Sparse, opt(help="Which key blocks attention reads in a prefill, such as density:0.05; off for all.")
     ] = Sparse("off"),  # noqa: B008
-    cards: Annotated[int, opt(least=1, help="GPUs that share the model, from the first on.")] = 1,
+    gpus: Annotated[int, opt(least=1, help="GPUs that share the model, from the first on.")] = 1,
     kernels: Annotated[bool, opt(help="Also list the kernels a test spends its time in.")] = False,
 ) -> None:
     """Time prefill and decoding of a model with random tokens, after a warm-up.
@@ -58,7 +58,7 @@ def bench_model(
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
       sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --precision int8
       sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --sparse density:0.05
-      sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
+      sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --gpus 2
     """
     from sp.bench.model import Trial, describe, run_tests
     from sp.bench.record import file_type_name, make_record, model_facts
@@ -76,9 +76,9 @@ def bench_model(
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
     where, asked = pick_device(device), read_precision(precision, "--precision")
-    if kernels and cards > 1:
-        raise ConfigError("--kernels is for one card; leave --cards away")
-    group = group_of(cards, where)
+    if kernels and gpus > 1:
+        raise ConfigError("--kernels is for one GPU; leave --gpus away")
+    group = group_of(gpus, where)
     with kernels_of(path, where)[1]:
         opened, name, load = open_model(file, synthetic, type_, where, asked, group)
     model, together = (opened, None) if group is None else (opened.models[0], opened.run)
@@ -121,13 +121,13 @@ def bench_model(
 
 
 def roofline(
-    results: Annotated[Path, arg("Folder of one card, e.g. results/nvidia-h200.")],
+    results: Annotated[Path, arg("Folder of one GPU, e.g. results/nvidia-h200.")],
     out: Annotated[
         Path | None, opt("-o", "--out", help="Folder of the pictures; that of the records if left out.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the recorded kernels under the limits of their card: arithmetic rate over arithmetic intensity.
+    """Draw the recorded kernels under the limits of their GPU: arithmetic rate over arithmetic intensity.
 
     Writes roofline.png with all of them and roofline-FAMILY.png for each family.
 
@@ -158,7 +158,7 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
         "kv": kv,
         "path": path,
         "math": running(path, model.arithmetic)["math"],
-        "cards": timing.cards,
+        "cards": timing.gpus,
         "test": timing.test.name,
         "tok_s": metrics["tok_s_mean"],
         "sd": metrics["tok_s_sd"],
@@ -170,7 +170,7 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 def open_model(
     file: Path | None, shape: str | None, file_type: str | None, device: Any, precision: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
-    """The model, or its shares on the cards of a group, its name in the results, and seconds and bytes of loading. The
+    """The model, or its shares on the GPUs of a group, its name in the results, and seconds and bytes of loading. The
     last is None for random weights."""
     from sp.gguf import GGUFFile
     from sp.models import load_model
@@ -224,7 +224,7 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
 def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
     """Tests of `sp bench model`, one a row."""
     columns: list[Column] = [
-        ("model", lambda row: row["model"] + (f" on {row['cards']} cards" if row["cards"] > 1 else "")),
+        ("model", lambda row: row["model"] + (f" on {row['cards']} GPUs" if row["cards"] > 1 else "")),
         ("weights", "{weights_gb:.2f} GB"),
         *((name, f"{{{name}}}") for name in ("kv", "path", "math", "test")),
         ("tok/s", "{tok_s:.2f} ± {sd:.2f}"),
@@ -257,7 +257,7 @@ def bench_drafter(
     prompts: Prompts = (8192,),
     sparse: SparseWays = (),
     layers: Annotated[int | None, opt(least=1, help="Run only so many layers.")] = None,
-    cards: Annotated[
+    gpus: Annotated[
         int, opt(least=1, help="GPUs on which the drafter reads a prompt together, from the first on.")
     ] = 1,
     repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test; of short ones more.")] = 5,
@@ -275,14 +275,14 @@ def bench_drafter(
       sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --sparse density:0.05
       sp bench drafter --synthetic qwen3-0.6b -p 128k --sparse density:0.05 --precision auto
       sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --sparse blocks:64,sqrt:64,density:0.05
-      sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --sparse density:0.05 --cards 4
+      sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --sparse density:0.05 --gpus 4
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --sparse off,alpha:0.05,alpha:0.1,alpha:0.2 -o md
     """
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import make_record
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
-    from sp.models import Cards, read_precision
+    from sp.models import ContextParallel, read_precision
     from sp.models.network.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
     from sp.session.loaded import LONGEST_DRAFT, embedded
@@ -294,13 +294,13 @@ def bench_drafter(
     drafts = [Draft(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
     where, asked = pick_device(device), read_precision(precision, "--precision")
     named = file or (embedded("drafter") if synthetic is None else None)
-    group = group_of(cards, where)
+    group = group_of(gpus, where)
     with kernels_of(path, where)[1]:
         model, name, _ = open_model(named, synthetic, type_, where, asked)
         spread = None
         if group is not None:
             others = copies(group, lambda: open_model(named, synthetic, type_, where, asked)[0])
-            spread = Cards(group, [model, *others])
+            spread = ContextParallel(group, [model, *others])
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     for one in [model] if spread is None else spread.models:
         one.arithmetic = scoring(one.arithmetic, where, one.config.head_dim)
@@ -322,7 +322,7 @@ def _drafter_row(timing: Any, name: str, path: str) -> dict[str, Any]:
     return {
         "model": name,
         "path": path,
-        "cards": timing.cards,
+        "cards": timing.gpus,
         "prompt_tokens": timing.draft.tokens,
         "attention": timing.draft.attention,
         **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},

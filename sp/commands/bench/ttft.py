@@ -15,6 +15,7 @@ from sp.commands.shell.line import Part, opt
 from sp.commands.shell.terminal import check_folder, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
+from sp.keywords import recorded
 from sp.scoring.base import Sparse
 from sp.session import ConversationOptions, RunOptions
 from sp.session.device_memory import Size
@@ -112,9 +113,9 @@ def bench_ttft(
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
       --sparse density:0.05 --precision int8 --drafter-precision int8
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
-      --sparse density:0.05 --cards 2
+      --sparse density:0.05 --gpus 2
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k \\
-      --sparse density:0.05 --cards 4 --target-cards 1
+      --sparse density:0.05 --gpus 4 --target-gpus 1
       sp bench ttft --synthetic-target qwen3.6-27b --target-rope yarn:4 --synthetic-drafter qwen3-0.6b -p 960k \\
       --keep-ratio 0.02 --sparse blocks:64 --full-repeats 0
     """
@@ -185,7 +186,7 @@ def open_timed_pair(
     shapes, drafter = synthetic, models.drafter
     if (shapes.synthetic_target, drafter, shapes.synthetic_drafter) == (None, None, None):
         drafter = default_drafter(models.target)
-    group = sharing(place.cards, place.target_cards, pick_device(place.device), budgets[0])
+    group = sharing(place.gpus, place.target_gpus, pick_device(place.device), budgets[0])
     heavy: dict[str, Any] = {
         "precision": models.precision,
         "rope": models.target_rope,
@@ -198,7 +199,7 @@ def open_timed_pair(
         lambda at: open_model("drafter", drafter, shapes.synthetic_drafter, shapes.drafter_type, device=at, **small),
         device=pick_device(place.device),
         vram=budgets[0],
-        cards=place.cards,
+        gpus=place.gpus,
     )
     if pair.target.model.cold is not None and len(budgets) > 1:
         raise ConfigError("experts wait in host memory as the first --vram asks; time one budget at a time")
@@ -238,7 +239,7 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], results: Res
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
     rows, evens = [row_of(record) for record in records], measured_break_evens(records)
-    more = {"break_even": [vars(even) for even in evens], "pictures": pictures}
+    more = {"break_even": [recorded(vars(even)) for even in evens], "pictures": pictures}
     if results.plain(rows, [record["samples"] for record in records], **more):
         return
     heads, cells, left = cells_of(rows)
@@ -263,7 +264,7 @@ def bench_turn(
     synthetic: Synthetic,
     run: Annotated[RunOptions, Part(TIMED)],
     memory: ConversationOptions,
-    place: Annotated[PlaceOptions, Part("vram break_even cards target_cards")],
+    place: Annotated[PlaceOptions, Part("vram break_even gpus target_gpus")],
     results: Results,
     prompts: Prompts = (1 << 17,),
     new_tokens: Annotated[Tokens, opt(least=1, help="Tokens that a turn adds, its question among them.")] = 4096,

@@ -69,7 +69,7 @@ class Asked:
     keep_ratio: str = "0.1"
     controls: bool = True
     models: ModelOptions = ModelOptions()  # noqa: RUF009  nothing changes it
-    place: Annotated[PlaceOptions, Part("cards target_cards vram break_even")] = PlaceOptions()  # noqa: RUF009
+    place: Annotated[PlaceOptions, Part("gpus target_gpus vram break_even")] = PlaceOptions()  # noqa: RUF009
     run: Annotated[RunOptions, Part(OF_CELLS)] = RunOptions()  # noqa: RUF009
     thinking: Annotated[Thinking, Part(mode="off")] = Thinking("off")  # noqa: RUF009
     upstream: str | None = None

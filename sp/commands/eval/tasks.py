@@ -246,7 +246,7 @@ def discriminates(
     from sp.selection import SELECTORS
     from sp.studies.board.verdict import chosen_tasks, plan_runs, verdicts
     from sp.studies.sweep.conduct import make_plan, open_pool
-    from sp.studies.sweep.executor import read_cards
+    from sp.studies.sweep.executor import read_gpus
     from sp.studies.sweep.sweep import Pair
 
     keeps = read_shares(keep_ratio, "--keep-ratio")
@@ -256,7 +256,7 @@ def discriminates(
     if len(selecting) > 1:
         raise ConfigError(f"--selector takes one selector here, not {selector!r}")
     given = read_strategies(names, TASKS, "--tasks", {"seed": seed}) if names else []
-    tasks, cards = chosen_tasks(given, seed), read_cards(devices) if devices else ()
+    tasks, gpus = chosen_tasks(given, seed), read_gpus(devices) if devices else ()
     with ExitStack() as stack:
         rows = out or Path(stack.enter_context(TemporaryDirectory())) / "rows.jsonl"
         sweep = plan_runs(
@@ -273,8 +273,8 @@ def discriminates(
         check_writable(out)
         console = Console(stderr=True)
         if plan.left:
-            console.print(f"sp: {expected(plan, max(len(cards), 1))}", highlight=False, soft_wrap=True)
-        failures = carry_on(plan, open_pool(plan, cards), console, lasting=out is not None)
+            console.print(f"sp: {expected(plan, max(len(gpus), 1))}", highlight=False, soft_wrap=True)
+        failures = carry_on(plan, open_pool(plan, gpus), console, lasting=out is not None)
         found = verdicts(plan, keeps[0])
     if as_json:
         print_json({"results": [as_record(one, n) for one in found], "failed": failures})

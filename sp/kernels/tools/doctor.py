@@ -93,7 +93,7 @@ def _bf16(array: np.ndarray) -> Any:
 def _compare(operation: str, got: np.ndarray, want: np.ndarray) -> None:
     wrong = int((got != want).sum())
     if wrong:
-        raise DeviceError(f"{operation} gives {wrong} wrong values of {want.size} on this card")
+        raise DeviceError(f"{operation} gives {wrong} wrong values of {want.size} on this GPU")
 
 
 class Finding(NamedTuple):
@@ -108,10 +108,10 @@ class Finding(NamedTuple):
 def examine() -> Iterator[Finding]:
     """Yield findings in the order of their dependencies; the device parts stop at the first failure."""
     yield from _wheels()
-    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _cards, _memory, _selftest, _formats):
+    for part in (_cupy, _compiler, _headers, _cache, _driver, _gpu, _gpus, _memory, _selftest, _formats):
         finding = _guarded(part)
         yield finding
-        if finding.state == "fail" and part in (_cupy, _driver, _card):
+        if finding.state == "fail" and part in (_cupy, _driver, _gpu):
             return
     yield from _repacked()
 
@@ -193,7 +193,7 @@ def _driver() -> Finding:
     with device_errors():
         supported = int(import_cupy().cuda.runtime.driverGetVersion())
     if supported == 0:
-        mend = "install one: https://www.nvidia.com/drivers; without a card `sp run` still works on the CPU"
+        mend = "install one: https://www.nvidia.com/drivers; without a GPU `sp run` still works on the CPU"
         return Finding("driver", "fail", "no NVIDIA driver", mend)
     detail = f"{nvml.driver_version() or 'version unknown'}, CUDA {supported // 1000}.{supported % 1000 // 10}"
     if supported // 1000 < _built_for():
@@ -202,25 +202,25 @@ def _driver() -> Finding:
     return Finding("driver", "ok", detail)
 
 
-def _card() -> Finding:
+def _gpu() -> Finding:
     major, minor = require_device()
     device = current_device()
     name, cores = device_name(device), multiprocessors(device)
-    return Finding("card", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
+    return Finding("gpu", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
 
 
-def _cards() -> Finding:
+def _gpus() -> Finding:
     """Report the number of GPUs, and if they can prefill a prompt together."""
     count, nccl = device_count(), nccl_version()
     detail = ", ".join(device_name(device) for device in range(count))
     if count > 1 and not nccl:
-        mend = f"pip install nvidia-nccl-cu{_built_for()}; without it each prompt uses one card only"
-        return Finding("cards", "warn", f"{count}: {detail}; no NCCL", mend)
+        mend = f"pip install nvidia-nccl-cu{_built_for()}; without it each prompt uses one GPU only"
+        return Finding("gpus", "warn", f"{count}: {detail}; no NCCL", mend)
     library = f"; NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" if nccl else ""
     reach = ""
     if count > 1:
         reach = "; peer access between all" if reach_each_other(range(count)) else "; no peer access, NCCL only"
-    return Finding("cards", "ok", f"{count}: {detail}{library}{reach}")
+    return Finding("gpus", "ok", f"{count}: {detail}{library}{reach}")
 
 
 def _memory() -> Finding:

@@ -32,8 +32,8 @@ class ContextChunks:
     recorded for one can be replayed for another. `tail`: fewest tokens of the last chunk. `less`: number of pages by
     which the last chunk should be shorter than the others, approximately, if its tail still fits.
 
-    >>> context_chunks = ContextChunks(tokens=1000, cards=2, tail=8)
-    >>> [[tuple(part) for part in context_chunks.of(card)] for card in (0, 1)]
+    >>> context_chunks = ContextChunks(tokens=1000, gpus=2, tail=8)
+    >>> [[tuple(part) for part in context_chunks.of(GPU)] for GPU in (0, 1)]
     [[(0, 256), (768, 1000)], [(256, 512), (512, 768)]]
     >>> context_chunks.pages, context_chunks.table().tolist()  # where each block of the prompt is stored
     ((2, 2), [0, 1, 2, 3, 6, 7, 4, 5])
@@ -41,10 +41,10 @@ class ContextChunks:
     [2176, 2176, 2176, 1664]
     """
 
-    def __init__(self, tokens: int, cards: int, tail: int, less: int = 0) -> None:
-        assert self.fits(tokens, cards, tail), f"{tokens} tokens on {cards} cards"
-        self.tokens, self.cards = tokens, cards
-        parts, blocks = 2 * cards, -(-tokens // PAGE_TOKENS)
+    def __init__(self, tokens: int, gpus: int, tail: int, less: int = 0) -> None:
+        assert self.fits(tokens, gpus, tail), f"{tokens} tokens on {gpus} GPUs"
+        self.tokens, self.gpus = tokens, gpus
+        parts, blocks = 2 * gpus, -(-tokens // PAGE_TOKENS)
         most = (tokens - tail) // PAGE_TOKENS  # pages before the last stripe
         even = -(-blocks // parts)
         more = (blocks + less) // parts
@@ -60,27 +60,27 @@ class ContextChunks:
         self._blocks = [range(*ends) for ends in zip(edges, [*edges[1:], blocks], strict=True)]
 
     @staticmethod
-    def fits(tokens: int, cards: int, tail: int) -> bool:
+    def fits(tokens: int, gpus: int, tail: int) -> bool:
         """Return True if every chunk gets at least one page.
 
         >>> ContextChunks.fits(900, 4, 8), ContextChunks.fits(1024, 4, 8)
         (False, True)
         """
-        return (tokens - tail) // PAGE_TOKENS >= 2 * cards - 1
+        return (tokens - tail) // PAGE_TOKENS >= 2 * gpus - 1
 
-    def of(self, card: int) -> tuple[ContextChunk, ContextChunk]:
+    def of(self, gpu: int) -> tuple[ContextChunk, ContextChunk]:
         """Return the two chunks of a GPU, in token order."""
-        return self.all[card], self.all[-1 - card]
+        return self.all[gpu], self.all[-1 - gpu]
 
-    def places(self, card: int) -> Ints:
+    def places(self, gpu: int) -> Ints:
         """Return the token indices of a GPU: (n,)."""
-        return np.concatenate([np.arange(*context_chunk) for context_chunk in self.of(card)])
+        return np.concatenate([np.arange(*context_chunk) for context_chunk in self.of(gpu)])
 
     @property
     def pages(self) -> tuple[int, int]:
         """Most pages of any GPU's first chunk and of any second chunk. Every GPU has room for so many, because an
         all-gather needs equal sizes."""
-        return max(map(len, self._blocks[: self.cards])), max(map(len, self._blocks[self.cards :]))
+        return max(map(len, self._blocks[: self.gpus])), max(map(len, self._blocks[self.gpus :]))
 
     def table(self) -> Ints:
         """Return the page of each block of the prompt: the first chunks of all GPUs are stored first, then the second
@@ -88,8 +88,8 @@ class ContextChunks:
         first, second = self.pages
         pages = np.empty(self._blocks[-1].stop, np.int64)
         for part, blocks in enumerate(self._blocks):
-            card = min(part, 2 * self.cards - 1 - part)
-            start = card * first if part == card else self.cards * first + card * second
+            gpu = min(part, 2 * self.gpus - 1 - part)
+            start = gpu * first if part == gpu else self.gpus * first + gpu * second
             pages[blocks.start : blocks.stop] = start + np.arange(len(blocks))
         return pages
 
@@ -107,7 +107,7 @@ class ContextParallelCache(Cache):
         self,
         config: ModelConfig,
         context_chunks: ContextChunks,
-        card: int,
+        gpu: int,
         kv: str = "f16",
         *,
         rotate: bool | None = None,
@@ -115,13 +115,13 @@ class ContextParallelCache(Cache):
         precision: Math = Math.BF16,
         bases: Mapping[int, KeyBasis] | None = None,
     ) -> None:
-        pages = context_chunks.cards * sum(context_chunks.pages)
+        pages = context_chunks.gpus * sum(context_chunks.pages)
         options: dict[str, Any] = {"rotate": rotate, "device": device, "precision": precision, "bases": bases}
         super().__init__(config, pages * PAGE_TOKENS, kv, layers=2, **options)
         (self._pool,) = self._pools  # all layers have one head size
         table, self._context_chunks, self._seen = context_chunks.table(), context_chunks, context_chunks.tokens
-        own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in context_chunks.of(card)]
-        if context_chunks.cards == 1:  # both chunks are consecutive, and their tokens are written together
+        own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in context_chunks.of(gpu)]
+        if context_chunks.gpus == 1:  # both chunks are consecutive, and their tokens are written together
             own = [table]
         self._starts = range(0, pages * min(2, config.layers), pages)  # first page of each of the two stored layers
         self._first = PAGE_TOKENS * len(own[0])  # tokens of the first chunk, in whole pages
@@ -169,7 +169,7 @@ class ContextParallelCache(Cache):
         self, layer: int, which: int, begin: Callable[..., Callable[[], None]]
     ) -> Callable[[], None]:
         """Start to gather the first (0) or second (1) chunks of all GPUs, in place: keys (GPUs, pages, ...), and values
-        alike. `begin` is `Card.begin_gather`, whose result is returned."""
+        alike. `begin` is `Rank.begin_gather`, whose result is returned."""
         return begin(*self._whole(self._place(layer), which))
 
     def _whole(self, place: int, which: int) -> tuple[Any, Any]:
@@ -177,10 +177,10 @@ class ContextParallelCache(Cache):
         time."""
         gathered = self._wholes.get((place, which))
         if gathered is None:
-            cards, pages, stored = self._context_chunks.cards, self._context_chunks.pages, self.stored(place)
-            start = self._starts[place] + which * cards * pages[0]
-            part = slice(start, start + cards * pages[which])
-            k, v = (pool[part].reshape(cards, pages[which], *pool.shape[1:]) for pool in (stored.k, stored.v))
+            gpus, pages, stored = self._context_chunks.gpus, self._context_chunks.pages, self.stored(place)
+            start = self._starts[place] + which * gpus * pages[0]
+            part = slice(start, start + gpus * pages[which])
+            k, v = (pool[part].reshape(gpus, pages[which], *pool.shape[1:]) for pool in (stored.k, stored.v))
             gathered = self._wholes[place, which] = k, v
         return gathered
 

@@ -30,7 +30,7 @@ class DraftSession:
     On the device, on a stream that can be captured, guesses and the remembering of as many tokens as a block has are
     CUDA graphs from their second time on.
     `target`: lends its embedding and its head. `cache`: of the draft's own layers, with room for a block behind what is
-    to be remembered. `eager`: launch everything kernel by kernel, as a reference. Where cards share the target, each
+    to be remembered. `eager`: launch everything kernel by kernel, as a reference. Where GPUs share the target, each
     has the whole draft.
     """
 

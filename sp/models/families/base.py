@@ -123,12 +123,12 @@ def read_config(file: GGUFFile) -> ModelConfig:
     return record.config(keys, file)
 
 
-def card_config(config: ModelConfig, cards: int) -> ModelConfig:
-    """A target as one of so many cards has it; ConfigError where they cannot share it, which says how many can."""
+def shard_config(config: ModelConfig, gpus: int) -> ModelConfig:
+    """A target as one of so many GPUs has it; ConfigError where they cannot share it, which says how many can."""
     family = find_architecture(config.architecture)
-    if cards > 1 and any(family.spec(config, layer).post_norms for layer in range(config.layers)):
+    if gpus > 1 and any(family.spec(config, layer).post_norms for layer in range(config.layers)):
         raise ConfigError(POST_NORMS_REFUSAL)
     try:
-        return ShardSpec(0, cards).config(config)
+        return ShardSpec(0, gpus).config(config)
     except ConfigError as error:
-        raise ConfigError(f"{error}: --target-cards says how many share the target") from error
+        raise ConfigError(f"{error}: --target-gpus says how many share the target") from error

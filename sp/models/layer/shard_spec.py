@@ -46,7 +46,7 @@ class ShardSpec:
     def rows(self, weight: Weight, groups: int = 1) -> Weight:
         """Return this GPU's rows of a matrix (out, in)."""
         out = weight.shape[0]
-        assert out % (groups * self.size) == 0, f"{weight.name}: {out} rows in {groups} groups for {self.size} cards"
+        assert out % (groups * self.size) == 0, f"{weight.name}: {out} rows in {groups} groups for {self.size} GPUs"
         shape = out // self.size, *weight.shape[1:]
         # one group is a run of consecutive rows, so the shard stays a view of the file
         if groups == 1:
@@ -64,7 +64,7 @@ class ShardSpec:
         if (own_width // groups) % block:
             raise ConfigError(
                 f"{weight.name}: {width} columns in {weight.format.name} have blocks of {block}, "
-                f"which {self.size} cards cannot share out; ask for fewer, or take a file in another format"
+                f"which {self.size} GPUs cannot share out; ask for fewer, or take a file in another format"
             )
         parts = weight.data.reshape(out, groups, self.size, -1)[:, :, self.rank]
         return CopiedWeight(weight.name, weight.format, (out, own_width), parts.reshape(out, -1), weight.math)
@@ -104,7 +104,7 @@ class ShardSpec:
         if any(count % self.size for count in counts.values()) or c.vocab < self.size**2:
             fits = [str(size) for size in range(1, 17) if not any(count % size for count in counts.values())]
             have = ", ".join(f"{count} {part}" for part, count in counts.items())
-            raise ConfigError(f"{self.size} cards cannot share {have}; {' or '.join(fits)} can")
+            raise ConfigError(f"{self.size} GPUs cannot share {have}; {' or '.join(fits)} can")
         return replace(
             c,
             heads=c.heads // self.size,
@@ -125,7 +125,5 @@ class ShardSpec:
         return replace(delta, key_heads=heads[0], value_heads=heads[1])
 
 
-POST_NORMS_REFUSAL = (
-    "several cards cannot share layers with norms behind their halves; use one card, or --target-cards 1"
-)
-"""Why layers of Gemma and Muse Glimmer are not shared: such a norm is of a sum that no card has yet."""
+POST_NORMS_REFUSAL = "several GPUs cannot share layers with norms behind their halves; use one GPU, or --target-gpus 1"
+"""Why layers of Gemma and Muse Glimmer are not shared: such a norm is of a sum that no GPU has yet."""

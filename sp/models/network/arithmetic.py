@@ -14,7 +14,7 @@ from sp.kernels.device import capability, current_device
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
-from sp.keywords import RECORDED
+from sp.keywords import recorded
 from sp.models.file.weights import layer_of
 from sp.models.network.weights import ModelWeights, map_leaves
 from sp.ops.byte_rows.rows import ByteKind, round_rows
@@ -168,7 +168,7 @@ class Arithmetic:
     def as_dict(self) -> dict[str, Any]:
         """For traces."""
         texts = {"asked": str(self.asked), "precision": str(self.precision), "attention": str(self.attention)}
-        return {RECORDED.get(name, name): value for name, value in (asdict(self) | texts).items()}
+        return recorded(asdict(self) | texts)
 
 
 def read_precision(text: str, option: str) -> AskedPrecision:

@@ -240,7 +240,7 @@ class Model:
         event.synchronize()
 
     def set_warm(self, known: bool) -> None:
-        """State if the next queued work repeats earlier work, as after a replayed graph; see `Card`."""
+        """State if the next queued work repeats earlier work, as after a replayed graph; see `Rank`."""
 
     def wait_until_done(self) -> None:
         """Block until all queued work is done, where GPUs share the model, so that a GPU that hangs is detected."""

@@ -145,7 +145,7 @@ class CapturedGraph(Generic[Result]):
             error = failure
         if all_agree(error is None):
             return True
-        error = error or DeviceError("another card could not capture the work that all of them do")
+        error = error or DeviceError("another GPU could not capture the work that all of them do")
         self._graph = self._result = None
         if self._cache is None or tokens is None:
             raise error

@@ -31,7 +31,7 @@ from sp.models.run.replay import (
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.expected_density import expected_density
-from sp.parallel.group import Card, ParallelGroup
+from sp.parallel.group import ParallelGroup, Rank
 
 MOST_TOGETHER = 65536  # most tokens that one of several GPUs projects together
 TOGETHER_BYTES = 1 << 30  # most bytes of their widest product
@@ -92,7 +92,7 @@ def _pages_less(config: ModelConfig, selector: ByEnergy | None, tokens: int) -> 
     return int((dense + SCAN_OPERATIONS * keys) / at_end / BLOCK)
 
 
-class Cards(NamedTuple):
+class ContextParallel(NamedTuple):
     """Several GPUs that can read a prompt together, see `read_context_parallel`."""
 
     group: ParallelGroup
@@ -132,7 +132,7 @@ def read_context_parallel(
     hooks : Hooks
         `on_attention` is called in the thread of GPU 0, with the queries of the last chunk or of `rows`, and all keys.
         If all GPUs have completed a reading with the same `replay_key` and shapes before, the first steps of this one
-        wait for nothing, see `Card.set_warm`; without a key every reading counts as the first. `progress` is called
+        wait for nothing, see `Rank.set_warm`; without a key every reading counts as the first. `progress` is called
         layer by layer, from any thread of the group, one call at a time.
     kv, rotate
         See `Cache`.
@@ -208,31 +208,31 @@ class _Reading:
     chunk: int
     known: bool
 
-    def on(self, card: Card) -> dict[int, list[BlockCounts]]:
+    def on(self, gpu: Rank) -> dict[int, list[BlockCounts]]:
         """Read one GPU's chunks; return the block counts of its attention, on the host. While one chunk finishes a
         layer and starts the next, the keys and values of the other chunk's next layer are gathered."""
-        card.set_warm(self.known)
-        segments = segments_of(self.models[card.rank])
-        with card.on_shared_cpu(), replay_workspace(segments) as workspace:
-            return self._read(card, segments, workspace)
+        gpu.set_warm(self.known)
+        segments = segments_of(self.models[gpu.rank])
+        with gpu.on_shared_cpu(), replay_workspace(segments) as workspace:
+            return self._read(gpu, segments, workspace)
 
     def _read(
-        self, card: Card, segments: list[LayerSegments], workspace: ReplayWorkspace | None
+        self, gpu: Rank, segments: list[LayerSegments], workspace: ReplayWorkspace | None
     ) -> dict[int, list[BlockCounts]]:
         """Run the reading in a workspace, and leave nothing in it."""
-        with card.launch_lock():
-            cache, chunk_states = self._start(card.rank, segments, workspace)
-        pace = ProgressReporter(self.models[card.rank], self.hooks.progress)  # it waits: outside the launch lock
+        with gpu.launch_lock():
+            cache, chunk_states = self._start(gpu.rank, segments, workspace)
+        pace = ProgressReporter(self.models[gpu.rank], self.hooks.progress)  # it waits: outside the launch lock
         for state in chunk_states:
-            with card.launch_lock():
-                self._qkv_proj(state, card, 0)
-            state.gathered = cache.begin_gather_chunks(0, state.which, card.begin_gather)
+            with gpu.launch_lock():
+                self._qkv_proj(state, gpu, 0)
+            state.gathered = cache.begin_gather_chunks(0, state.which, gpu.begin_gather)
         for layer in range(self.depth):
             for state in chunk_states:
-                self._pass(state, card, layer)
+                self._pass(state, gpu, layer)
             cache.release(layer)
             pace.done(sum(len(state.x) for state in chunk_states))
-        card.wait()
+        gpu.wait()
         pace.done(0, ahead=0)
         return _block_counts([state.prompt_pass.attend for state in chunk_states])
 
@@ -266,26 +266,26 @@ class _Reading:
             chunk_states.append(_ChunkState(which, context_chunk, prompt_pass, replayed, cache, x))
         return cache, chunk_states
 
-    def _qkv_proj(self, state: _ChunkState, card: Card, layer: int) -> None:
+    def _qkv_proj(self, state: _ChunkState, gpu: Rank, layer: int) -> None:
         """Run the steps before attention in a layer."""
-        hook_rows = self.rows if state.which == 1 and card.rank == 0 else 0
+        hook_rows = self.rows if state.which == 1 and gpu.rank == 0 else 0
         rows = len(state.x) if layer < self.depth - 1 or state.replayed.able else hook_rows
         if rows == len(state.x):
             state.queries = state.replayed.qkv_proj(layer)
         else:
             state.queries = state.prompt_pass.qkv_proj(layer, state.x, rows, report_progress=False)
 
-    def _pass(self, state: _ChunkState, card: Card, layer: int) -> None:
+    def _pass(self, state: _ChunkState, gpu: Rank, layer: int) -> None:
         """Run attention and the steps after it in a layer, then the steps before attention in the next layer, and start
         its gather."""
         state.gathered()
         state.cache.look(state.context_chunk)
         # The last context chunk of the prompt is the second one of GPU 0.
-        on_attention = self.hooks.on_attention if state.which == 1 and card.rank == 0 else None
+        on_attention = self.hooks.on_attention if state.which == 1 and gpu.rank == 0 else None
         waits = self.hooks.replay_key is None  # a hook without a key may wait, so it must not hold the launch lock
         if on_attention is not None and waits:
             on_attention(layer, state.queries[0], state.cache)
-        with card.launch_lock():
+        with gpu.launch_lock():
             if on_attention is not None and not waits:
                 on_attention(layer, state.queries[0], state.cache)
             if layer == self.depth - 1:
@@ -293,8 +293,8 @@ class _Reading:
             attended = state.replayed.attend(layer, state.queries)
             del state.queries  # queries are as large as the chunk: freed before the feed-forward needs memory
             state.replayed.out_proj(layer, attended)
-            self._qkv_proj(state, card, layer + 1)
-        state.gathered = state.cache.begin_gather_chunks(layer + 1, state.which, card.begin_gather)
+            self._qkv_proj(state, gpu, layer + 1)
+        state.gathered = state.cache.begin_gather_chunks(layer + 1, state.which, gpu.begin_gather)
 
 
 @dataclass
@@ -315,13 +315,13 @@ def _checked(group: ParallelGroup, models: Sequence[Model]) -> Model:
     """Return the first of the models, after checking that models and group fit together."""
     model = models[0]
     if len(models) != group.size or any(other.config != model.config for other in models):
-        raise ConfigError(f"{group.size} cards need the same model each, not {len(models)}, or several kinds")
+        raise ConfigError(f"{group.size} GPUs need the same model each, not {len(models)}, or several kinds")
     if len(model.config.attention_layers) < model.config.layers:
-        raise ConfigError("several cards read with attention layers alone; a recurrent state would go from one to one")
+        raise ConfigError("several GPUs read with attention layers alone; a recurrent state would go from one to one")
     if len(model.config.head_sizes) > 1:
-        raise ConfigError("several cards read models whose layers all have heads of one size; use one card")
+        raise ConfigError("several GPUs read models whose layers all have heads of one size; use one GPU")
     if model.cold is not None:
-        raise ConfigError("several cards read only models that lie wholly on each; here experts wait in host memory")
+        raise ConfigError("several GPUs read only models that lie wholly on each; here experts wait in host memory")
     return model
 
 

@@ -38,7 +38,7 @@ from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
 from sp.ops.sampling.cap_logits import cap_logits
-from sp.parallel.group import Card, ParallelGroup
+from sp.parallel.group import ParallelGroup, Rank
 from sp.quant.repack import Repacked
 
 PART = 1024
@@ -55,22 +55,22 @@ def middle(tokens: int) -> int:
     return -(-tokens // (2 * ROUND)) * ROUND if tokens >= 2 * PART else 0
 
 
-_card: ContextVar[Card | None] = ContextVar("card_of_shard", default=None)
+_gpu: ContextVar[Rank | None] = ContextVar("gpu_of_shard", default=None)
 """The GPU of a thread. Not stored in the model, because an abandoned thread must go on with the GPU it had, and end on
 it."""
 
 
-def working_with(card: Card) -> AbstractContextManager[None]:
+def working_with(gpu: Rank) -> AbstractContextManager[None]:
     """Within the context, shards in this thread communicate through this GPU."""
-    return setting(_card, card)
+    return setting(_gpu, gpu)
 
 
-def this_card() -> Card:
+def this_gpu() -> Rank:
     """Return the GPU of this thread; ConfigError outside of `working_with`."""
-    card = _card.get()
-    if card is None:
+    gpu = _gpu.get()
+    if gpu is None:
         raise ConfigError("a shard of a model runs only together with the other shards; use Shards.run")
-    return card
+    return gpu
 
 
 class ShardModel(Model):
@@ -128,11 +128,11 @@ class ShardModel(Model):
     def pass_layer(self, layer: Sequence[Sublayer], flow: Flow) -> Floats:
         """Run the steps of a layer, see `Model`; an all-reduce of x (n, hidden) follows each sublayer."""
         for sublayer in layer:
-            with this_card().launch_lock():
+            with this_gpu().launch_lock():
                 super().pass_layer((sublayer,), flow)
             if not flow.rows:
                 break
-            this_card().all_reduce(flow.x)
+            this_gpu().all_reduce(flow.x)
         return flow.x
 
     def overlap_start(self, tokens: int) -> int:
@@ -159,24 +159,24 @@ class ShardModel(Model):
         return x
 
     def all_agree(self, fine: bool) -> bool:
-        """Return True if all GPUs pass True, see `Card.agree`."""
-        return this_card().agree(fine)
+        """Return True if all GPUs pass True, see `Rank.agree`."""
+        return this_gpu().agree(fine)
 
     def wait_for_event(self, event: Any) -> None:
         """Wait for an event, see `Model`; a GPU that hangs is detected."""
-        this_card().wait_for(event)
+        this_gpu().wait_for(event)
 
     def on_shared_cpu(self) -> AbstractContextManager[None]:
-        return this_card().on_shared_cpu()
+        return this_gpu().on_shared_cpu()
 
     def launch_lock(self) -> AbstractContextManager[Any]:
-        return this_card().launch_lock()
+        return this_gpu().launch_lock()
 
     def set_warm(self, known: bool) -> None:
-        this_card().set_warm(known)
+        this_gpu().set_warm(known)
 
     def wait_until_done(self) -> None:
-        this_card().wait()
+        this_gpu().wait()
 
     def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
         """Compute logits, see `Model`; waits until they are there, so that a GPU that hangs is detected."""
@@ -185,12 +185,12 @@ class ShardModel(Model):
         (own_logits,) = project(x, (self.weights.output,), norm, f32=(True,))
         scale, cap = self.config.logit_scale, self.config.final_softcap
         own_logits = own_logits if scale == 1 and cap is None else cap_logits(own_logits, scale, cap)
-        xp, vocab, size, card = array_module(x), self.config.vocab, self.shard.size, this_card()
+        xp, vocab, size, gpu = array_module(x), self.config.vocab, self.shard.size, this_gpu()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
-        parts[card.rank, :, : own_logits.shape[1]] = own_logits
-        card.all_gather(parts)
+        parts[gpu.rank, :, : own_logits.shape[1]] = own_logits
+        gpu.all_gather(parts)
         rows: Floats = xp.ascontiguousarray(parts.transpose(1, 0, 2).reshape(len(x), -1)[:, :vocab])
-        card.wait()
+        gpu.wait()
         return rows
 
     def _part(self, layers: Sequence[Sublayers], flow: Flow, real: Ints | None = None) -> Iterator[None]:
@@ -199,8 +199,8 @@ class ShardModel(Model):
         for index, layer in enumerate(layers):
             states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
             for sublayer in layer:
-                with nullcontext() if real is None else padded(states, real), this_card().launch_lock():
+                with nullcontext() if real is None else padded(states, real), this_gpu().launch_lock():
                     super().pass_layer((sublayer,), flow)
-                finish_all_reduce = this_card().begin_reduce(flow.x)
+                finish_all_reduce = this_gpu().begin_reduce(flow.x)
                 yield
                 finish_all_reduce()

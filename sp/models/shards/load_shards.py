@@ -98,7 +98,7 @@ def load_shards(
 
 def shard_weights(weights: ModelWeights, shard: ShardSpec) -> ModelWeights:
     """Return one GPU's shard of the weights of a file."""
-    assert weights.output is not None, "cards share whole models"
+    assert weights.output is not None, "GPUs share whole models"
     rows = shard.vocabulary(weights.output.shape[0])
     output = replace(
         weights.output, shape=(rows.stop - rows.start, *weights.output.shape[1:]), data=weights.output.data[rows]
@@ -121,6 +121,6 @@ def held_bytes(weights: ModelWeights) -> int:
 def _sharded(sublayer: Any, shard: ShardSpec) -> Any:
     if not isinstance(sublayer, Shardable):
         raise ConfigError(
-            f"several cards cannot share {type(sublayer).__name__}, which has no method `shard`; use one card"
+            f"several GPUs cannot share {type(sublayer).__name__}, which has no method `shard`; use one GPU"
         )
     return sublayer.shard(shard)

@@ -15,7 +15,7 @@ from sp.errors import ConfigError
 from sp.models.config import ModelConfig
 from sp.models.network.model import Model
 from sp.models.run.tensor_parallel import ShardModel, working_with
-from sp.parallel.group import Card, ParallelGroup
+from sp.parallel.group import ParallelGroup, Rank
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ class Shards:
     models: tuple[ShardModel, ...]
 
     def run(self, work: Callable[[ShardModel], T]) -> list[T]:
-        """Do `work` with each card's share at once, in a thread a card; what it returns, by card. It must do the same
-        on every card: the same passes over the same tokens, with a cache that it makes of its model. What it reads of
-        logits is the same everywhere. SpError: of the card that failed first; see `ParallelGroup.run`.
+        """Do `work` with each GPU's share at once, in a thread a GPU; what it returns, by GPU. It must do the same
+        on every GPU: the same passes over the same tokens, with a cache that it makes of its model. What it reads of
+        logits is the same everywhere. SpError: of the GPU that failed first; see `ParallelGroup.run`.
 
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
@@ -55,9 +55,9 @@ class Shards:
         True
         """
 
-        def on(card: Card) -> T:
-            with working_with(card):
-                return work(self.models[card.rank])
+        def on(gpu: Rank) -> T:
+            with working_with(gpu):
+                return work(self.models[gpu.rank])
 
         return self.group.run(on)
 
@@ -85,8 +85,8 @@ class SharedModel(Model):
 
     def _refuse(self) -> NoReturn:
         raise ConfigError(
-            f"a target that {self.shards.group.size} cards share cannot do this, which is for one card alone; leave it "
-            "on one with --target-cards 1"
+            f"a target that {self.shards.group.size} GPUs share cannot do this, which is for one GPU alone; leave it "
+            "on one with --target-gpus 1"
         )
 
 
@@ -151,7 +151,7 @@ def stream(
         finally:
             results.put(end_marker)
 
-    thread = Thread(target=copy_context().run, args=(whole,), name="sp-cards", daemon=True)
+    thread = Thread(target=copy_context().run, args=(whole,), name="sp-gpus", daemon=True)
     thread.start()
     try:
         while True:

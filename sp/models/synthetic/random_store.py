@@ -191,7 +191,7 @@ def random_shards(
     seed: int = 0,
     rope: RopeScaling | None = None,
 ) -> Shards:
-    """`sp.models.synthetic.random_store.random_model`, of which each card of a group holds its heads and columns. Cards
+    """`sp.models.synthetic.random_store.random_model`, of which each GPU of a group holds its heads and columns. GPUs
     draw shares of their own, not those of one model: what it says is noise in any case. ConfigError, DeviceError: as
     `random_model` and `ShardSpec.config`."""
     found, asked = find_shape(shape), read_precision(precision, "precision")

@@ -177,8 +177,8 @@ def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, 
     model, n, keys = request.model, len(request.ids), request.keys
     options: dict[str, Any] = {"attend": attend, "depth": depth}
     hooks = replace(hooks, progress=request.progress)
-    if keys is None and request.cards is not None:
-        read_context_parallel(*request.cards, request.ids, request.positions, hooks, rows=rows, **options)
+    if keys is None and request.gpus is not None:
+        read_context_parallel(*request.gpus, request.ids, request.positions, hooks, rows=rows, **options)
         return
     if (
         keys is None

@@ -360,8 +360,8 @@ class LateInteractionScorer(ReadingScorer):
                 queued.append(space.scores(units_of(request, start), fold.running[0]))
 
         # Only the first of several GPUs runs: the head's kernels and memory are first needed inside of its layers, when
-        # GPUs already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_card`), which could deadlock.
-        read_prompt(replace(request, cards=None), Hooks(on_attention), attend=attend, rows=rows, depth=head.depth)
+        # GPUs already wait for each other (`FIRST_STEPS` of `sp.parallel.nccl_rank`), which could deadlock.
+        read_prompt(replace(request, gpus=None), Hooks(on_attention), attend=attend, rows=rows, depth=head.depth)
         scores = np.zeros(n, np.float32)
         if start:
             [similarities] = counts_on_host(queued)

@@ -14,7 +14,7 @@ from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
 from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
 from sp.kernels.machine import machine_slug
-from sp.session.measured import cards_of, check_machine, check_timed
+from sp.session.measured import check_machine, check_timed, gpus_of
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure
 from sp.studies.pages.study_page import Section, quality, study_page
 from sp.studies.plots.maps import DPI, SavedRun, conversation_figure, importance_map, read_turns
@@ -255,7 +255,7 @@ def times_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> 
     parts = [f"## Time to the first token of long prompts\n\n{long}"] if long != NOTHING else []
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for record in records:
-        key = machine_slug(record), record["config"]["target"], cards_of(record["config"])[1]
+        key = machine_slug(record), record["config"]["target"], gpus_of(record["config"])[1]
         groups.setdefault(key, []).append(record)
     for place, ((machine, *_), group) in enumerate(sorted(groups.items()), 1):
         name = f"ttft_stages_{place}.{picture}" if len(groups) > 1 else f"ttft_stages.{picture}"

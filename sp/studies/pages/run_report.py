@@ -238,7 +238,7 @@ NOTES = {
     "drafter": "Drafter",
     "repacked": "Re-packed",
     "math": "Products",
-    "cards": "Cards",
+    "cards": "GPUs",
     "experts": "Experts",
     "positions": "Positions",
     "dropped": "Dropped",

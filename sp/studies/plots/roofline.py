@@ -1,4 +1,4 @@
-"""Roofline of recorded kernels: arithmetic rate over arithmetic intensity, under the measured limits of their card."""
+"""Roofline of recorded kernels: arithmetic rate over arithmetic intensity, under the measured limits of their GPU."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def draw_families(found: Sequence[Point], folder: Path) -> list[Path]:
 
 
 def family_figure(mine: Sequence[Point], family: str, limits: Limits) -> Figure:
-    """The picture of one family. `mine`: of that family; `family`: A key of `VIEWS`; `limits`: of the card as measured,
+    """The picture of one family. `mine`: of that family; `family`: A key of `VIEWS`; `limits`: of the GPU as measured,
     see `roof`."""
     computes = any(point.intensity for point in mine)
     figure = Figure(figsize=(6.4, 4.2) if computes else (6.4, 0.9 + 0.34 * len(mine)), layout="constrained")

@@ -25,7 +25,7 @@ from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
 from sp.session.device_memory import Where
 from sp.session.measured import check_machine
-from sp.studies.sweep.executor import ActorPool, CardPool, Outcome, Worker, run_here, run_on
+from sp.studies.sweep.executor import ActorPool, GPUPool, Outcome, Worker, run_here, run_on
 from sp.studies.sweep.provenance import PairFacts, pair_facts
 from sp.studies.sweep.reuse import EarlierCells, files_of
 from sp.studies.sweep.store import Results, Store, check_cells, read_results, result_files, session_line
@@ -119,7 +119,7 @@ class Ray:
     actors: int | None = None
 
 
-Pool = CardPool | ActorPool
+Pool = GPUPool | ActorPool
 
 
 @dataclass(frozen=True)
@@ -268,14 +268,14 @@ def calibrate(plan: Plan) -> Estimate:
     return fit(works, seconds, f"a calibration with {len(works)} example{'s' * (len(works) > 1)}")
 
 
-def open_pool(plan: Plan, cards: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
-    """Workers for what is left: a process for each card that is named, or actors of Ray; None for this process.
+def open_pool(plan: Plan, gpus: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
+    """Workers for what is left: a process for each GPU that is named, or actors of Ray; None for this process.
     ConfigError: Ray is missing, or its cluster has no place."""
     if not plan.left:
         return None
     make_worker = partial(Worker, plan.device, plugins=loaded_plugins())
-    if cards:
-        return CardPool(cards, make_worker)
+    if gpus:
+        return GPUPool(gpus, make_worker)
     if ray is None:
         return None
     cluster = join("--executor ray", ray.address, ray.actors or 1)

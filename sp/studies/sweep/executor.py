@@ -52,7 +52,7 @@ def run_here(worker: Worker, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome
         yield job, worker.run(job)
 
 
-def run_on(pool: CardPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+def run_on(pool: GPUPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
     """Runs over a pool, as they finish. A worker that dies is replaced where there is work for another, and its run,
     the only thing lost, tried again, up to three times in all. No worker outlives the last run, or an interruption."""
     waiting, attempts = deque(enumerate(jobs)), Counter[int]()
@@ -86,14 +86,14 @@ def run_on(pool: CardPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Ru
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CARD = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
+GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
-def read_cards(text: str, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Cards such as ``0,1`` or ``GPU-1b2c...``, as ``CUDA_VISIBLE_DEVICES`` names them, among whose cards numbers count
+def read_gpus(text: str, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """GPUs such as ``0,1`` or ``GPU-1b2c...``, as ``CUDA_VISIBLE_DEVICES`` names them, among whose GPUs numbers count
     where it is set; one named twice gets two workers. ConfigError for anything else, or a number beyond them."""
     names = [name.strip() for name in text.split(",")]
-    if not all(CARD.fullmatch(name) for name in names):
+    if not all(GPU.fullmatch(name) for name in names):
         raise ConfigError(f"--devices takes numbers of GPUs with commas between them, e.g. 0,1, not {text!r}")
     if VISIBLE not in environment:
         return tuple(names)
@@ -105,37 +105,37 @@ def read_cards(text: str, environment: Mapping[str, str] = os.environ) -> tuple[
 
 
 @dataclass
-class CardWorker:
-    """A process that carries out one run after another on its card."""
+class GPUWorker:
+    """A process that carries out one run after another on its GPU."""
 
-    card: str
+    gpu: str
     process: BaseProcess
     link: Connection
 
 
 @dataclass
-class CardPool:
-    """A worker for every card named, as in ``CUDA_VISIBLE_DEVICES``; one that dies gives its card to the next. On the
+class GPUPool:
+    """A worker for every GPU named, as in ``CUDA_VISIBLE_DEVICES``; one that dies gives its GPU to the next. On the
     CPU they only count the workers. `make_worker`, picklable, makes one in its own process."""
 
-    cards: Sequence[str]
+    gpus: Sequence[str]
     make_worker: Callable[[], Worker]
     _free: deque[str] = field(init=False)
-    _workers: list[CardWorker] = field(init=False, default_factory=list)
+    _workers: list[GPUWorker] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._free = deque(self.cards)
+        self._free = deque(self.gpus)
 
     @property
     def size(self) -> int:
-        """One worker for every card named."""
-        return len(self.cards)
+        """One worker for every GPU named."""
+        return len(self.gpus)
 
-    def start(self) -> CardWorker:
-        """A new process on the next free card; it is spawned, for a forked one would share the parent's context."""
+    def start(self) -> GPUWorker:
+        """A new process on the next free GPU; it is spawned, for a forked one would share the parent's context."""
         here, there = get_context("spawn").Pipe()
-        card = self._free.popleft()
-        process = get_context("spawn").Process(target=serve_card, args=(card, there, self.make_worker), daemon=True)
+        gpu = self._free.popleft()
+        process = get_context("spawn").Process(target=serve_gpu, args=(gpu, there, self.make_worker), daemon=True)
         # An interruption is the parent's, which ends its workers: they inherit a mask that keeps it from them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -143,7 +143,7 @@ class CardPool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
-        worker = CardWorker(card, process, here)
+        worker = GPUWorker(gpu, process, here)
         self._workers.append(worker)
         return worker
 
@@ -159,7 +159,7 @@ class CardPool:
         return ready[0]  # type: ignore[no-any-return]
 
     def result(self, over: Connection) -> Outcome:
-        """What came of it; WorkerDied, with the card free again, if its process is gone."""
+        """What came of it; WorkerDied, with the GPU free again, if its process is gone."""
         try:
             outcome: Outcome = over.recv()
         except (EOFError, OSError):
@@ -167,8 +167,8 @@ class CardPool:
             self._workers.remove(worker)
             worker.process.join()
             over.close()
-            self._free.append(worker.card)
-            raise WorkerDied(f"card {worker.card}, status {worker.process.exitcode}") from None
+            self._free.append(worker.gpu)
+            raise WorkerDied(f"GPU {worker.gpu}, status {worker.process.exitcode}") from None
         return outcome
 
     def close(self) -> None:
@@ -181,10 +181,10 @@ class CardPool:
         self._workers.clear()
 
 
-def serve_card(card: str, link: Connection, make_worker: Callable[[], Worker]) -> None:
-    """Carry out what comes through a link, on one card, until the other end is closed. The card is named before
+def serve_gpu(gpu: str, link: Connection, make_worker: Callable[[], Worker]) -> None:
+    """Carry out what comes through a link, on one GPU, until the other end is closed. The GPU is named before
     anything asks the driver for its devices, which happens when the worker is made or later."""
-    os.environ[VISIBLE] = card
+    os.environ[VISIBLE] = gpu
     worker = make_worker()
     while True:
         try:

@@ -14,7 +14,7 @@ from sp.session.device_memory import parse_bytes
 from sp.session.measured import (
     PLAIN_PRECISIONS,
     BreakEven,
-    cards_of,
+    gpus_of,
     measured_break_evens,
     precisions_of,
     precisions_text,
@@ -29,7 +29,7 @@ NOTHING = "No times to first token are recorded yet; `sp bench ttft --record res
 
 
 def headline(records: Iterable[Record]) -> str:
-    """Markdown of the newest `ttft` records on one card of every machine, target and drafter, for prompts of 32K and
+    """Markdown of the newest `ttft` records on one GPU of every machine, target and drafter, for prompts of 32K and
     more: full prefills, ours and llama.cpp's best, the compressed ones at keep ratio 0.05 by density and memory limit,
     and controls. Below stand break-evens of all lengths, and what `sp serve` added by `serve_load` records."""
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
@@ -37,7 +37,7 @@ def headline(records: Iterable[Record]) -> str:
     peers: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
         key = json.dumps(record.get("config"), sort_keys=True)
-        if record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1:
+        if record.get("bench") == "ttft" and max(gpus_of(record["config"])) == 1:
             groups[machine_slug(record), record["config"]["target"]][key] = record
         elif record.get("bench") == "serve_load":
             served[machine_slug(record)][key] = record
@@ -239,7 +239,7 @@ def _server(records: Sequence[Record]) -> str:
     added = [
         f"{m['added_ms_median']:.1f} ms at {m['prompt_tokens']:,} tokens (p95 {m['added_ms_p95']:.1f})" for m in alone
     ]
-    said = [f"`sp serve` with a small pair on the same card adds {', '.join(added)}."] if added else []
+    said = [f"`sp serve` with a small pair on the same GPU adds {', '.join(added)}."] if added else []
     for crowd in crowds:
         config, metrics = crowd["config"], crowd["metrics"]
         alike = (
@@ -265,7 +265,7 @@ def first_result(records: Iterable[Record]) -> str:
     for record in records:
         if record.get("bench") == "prefill":
             peers.append(record)
-        alone = record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1
+        alone = record.get("bench") == "ttft" and max(gpus_of(record["config"])) == 1
         if alone and record["metrics"].get("ttft_s"):
             key = json.dumps(record["config"], sort_keys=True)
             groups[machine_slug(record), record["config"]["target"]][key] = record

@@ -12,7 +12,7 @@ from sp.studies.tables.lookup import LIBRARIES, Record, age, find, markdown, met
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
 PROMPTS = (512, 8192, 32768, 131072)
-PORTABLE = 8192  # tokens of the prefill that is also shown with the kernels for any card, and of other models
+PORTABLE = 8192  # tokens of the prefill that is also shown with the kernels for any GPU, and of other models
 OTHERS = {
     "27B in the UD-Q4_K_XL mix": {"shape": "qwen3.6-27b", "type": "ud-q4_k_xl"},
     "Llama 3.1 70B": {"shape": "llama-3.1-70b", "type": "q4_k_m"},

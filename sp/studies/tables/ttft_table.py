@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp.scoring.base import attending
-from sp.session.measured import cards_of, precisions_text
+from sp.session.measured import gpus_of, precisions_text
 from sp.studies.tables.lookup import GIB, Record, grouped, number
 
 GROUPS = {
@@ -50,16 +50,16 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     facts = (
         ("path", rows[0].get("path")),
         ("precision", precisions_text(told) or None),
-        ("cards", _cards_told(told)),
+        ("GPUs", _gpus_text(told)),
         ("kv", rows[0].get("kv")),
         ("tokens decoded", rows[0].get("new_tokens")),
     )
     return "; ".join([pair, *(f"{name} {value}" for name, value in facts if value is not None)])
 
 
-def _cards_told(config: Mapping[str, Any]) -> str | None:
-    """How many cards draft and share the target; None of one."""
-    drafting, sharing = cards_of(config)
+def _gpus_text(config: Mapping[str, Any]) -> str | None:
+    """How many GPUs draft and share the target; None of one."""
+    drafting, sharing = gpus_of(config)
     if max(drafting, sharing) == 1:
         return None
     return str(drafting) if drafting == sharing else f"{drafting}, of the target {sharing}"

@@ -125,10 +125,10 @@ def _table(records: Sequence[Record]) -> str:
     drafted = next((r for r in records if r["config"]["drafter"]), records[0])
     config, counts = drafted["config"], sorted({record["metrics"]["turns"] for record in records})
     commits = sorted({str(record.get("commit", "?"))[:7] for record in records})
-    card, ends = drafted.get("gpu") or drafted.get("cpu"), dict.fromkeys((counts[0], counts[-1]))
+    gpu, ends = drafted.get("gpu") or drafted.get("cpu"), dict.fromkeys((counts[0], counts[-1]))
     counted = " to ".join(map(str, ends))
     told = (
-        f"{config['target']} with {config['drafter']}, {card}, path {config['path']}; {config['new_tokens']:,} new "
+        f"{config['target']} with {config['drafter']}, {gpu}, path {config['path']}; {config['new_tokens']:,} new "
         f"tokens behind {config['prompt_tokens']:,}, {config['keep_ratio']:g} of them kept, by `{config['scorer']}`; "
         f"{counted} turns a row, commit {', '.join(commits)}. Keys: the drafter's, cache: the target's. "
         "Host: from messages to tokens, selection, recall. Times of stages are medians."

@@ -1,4 +1,4 @@
-"""A server whose models lie on several cards, threads of the host here: answers, streams, grammars, failures."""
+"""A server whose models lie on several GPUs, threads of the host here: answers, streams, grammars, failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from command_line import invoke
 
 from sp.commands.serve import talks_of
 from sp.errors import ConfigError, DeviceError
-from sp.models import Cards
+from sp.models import ContextParallel
 from sp.models.shards.shards import SharedModel
 from sp.parallel.host import HostGroup
 from sp.serve.grammars import GrammarConstraint
@@ -30,11 +30,11 @@ KEY, VALUE = tool.TASKS[0]
 def shared(pair: Pipeline) -> Pipeline:
     assert pair.drafter is not None
     target = load(embedded("drafter"), device="cpu", group=HostGroup(2))  # as that of `pair`
-    return Pipeline(target, pair.drafter, cards=Cards(HostGroup(2), [pair.drafter.model] * 2))
+    return Pipeline(target, pair.drafter, gpus=ContextParallel(HostGroup(2), [pair.drafter.model] * 2))
 
 
 @pytest.fixture(scope="module")
-def on_cards(shared: Pipeline) -> Iterator[tool.Running]:
+def on_gpus(shared: Pipeline) -> Iterator[tool.Running]:
     with tool.serving(shared) as running:
         yield running
 
@@ -58,8 +58,8 @@ def ask(server: tool.Running, **changes: Any) -> httpx.Response:
     ],
     ids=str,
 )
-def test_answers_are_those_of_one_card(server: tool.Running, on_cards: tool.Running, changes: dict[str, Any]) -> None:
-    want, got = (ask(each, **changes) for each in (server, on_cards))
+def test_answers_are_those_of_one_gpu(server: tool.Running, on_gpus: tool.Running, changes: dict[str, Any]) -> None:
+    want, got = (ask(each, **changes) for each in (server, on_gpus))
     assert got.status_code == want.status_code == 200, got.text
     for ours, theirs in zip(got.json()["choices"], want.json()["choices"], strict=True):
         assert (ours["message"], ours["finish_reason"]) == (theirs["message"], theirs["finish_reason"])
@@ -69,18 +69,18 @@ def test_answers_are_those_of_one_card(server: tool.Running, on_cards: tool.Runn
     assert got.json()["usage"]["completion_tokens"] == want.json()["usage"]["completion_tokens"]
 
 
-def test_a_client_that_leaves_ends_the_work_on_all_cards(on_cards: tool.Running, expected: dict[str, str]) -> None:
+def test_a_client_that_leaves_ends_the_work_on_all_gpus(on_gpus: tool.Running, expected: dict[str, str]) -> None:
     asked = {"messages": tool.chat(KEY, VALUE), "max_tokens": 64, "stream": True, **tool.ALWAYS}
-    with web.stream("POST", f"{on_cards.url}/v1/chat/completions", json=asked, timeout=60) as reply:
+    with web.stream("POST", f"{on_gpus.url}/v1/chat/completions", json=asked, timeout=60) as reply:
         for line in reply.iter_lines():
             if line.startswith("data:") and json.loads(line[5:])["choices"][0]["delta"].get("content"):
                 break
-    tool.until(lambda: not on_cards.worker.state["running"])
-    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+    tool.until(lambda: not on_gpus.worker.state["running"])
+    assert ask(on_gpus, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
 
 
-def test_a_card_that_fails_costs_one_answer(
-    on_cards: tool.Running, shared: Pipeline, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_that_fails_costs_one_answer(
+    on_gpus: tool.Running, shared: Pipeline, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = shared.target.model
     assert isinstance(model, SharedModel)
@@ -94,14 +94,14 @@ def test_a_card_that_fails_costs_one_answer(
 
     with monkeypatch.context() as patched:
         patched.setattr(type(last), "head", head)
-        failed = ask(on_cards)
+        failed = ask(on_gpus)
     assert failed.status_code == 503
-    assert "card 1 of 2: CUDA error 719" in failed.json()["error"]["message"]
-    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+    assert "GPU 1 of 2: CUDA error 719" in failed.json()["error"]["message"]
+    assert ask(on_gpus, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
 
 
-def test_a_grammar_that_fails_on_the_first_card_leaves_no_other_waiting(
-    on_cards: tool.Running, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_a_grammar_that_fails_on_the_first_gpu_leaves_no_other_waiting(
+    on_gpus: tool.Running, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, taken = GrammarConstraint.take, []
 
@@ -114,32 +114,32 @@ def test_a_grammar_that_fails_on_the_first_card_leaves_no_other_waiting(
     before = {thread.name for thread in threading.enumerate()}
     with monkeypatch.context() as patched:
         patched.setattr(GrammarConstraint, "take", take)
-        failed = ask(on_cards, response_format={"type": "json_object"}, max_tokens=24)
+        failed = ask(on_gpus, response_format={"type": "json_object"}, max_tokens=24)
     assert failed.status_code >= 400
     assert "no word fits" in failed.json()["error"]["message"]
-    assert len(taken) == 2, "one card alone goes on with the grammar"
+    assert len(taken) == 2, "one GPU alone goes on with the grammar"
     tool.until(lambda: not {thread.name for thread in threading.enumerate()} - before)
-    assert ask(on_cards, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
+    assert ask(on_gpus, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
 
 
-def test_requests_of_several_cards_have_no_sessions(shared: Pipeline, pair: Pipeline, on_cards: tool.Running) -> None:
+def test_requests_of_several_gpus_have_no_sessions(shared: Pipeline, pair: Pipeline, on_gpus: tool.Running) -> None:
     asked: Any = SimpleNamespace(server=ServerOptions())
     told: list[str] = []
     assert talks_of(asked, shared, told.append) is None
-    assert told == ["no sessions: what several cards hold of a request goes with it, and each is read by itself"]
+    assert told == ["no sessions: what several GPUs hold of a request goes with it, and each is read by itself"]
     assert talks_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
     assert len(told) == 1
-    assert not pair.on_cards
-    assert "several cards" in json.dumps(ask(on_cards).json()["usage"])
+    assert not pair.on_gpus
+    assert "several GPUs" in json.dumps(ask(on_gpus).json()["usage"])
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--cards", "2", "--device", "cpu"], "--cards needs GPUs; omit it with --device cpu"),
-        (["--target-cards", "2", "--device", "cpu"], "--target-cards needs GPUs; omit it with --device cpu"),
-        (["--cards", "2", "--replicas", "2"], "--cards is for one server; leave it and --target-cards away"),
-        (["--cards", "2", "--device", "cpu", "--vram", "20g"], "a budget of GPU memory is for one card; leave --vram"),
+        (["--gpus", "2", "--device", "cpu"], "--gpus needs GPUs; omit it with --device cpu"),
+        (["--target-gpus", "2", "--device", "cpu"], "--target-gpus needs GPUs; omit it with --device cpu"),
+        (["--gpus", "2", "--replicas", "2"], "--gpus is for one server; leave it and --target-gpus away"),
+        (["--gpus", "2", "--device", "cpu", "--vram", "20g"], "a budget of GPU memory is for one GPU; leave --vram"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_a_line(options: list[str], told: str) -> None:

@@ -1,4 +1,4 @@
-"""Which cards hold a model, alone and with a drafter, up to what length of prompt."""
+"""Which GPUs hold a model, alone and with a drafter, up to what length of prompt."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Path = Literal["sm_90a", "portable"]
 
 
 @dataclass(frozen=True)
-class Card:
-    """A card as its data sheet has it. `link`: bytes a second from other cards of the machine by NVLink, one way, half
-    of what data sheets call its bandwidth; 0 of cards that are not linked, or two of them only; `warp_share`: share of
+class GPUSpec:
+    """A GPU as its data sheet has it. `link`: bytes a second from other GPUs of the machine by NVLink, one way, half
+    of what data sheets call its bandwidth; 0 of GPUs that are not linked, or two of them only; `warp_share`: share of
     `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all of
     it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it)."""
 
@@ -44,9 +44,9 @@ class Card:
     def peak(self, path: Path, in_bytes: bool = False) -> float:
         """Tensor operations a second that kernels of a path could reach in bf16, or in int8.
 
-        >>> round(find_card("h200").peak("portable") / 1e12), round(find_card("rtx3090").peak("portable") / 1e12)
+        >>> round(find_gpu("h200").peak("portable") / 1e12), round(find_gpu("rtx3090").peak("portable") / 1e12)
         (623, 71)
-        >>> round(find_card("h200").peak("sm_90a", in_bytes=True) / 1e12)
+        >>> round(find_gpu("h200").peak("sm_90a", in_bytes=True) / 1e12)
         1979
         """
         rate = self.int8 if in_bytes else self.flops
@@ -56,35 +56,35 @@ class Card:
 _PCIE4, _PCIE5 = 32e9, 64e9  # 16 lanes
 
 KNOWN = (
-    Card("rtx3060", (8, 6), 25.5e12, 102e12, 12, 360e9, _PCIE4),
-    Card("rtx4080", (8, 9), 97.5e12, 390e12, 16, 716.8e9, _PCIE4),
-    Card("rtx3090", (8, 6), 71e12, 284e12, 24, 936e9, _PCIE4),
-    Card("rtx4090", (8, 9), 165.2e12, 660.6e12, 24, 1008e9, _PCIE4),
-    Card("rtx5090", (12, 0), 209.5e12, 838e12, 32, 1792e9, _PCIE5),
-    Card("l40s", (8, 9), 362e12, 733e12, 48, 864e9, _PCIE4),
-    Card("a100", (8, 0), 312e12, 624e12, 80, 2039e9, _PCIE4, 300e9),
-    Card("h100", (9, 0), 989e12, 1979e12, 80, 3350e9, _PCIE5, 450e9, 0.63),
-    Card("h200", (9, 0), 989e12, 1979e12, 140, 4800e9, _PCIE5, 450e9, 0.63),
+    GPUSpec("rtx3060", (8, 6), 25.5e12, 102e12, 12, 360e9, _PCIE4),
+    GPUSpec("rtx4080", (8, 9), 97.5e12, 390e12, 16, 716.8e9, _PCIE4),
+    GPUSpec("rtx3090", (8, 6), 71e12, 284e12, 24, 936e9, _PCIE4),
+    GPUSpec("rtx4090", (8, 9), 165.2e12, 660.6e12, 24, 1008e9, _PCIE4),
+    GPUSpec("rtx5090", (12, 0), 209.5e12, 838e12, 32, 1792e9, _PCIE5),
+    GPUSpec("l40s", (8, 9), 362e12, 733e12, 48, 864e9, _PCIE4),
+    GPUSpec("a100", (8, 0), 312e12, 624e12, 80, 2039e9, _PCIE4, 300e9),
+    GPUSpec("h100", (9, 0), 989e12, 1979e12, 80, 3350e9, _PCIE5, 450e9, 0.63),
+    GPUSpec("h200", (9, 0), 989e12, 1979e12, 140, 4800e9, _PCIE5, 450e9, 0.63),
 )
-"""Cards by memory, of which their vendor's data sheets are all that a prediction knows.
+"""GPUs by memory, of which their vendor's data sheets are all that a prediction knows.
 
 Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations a clock and
 multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), and the data sheets of L40S, H100 SXM and H200.
-Tensor operations are dense, without sparsity. GeForce cards run bf16 and fp16 at half rate where sums are kept in
-float32, as here; data-centre cards at the full one.
+Tensor operations are dense, without sparsity. GeForce GPUs run bf16 and fp16 at half rate where sums are kept in
+float32, as here; data-centre GPUs at the full one.
 """
 
 
-def find_card(name: str) -> Card:
-    """The card of a name; ConfigError with the nearest names when there is none."""
-    known = {card.name: card for card in KNOWN}
+def find_gpu(name: str) -> GPUSpec:
+    """The GPU of a name; ConfigError with the nearest names when there is none."""
+    known = {gpu.name: gpu for gpu in KNOWN}
     if name not in known:
-        raise unknown_name("card", name, known)
+        raise unknown_name("GPU", name, known)
     return known[name]
 
 
-CARDS = tuple(sorted({card.gib for card in KNOWN}))  # sizes of cards in GiB
-SYSTEM = 1 << 30  # of a card: what driver, context and kernels take
+GPUS = tuple(sorted({gpu.gib for gpu in KNOWN}))  # sizes of GPUs in GiB
+SYSTEM = 1 << 30  # of a GPU: what driver, context and kernels take
 LENGTHS = tuple(1 << power for power in range(13, 19))
 KEEP, ANSWER = 0.05, 256  # share of a prompt that is kept, and tokens of an answer, that the table reckons with
 DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
@@ -107,10 +107,10 @@ class Drafter:
 
     @classmethod
     def of(
-        cls, name: str, config: ModelConfig, formats: Mapping[str, BlockFormat], depth: int | None, cards: int = 1
+        cls, name: str, config: ModelConfig, formats: Mapping[str, BlockFormat], depth: int | None, gpus: int = 1
     ) -> Drafter:
         """A model of which so many layers are read, without its head; all of it for None. Errors of `held_weights`."""
-        weights = weights_bytes(config, formats, cards, depth)
+        weights = weights_bytes(config, formats, gpus, depth)
         return cls(name, first_layers(config, depth), weights, config.layers)
 
     @property
@@ -149,15 +149,15 @@ def _alike(a: str, b: str) -> int:
 
 
 def weights_bytes(
-    config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1, depth: int | None = None
+    config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1, depth: int | None = None
 ) -> int:
     """Bytes of a model's weights on the device; arguments and errors as for `held_weights`."""
-    return sum(row.nbytes for row in held_weights(config, formats, cards, depth))
+    return sum(row.nbytes for row in held_weights(config, formats, gpus, depth))
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a request needs on a card."""
+    """Bytes that a request needs on a GPU."""
 
     together: int  # with both models there all the time
     by_turns: int  # where the model that is not at work may leave for host memory, as it does within ``--vram``
@@ -192,7 +192,7 @@ def need(
     return Need(together, max(reading, scoring), None if cold is None else max(cold, scoring))
 
 
-def card_rows(
+def gpu_rows(
     target: ModelConfig,
     weights: int,
     drafters: Iterable[Drafter],
@@ -200,7 +200,7 @@ def card_rows(
     lengths: Iterable[int] = LENGTHS,
     stacks: Stacks = (),
 ) -> list[dict[str, Any]]:
-    """For every card (``card`` in GiB) the longest prompt that it answers, answer included, ``full``, ``full_by_turns``
+    """For every GPU (``card`` in GiB) the longest prompt that it answers, answer included, ``full``, ``full_by_turns``
     with experts waiting in host memory, and by ``drafters``, each ``together`` and ``by_turns``; None where not even
     the shortest fits. In full lengths are tried up to the target's window."""
     lengths, rows = tuple(lengths), []
@@ -210,11 +210,11 @@ def card_rows(
 
     whole = needs_of(None, target.context)
     pairs = {one.name: needs_of(one, max(lengths)) for one in drafters}
-    for card in CARDS:
-        room = (card << 30) - SYSTEM
+    for gpu in GPUS:
+        room = (gpu << 30) - SYSTEM
         rows.append(
             {
-                "card": card,
+                "card": gpu,
                 "kv": kv,
                 "full": _longest({n: one.together for n, one in whole.items()}, room),
                 "full_by_turns": _longest({n: one.least for n, one in whole.items()}, room),
@@ -244,17 +244,17 @@ class Way:
 
     kv: str  # type of the target's cache
     by_turns: bool
-    nbytes: int  # what it takes on the card
+    nbytes: int  # what it takes on the GPU
 
-    def options(self, card: int) -> tuple[str, ...]:
-        """Options of `sp run` that ask for it on a card of so many GiB; none for the usual way."""
+    def options(self, gpu: int) -> tuple[str, ...]:
+        """Options of `sp run` that ask for it on a GPU of so many GiB; none for the usual way."""
         cache = () if self.kv == DEVICE_KV[0] else (f"--kv {self.kv}",)
-        return (*cache, f"--vram {room(card) >> 30}g") if self.by_turns else cache
+        return (*cache, f"--vram {room(gpu) >> 30}g") if self.by_turns else cache
 
 
-def room(card: int) -> int:
-    """Bytes of a card of so many GiB that models, caches and work may take: the budget to give to ``--vram``."""
-    return (card << 30) - SYSTEM
+def room(gpu: int) -> int:
+    """Bytes of a GPU of so many GiB that models, caches and work may take: the budget to give to ``--vram``."""
+    return (gpu << 30) - SYSTEM
 
 
 def caches(target: ModelConfig) -> list[str]:
@@ -275,7 +275,7 @@ def ways(
 ) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first. Turns
     cost copies and change no token, those of experts (`stacks`) the most; a narrower cache rounds keys and values, so
-    it comes after them. Without a drafter everything is read, within the window; of several cards no weights wait in
+    it comes after them. Without a drafter everything is read, within the window; of several GPUs no weights wait in
     host memory."""
     if drafter is None and tokens > target.context:
         return
@@ -293,27 +293,27 @@ def scoring_way(drafter: Drafter, tokens: int) -> Way:
     return Way(DEVICE_KV[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
 
 
-def best(found: Sequence[Way], card: int) -> Way | None:
-    """The first of the ways that a card has room for; None if it has for none."""
-    return next((way for way in found if way.nbytes <= room(card)), None)
+def best(found: Sequence[Way], gpu: int) -> Way | None:
+    """The first of the ways that a GPU has room for; None if it has for none."""
+    return next((way for way in found if way.nbytes <= room(gpu)), None)
 
 
-def smallest_card(found: Sequence[Way]) -> int | None:
-    """The smallest card that has room for any of the ways."""
-    return next((card for card in CARDS if best(found, card)), None)
+def smallest_gpu(found: Sequence[Way]) -> int | None:
+    """The smallest GPU that has room for any of the ways."""
+    return next((gpu for gpu in GPUS if best(found, gpu)), None)
 
 
 def longest(
     target: ModelConfig,
     weights: int,
     drafter: Drafter | None,
-    card: int,
+    gpu: int,
     keep: float = KEEP,
     stacks: Stacks = (),
     alone: bool = True,
 ) -> tuple[int, Way] | None:
-    """The longest of `SPOKEN` that a card has a way for, and that way; None if it has none for the shortest."""
+    """The longest of `SPOKEN` that a GPU has a way for, and that way; None if it has none for the shortest."""
     for tokens in reversed(SPOKEN):
-        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks, alone=alone)), card):
+        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks, alone=alone)), gpu):
             return tokens, way
     return None

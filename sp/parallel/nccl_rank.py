@@ -1,4 +1,4 @@
-"""NcclCard: one GPU of several, whose thread queues all-gathers and all-reduces and waits for them.
+"""NcclRank: one GPU of several, whose thread queues all-gathers and all-reduces and waits for them.
 
 NCCL does both. Gathers that overlap with other work are copied by copy engines where GPUs have peer access to each
 other's memory (`PeerGathers`): NCCL's blocks would occupy multiprocessors meanwhile, even while they wait for a GPU."""
@@ -17,7 +17,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import event_done, explain, import_nccl, reach_each_other
 from sp.parallel.cpu_affinity import SharedCpu
-from sp.parallel.group import Card, Collective, CollectiveBarrier, StoppedError
+from sp.parallel.group import Collective, CollectiveBarrier, Rank, StoppedError
 
 POLL_SECONDS = 0.0005
 """Longest pause between two polls of an event; the device has work queued meanwhile, except at the end of a run."""
@@ -94,10 +94,10 @@ class LaunchLock:
 class PeerGathers:
     """All-gathers of one GPU by copy engines, which leave all multiprocessors to concurrent kernels.
 
-    A card publishes its parts and the event after which they are complete; each card that fetches them makes a stream
+    A GPU publishes its parts and the event after which they are complete; each GPU that fetches them makes a stream
     of its own wait for that event, on the device. So no device ever waits for work that a thread has not queued yet.
-    `devices`: CUDA device numbers of all cards, with peer access to each other, see `reachable`; `copy_stream`: the
-    stream of this card that copies."""
+    `devices`: CUDA device numbers of all GPUs, with peer access to each other, see `reachable`; `copy_stream`: the
+    stream of this GPU that copies."""
 
     def __init__(self, rank: int, devices: Sequence[int], copy_stream: Any, barrier: CollectiveBarrier) -> None:
         self._rank, self._devices, self._copy_stream, self._barrier = rank, devices, copy_stream, barrier
@@ -105,7 +105,7 @@ class PeerGathers:
         self.ended: dict[int, Any] = {}  # by number of a gather: the event after which all its parts have been copied
 
     def show(self, stream: Any, wholes: tuple[Any, ...]) -> Collective:
-        """Arrive at the next gather, for which the others may fetch this card's parts after the work queued now."""
+        """Arrive at the next gather, for which the others may fetch this GPU's parts after the work queued now."""
         addresses = tuple(whole.data.ptr for whole in wholes)
         self._barrier.publish(self._rank, (stream.record(), addresses))
         step = self._barrier.arrive(self._rank, "all-gather")
@@ -113,7 +113,7 @@ class PeerGathers:
         return step
 
     def fetch(self) -> list[tuple[Collective, Any]]:
-        """Queue the copies of gathers that all cards have reached, in order; return these with their end events."""
+        """Queue the copies of gathers that all GPUs have reached, in order; return these with their end events."""
         fetches = []
         while self._pending and self._barrier.all_arrived(self._pending[0][0]):
             step, wholes = self._pending.popleft()
@@ -122,11 +122,11 @@ class PeerGathers:
         return fetches
 
     def _copies(self, number: int, wholes: tuple[Any, ...]) -> Any:
-        """Copy from one card after another, each starting at its next rank, so that no two read the same card at
+        """Copy from one GPU after another, each starting at its next rank, so that no two read the same GPU at
         once."""
         runtime, stream, size = import_cupy().cuda.runtime, self._copy_stream, len(self._devices)
         published, device = self._barrier.published[number], self._devices[self._rank]
-        stream.wait_event(published[self._rank][0])  # until then this card may still read the destination
+        stream.wait_event(published[self._rank][0])  # until then this GPU may still read the destination
         for step in range(1, size):
             other = (self._rank + step) % size
             ready, addresses = published[other]
@@ -156,11 +156,11 @@ def reachable(devices: Sequence[int]) -> bool:
     return True
 
 
-class NcclCard(Card):
+class NcclRank(Rank):
     """A thread that queues on the current stream of its device, some collectives ahead, and gathers on a second stream.
 
     While the current stream is being captured nothing is in flight, nothing is waited for and no collective is counted:
-    whoever replays the graph waits, and a capture may fail on one card alone. Querying whether the stream is captured
+    whoever replays the graph waits, and a capture may fail on one GPU alone. Querying whether the stream is captured
     raises if the capture has failed, before NCCL is called in vain."""
 
     def __init__(
@@ -185,7 +185,7 @@ class NcclCard(Card):
         )  # collectives not known to have ended, and their end events
 
     def all_gather(self, *wholes: Any) -> None:
-        """Gather as `Card` does; it is queued once all cards have arrived."""
+        """Gather as `Rank` does; it is queued once all GPUs have arrived."""
         self._gather(wholes, True)()
 
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
@@ -200,7 +200,7 @@ class NcclCard(Card):
         return partial(self._gathered, peers, step, stream)
 
     def _gathered(self, peers: PeerGathers, step: Collective, stream: Any) -> None:
-        """Make a stream wait for the fetched parts. Their copies were queued when this card last held the launch lock,
+        """Make a stream wait for the fetched parts. Their copies were queued when this GPU last held the launch lock,
         if all had arrived by then."""
         if step.number not in peers.ended:
             if not self._barrier.all_arrived(step):
@@ -226,18 +226,18 @@ class NcclCard(Card):
 
     def _checked(self, wholes: tuple[Any, ...]) -> None:
         for whole in wholes:
-            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} GPUs"
             assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
 
     def all_reduce(self, *arrays: Any) -> None:
-        """Reduce as `Card` does; it is queued once all cards have arrived."""
+        """Reduce as `Rank` does; it is queued once all GPUs have arrived."""
         stream = import_cupy().cuda.get_current_stream()
         step = self._reduce(arrays, stream)
         if not stream.is_capturing():
             self._queued(step, stream.record())
 
     def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
-        """Begin to reduce as `Card` does; it is queued once all cards have arrived."""
+        """Begin to reduce as `Rank` does; it is queued once all GPUs have arrived."""
         stream, side = import_cupy().cuda.get_current_stream(), self._side_stream
         side.wait_event(stream.record())
         step = self._reduce(arrays, side)
@@ -247,7 +247,7 @@ class NcclCard(Card):
         return lambda: stream.wait_event(ended)
 
     def _reduce(self, arrays: tuple[Any, ...], stream: Any) -> Collective:
-        """Queue the means. By ring or by tree, in NCCL one card completes each sum and hands it to the others, so that
+        """Queue the means. By ring or by tree, in NCCL one GPU completes each sum and hands it to the others, so that
         all have the same bits."""
         (_, step), nccl = self._arrive("all-reduce", REDUCES_IN_FLIGHT, True), import_nccl()
         for array in arrays:
@@ -259,7 +259,7 @@ class NcclCard(Card):
 
     def wait(self) -> None:
         """Wait until all queued work is done. To load a kernel or to allocate memory the driver may wait for everything
-        that a device has queued. If that includes a collective, in a graph or not, for which another card's thread has
+        that a device has queued. If that includes a collective, in a graph or not, for which another GPU's thread has
         queued nothing yet, and that thread needs the driver too, neither proceeds."""
         stream = import_cupy().cuda.get_current_stream()
         if not stream.is_capturing():
@@ -270,7 +270,7 @@ class NcclCard(Card):
         self._done(event, Collective(self._barrier.arrivals[self.rank], "after step"))
 
     def agree(self, vote: bool) -> bool:
-        """Vote as `Card` does; afterwards nothing in flight waits for another card."""
+        """Vote as `Rank` does; afterwards nothing in flight waits for another GPU."""
         self.wait()
         step = self._barrier.arrive(self.rank, "agreement")
         votes = self._barrier.votes.setdefault(step.number, [])
@@ -302,7 +302,7 @@ class NcclCard(Card):
 
     def _arrive(self, kind: str, limit: int, together: bool) -> tuple[Any, Collective]:
         """Arrive at the next collective once fewer than `limit` are in flight; return the current stream and it.
-        `together`: wait until all cards have arrived. If a card's device waited in a collective for a card that has not
+        `together`: wait until all GPUs have arrived. If a GPU's device waited in a collective for a GPU that has not
         arrived, it would hang that one where it loads a kernel or allocates memory: see `wait`."""
         stream = import_cupy().cuda.get_current_stream()
         self._check_stopped()
@@ -311,7 +311,7 @@ class NcclCard(Card):
         self._drain(limit - 1)
         step = self._barrier.arrive(self.rank, kind)
         if together or step.number <= self._first:
-            # The last card to arrive wakes the waiting threads, which take Python's lock from nobody before that.
+            # The last GPU to arrive wakes the waiting threads, which take Python's lock from nobody before that.
             self._until(partial(self._barrier.wait_all, step), step)
         return stream, step
 
@@ -338,7 +338,7 @@ class NcclCard(Card):
         return True
 
     def _until(self, wait: Callable[[float], bool], step: Collective) -> None:
-        """Wait in a collective; StoppedError if the run is abandoned, DeviceError for a late card on a timeout."""
+        """Wait in a collective; StoppedError if the run is abandoned, DeviceError for a late GPU on a timeout."""
         self._barrier.set_waiting(self.rank, step)
         if not wait(self._seconds):
             raise self._barrier.late_error(step, self._seconds)

@@ -1,4 +1,4 @@
-"""Scorers whose drafter reads on several cards keep what they keep on one."""
+"""Scorers whose drafter reads on several GPUs keep what they keep on one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
-from sp.models import Cards, load_model
+from sp.models import ContextParallel, load_model
 from sp.parallel.host import HostGroup
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection.base import SELECTORS, SelectionRequest
@@ -29,11 +29,11 @@ def request_alone() -> ScoreRequest:
 
 
 @pytest.mark.parametrize("options", [{"rotary": "none"}, {"sparse": "alpha:0.5"}])
-def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
+def test_kept_sets_are_those_of_one_gpu(request_alone, options) -> None:
     scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
 
-    def kept(cards: Cards | None) -> tuple[list[int], tuple[float, ...]]:
-        found = scorer.score(replace(request_alone, cards=cards))
+    def kept(gpus: ContextParallel | None) -> tuple[list[int], tuple[float, ...]]:
+        found = scorer.score(replace(request_alone, gpus=gpus))
         asked = SelectionRequest(found.scores, request_alone.question, KEPT)
         return selector.select(asked).indices.tolist(), found.densities
 
@@ -41,15 +41,15 @@ def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
     assert 200 < len(want) <= 20 + np.ceil(KEPT * (N - 20))
     assert (not density) == ("sparse" not in options)
     for count in (2, 4):
-        got, densities = kept(Cards(HostGroup(count), [request_alone.model] * count))
+        got, densities = kept(ContextParallel(HostGroup(count), [request_alone.model] * count))
         assert got == want
         assert densities == pytest.approx(density, rel=1e-3)
 
 
-def test_the_first_card_holds_the_model_that_reads(request_alone) -> None:
+def test_the_first_gpu_holds_the_model_that_reads(request_alone) -> None:
     other = load_model(embedded("drafter"))
-    with pytest.raises(ConfigError, match="first of the cards"):
-        replace(request_alone, cards=Cards(HostGroup(2), [other] * 2))
+    with pytest.raises(ConfigError, match="first of the GPUs"):
+        replace(request_alone, gpus=ContextParallel(HostGroup(2), [other] * 2))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_first_card_holds_the_model_that_reads(request_alone) -> None:
     ],
 )
 def test_only_what_loads_no_kernels_of_others_is_done_before(request_alone, name, options, known) -> None:
-    """The second reading of a kind; a kernel of CuPy's that one card loads would hold up the others for ever."""
+    """The second reading of a kind; a kernel of CuPy's that one GPU loads would hold up the others for ever."""
     group = HostGroup(2)
-    SCORERS.build(name, options).score(replace(request_alone, cards=Cards(group, [request_alone.model] * 2)))
+    SCORERS.build(name, options).score(replace(request_alone, gpus=ContextParallel(group, [request_alone.model] * 2)))
     assert (len(group.completed) == 1) == known

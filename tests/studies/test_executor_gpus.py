@@ -1,4 +1,4 @@
-"""Runs over several cards: each worker sees one, no run is done twice, and a dead worker costs one run's time."""
+"""Runs over several GPUs: each worker sees one, no run is done twice, and a dead worker costs one run's time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.studies.sweep.executor import CardPool, Outcome, read_cards, run_on
+from sp.studies.sweep.executor import GPUPool, Outcome, read_gpus, run_on
 from sp.studies.sweep.store import read_results
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Says which card it saw; takes its process down the first time it is given run "b", with `mark` set."""
+    """Says which GPU it saw; takes its process down the first time it is given run "b", with `mark` set."""
 
     mark: Path | None = None
 
@@ -39,30 +39,30 @@ class Maker:
         return Recorder(self.mark)
 
 
-def rows(pool: CardPool, *labels: str) -> list[dict[str, Any]]:
+def rows(pool: GPUPool, *labels: str) -> list[dict[str, Any]]:
     return [outcome.rows[0] for _, outcome in run_on(pool, [SimpleNamespace(label=one) for one in labels])]
 
 
-def test_a_process_a_card_whatever_dies(tmp_path: Path) -> None:
-    found = rows(CardPool(["3", "5"], Maker(tmp_path / "mark")), *"abcd")
+def test_a_process_a_gpu_whatever_dies(tmp_path: Path) -> None:
+    found = rows(GPUPool(["3", "5"], Maker(tmp_path / "mark")), *"abcd")
     assert (tmp_path / "mark").exists()
     assert sorted(row["label"] for row in found) == list("abcd")
     assert {row["card"] for row in found} <= {"3", "5"}
-    cards = {row["process"]: row["card"] for row in found}
-    assert all(cards[row["process"]] == row["card"] for row in found)
-    assert os.getpid() not in cards
-    for process in cards:
+    gpus = {row["process"]: row["card"] for row in found}
+    assert all(gpus[row["process"]] == row["card"] for row in found)
+    assert os.getpid() not in gpus
+    for process in gpus:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 
 
-def test_a_card_whose_worker_died_is_given_to_the_next(tmp_path: Path) -> None:
-    found = rows(CardPool(["3"], Maker(tmp_path / "mark")), *"bc")
+def test_a_gpu_whose_worker_died_is_given_to_the_next(tmp_path: Path) -> None:
+    found = rows(GPUPool(["3"], Maker(tmp_path / "mark")), *"bc")
     assert [(row["label"], row["card"]) for row in found] == [("b", "3"), ("c", "3")]
 
 
 def test_workers_end_with_an_interruption() -> None:
-    pool = CardPool(["0"], Maker())
+    pool = GPUPool(["0"], Maker())
     runs = run_on(pool, [SimpleNamespace(label=one) for one in "ab"])
     _, outcome = next(runs)
     runs.close()  # as an exception in whoever reads them does
@@ -79,16 +79,16 @@ def test_workers_end_with_an_interruption() -> None:
         ("0", "", "names 0"),
     ],
 )
-def test_wrong_cards_are_told(text: str, seen: str | None, message: str) -> None:
+def test_wrong_gpus_are_told(text: str, seen: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_cards(text, {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen})
+        read_gpus(text, {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen})
 
 
 @pytest.mark.slow
 def test_two_workers_do_a_sweep_once(
     sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # no card is touched: the sweep says device: cpu
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # no GPU is touched: the sweep says device: cpu
     few = ["tasks.examples=3", "tasks.per_run=1", "cells.scorer=random", "cells.keep_ratio=0.4"]
     command = ["sp", "sweep", str(sweep_file), "--devices", "0,1", "--json", *(f"--set={one}" for one in few)]
     done = []

@@ -1,4 +1,4 @@
-"""Runs whose drafter reads on several cards: threads of the host here."""
+"""Runs whose drafter reads on several GPUs: threads of the host here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from command_line import invoke
 
 from sp.errors import ConfigError
-from sp.models import Cards
+from sp.models import ContextParallel
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions, embedded, synthetic
@@ -22,9 +22,9 @@ def alone() -> Pipeline:
     return Pipeline.open(embedded("drafter"), embedded("drafter"), device="cpu")
 
 
-def on_cards(pipeline: Pipeline, count: int) -> Pipeline:
+def on_gpus(pipeline: Pipeline, count: int) -> Pipeline:
     assert pipeline.drafter is not None
-    return replace(pipeline, cards=Cards(HostGroup(count), [pipeline.drafter.model] * count))
+    return replace(pipeline, gpus=ContextParallel(HostGroup(count), [pipeline.drafter.model] * count))
 
 
 def prompt(pipeline: Pipeline, characters: int) -> Prompt:
@@ -36,14 +36,14 @@ def options(scorer: str = "tail") -> RunOptions:
     return RunOptions(keep_ratio=0.2, scorer=scorer, compress="always", max_new_tokens=1)
 
 
-def test_a_run_keeps_what_it_keeps_on_one_card_and_says_who_read(alone: Pipeline) -> None:
+def test_a_run_keeps_what_it_keeps_on_one_gpu_and_says_who_read(alone: Pipeline) -> None:
     asked = prompt(alone, 3000)
-    want, got = (each.run(asked, options(), full=False) for each in (alone, on_cards(alone, 2)))
+    want, got = (each.run(asked, options(), full=False) for each in (alone, on_gpus(alone, 2)))
     assert len(want.prompt) > 1024
     assert got.selection.indices.tolist() == want.selection.indices.tolist()
     assert got.answer.tokens == want.answer.tokens
     assert "cards" not in want.answer.trace.facts
-    assert got.answer.trace.facts["cards"] == ["drafter: read by 2 cards together"]
+    assert got.answer.trace.facts["cards"] == ["drafter: read by 2 GPUs together"]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -52,7 +52,7 @@ def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
 ) -> None:
     monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: ahead)
     document, example = sample()
-    question, pipeline = f"{document[4000:6400]} {example.question}", on_cards(alone, 2)
+    question, pipeline = f"{document[4000:6400]} {example.question}", on_gpus(alone, 2)
     found = pipeline.run(
         Prompt.from_document(document[:1800], question, pipeline.target.template), options(), full=False
     )
@@ -68,21 +68,21 @@ def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
 
 @pytest.mark.parametrize(("scorer", "characters"), [("lookahead", 3500), ("tail", 1500)])
 def test_who_reads_alone_is_told(alone: Pipeline, scorer: str, characters: int) -> None:
-    found = on_cards(alone, 4).run(prompt(alone, characters), options(scorer), full=False)
+    found = on_gpus(alone, 4).run(prompt(alone, characters), options(scorer), full=False)
     (line,) = found.answer.trace.facts["cards"]
-    assert line.startswith("drafter: read by the first of 4 cards alone, ")
+    assert line.startswith("drafter: read by the first of 4 GPUs alone, ")
 
 
 def test_nothing_is_said_where_no_model_reads(alone: Pipeline) -> None:
-    found = on_cards(alone, 2).run(prompt(alone, 1500), options("random"), full=False)
+    found = on_gpus(alone, 2).run(prompt(alone, 1500), options("random"), full=False)
     assert "cards" not in found.answer.trace.facts
 
 
 def test_mistakes_are_one_line(alone: Pipeline) -> None:
-    with pytest.raises(ConfigError, match=r"leave --vram away, or --cards and --target-cards$"):
-        Pipeline.assemble(lambda _: alone.target, lambda _: alone.target, device="cpu", vram=1 << 30, cards=2)
+    with pytest.raises(ConfigError, match=r"leave --vram away, or --gpus and --target-gpus$"):
+        Pipeline.assemble(lambda _: alone.target, lambda _: alone.target, device="cpu", vram=1 << 30, gpus=2)
     recurrent = synthetic("tiny-qwen35", device="cpu")
     with pytest.raises(ConfigError, match=r"tiny-qwen35.* has recurrent layers"):
         spread(recurrent, HostGroup(2), lambda _: recurrent)
-    done = invoke(["run", "--device", "cpu", "--cards", "2"])
-    assert str(done.exception) == "--cards needs GPUs; omit it with --device cpu"
+    done = invoke(["run", "--device", "cpu", "--gpus", "2"])
+    assert str(done.exception) == "--gpus needs GPUs; omit it with --device cpu"

@@ -1,4 +1,4 @@
-"""Two cards: a prompt that they read together, and a model that they share."""
+"""Two GPUs: a prompt that they read together, and a model that they share."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from fingerprint.finding import find, known
 from fingerprint.models import PATHS, ids_of, path_of
 
 Case = tuple[str, Callable[[], Any]]
-CARDS, N = 2, 3000
+GPUS, N = 2, 3000
 
 
 @cache
 def group() -> Any:
-    """The first two cards."""
-    return find("NcclGroup")(tuple(range(CARDS)))
+    """The first two GPUs."""
+    return find("NcclGroup")(tuple(range(GPUS)))
 
 
 @cache
 def copies(name: str) -> list[Any]:
-    """A model on each card."""
+    """A model on each GPU."""
     import cupy
 
     found = []
-    for device in range(CARDS):
+    for device in range(GPUS):
         with cupy.cuda.Device(device):
             found.append(find("load_model")(path_of(name), device="cuda"))
     return found
 
 
 def together(path: str, name: str, kv: str, sparse: bool) -> Any:
-    """Last queries and all keys of every layer of a prompt that both cards read."""
+    """Last queries and all keys of every layer of a prompt that both GPUs read."""
     seen: list[Any] = []
 
     def look(layer: int, q: Any, store: Any) -> None:
@@ -50,7 +50,7 @@ def together(path: str, name: str, kv: str, sparse: bool) -> Any:
 
 
 def shared(path: str, name: str, chunk: int) -> Any:
-    """Logits of a prefill, of a step and of a tree by a model that both cards share."""
+    """Logits of a prefill, of a step and of a tree by a model that both GPUs share."""
     shards = find("load_shards")(path_of(name), group(), device="cuda")
     ids = ids_of(name)
 
@@ -66,16 +66,16 @@ def shared(path: str, name: str, chunk: int) -> Any:
         return shards.run(work)
 
 
-def card_cases() -> Iterator[Case]:
-    """None without two cards."""
+def gpu_cases() -> Iterator[Case]:
+    """None without two GPUs."""
     import cupy
 
-    if cupy.cuda.runtime.getDeviceCount() < CARDS:
+    if cupy.cuda.runtime.getDeviceCount() < GPUS:
         return
     for path in PATHS:
         for name in ("drafter", "tiny-qwen3:q4_k_m"):
             for kv, sparse in (("f16", False), ("f16", True), ("q4_0", False)):
-                yield f"two cards {path} {name} {kv} sparse={sparse}", partial(together, path, name, kv, sparse)
+                yield f"two GPUs {path} {name} {kv} sparse={sparse}", partial(together, path, name, kv, sparse)
         for name in ("target", "tiny-qwen3:bf16", "tiny-qwen35:q8_0"):
             for chunk in (100, 1000):
                 yield f"shared {path} {name} {chunk}", partial(shared, path, name, chunk)

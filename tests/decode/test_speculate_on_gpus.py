@@ -1,4 +1,4 @@
-"""Speculative decoding of a target that cards share, a whole draft on each: the answers are those of one card."""
+"""Speculative decoding of a target that GPUs share, a whole draft on each: the answers are those of one GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECODERS = [DFlash(), DFlash(3, temperature=0.7), DDTree(9, 3)]
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
-def test_answers_are_those_of_one_card(arch, tmp_path) -> None:
+def test_answers_are_those_of_one_gpu(arch, tmp_path) -> None:
     path = write_tiny(tmp_path / "target.gguf", arch, seed=2)
     whole, shards = load_model(path), load_shards(path, HostGroup(2))
     draft_file = write_draft(tmp_path, "dflash", whole.config, (0, 2), seed=5)

@@ -1,4 +1,4 @@
-"""The tables of docs/many-cards.md that are made, from shapes and a record; run it to write them anew."""
+"""The tables of docs/many-gpus.md that are made, from shapes and a record; run it to write them anew."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sp.models.file.weights import TensorSpec
 from sp.models.layer.shard_spec import ShardSpec
 from sp.models.network.weights import model_tensors
 from sp.models.synthetic.shapes import find_shape
-from sp.planning.cards import find_card
+from sp.planning.gpus import find_gpu
 from sp.planning.roofline import Roofline, TimedModel
 from sp.scoring.base import attending
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "many-cards.md"
+PAGE = ROOT / "docs" / "many-gpus.md"
 NEEDED = ROOT / "results" / "intel-r-xeon-r-processor-2core" / "needed_pages.jsonl"
 MACHINES = {
     name: ROOT / "results" / folder for name, folder in (("h100", "nvidia-h100-80gb-hbm3"), ("h200", "nvidia-h200"))
 }
-"""Those that several cards were measured on."""
+"""Those that several GPUs were measured on."""
 READERS = (1, 2, 4)
 TYPE, LONG = "q4_k_m", 131072
 DRAFTER = "qwen3-0.6b"
@@ -38,7 +38,7 @@ TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt
 
 
 def tensor_bytes(name: str, size: int) -> Iterator[tuple[TensorSpec, int]]:
-    """Tensors of a file, with what one card holds of them."""
+    """Tensors of a file, with what one GPU holds of them."""
     shape = find_shape(name)
     formats = {tensor: fmt for tensor, _, fmt in shape.plan(TYPE)}
     share = ShardSpec(0, size)
@@ -51,7 +51,7 @@ def tensor_bytes(name: str, size: int) -> Iterator[tuple[TensorSpec, int]]:
 
 
 def weights(name: str, size: int) -> int:
-    """Bytes of a file's tensors that one card holds of it."""
+    """Bytes of a file's tensors that one GPU holds of it."""
     return sum(nbytes for _, nbytes in tensor_bytes(name, size))
 
 
@@ -61,7 +61,7 @@ def keys_and_values(config: ModelConfig) -> int:
 
 
 def held() -> list[str]:
-    """What a card holds, by model and cards."""
+    """What a GPU holds, by model and GPUs."""
     found = []
     for name in MODELS:
         for size in SIZES:
@@ -71,11 +71,11 @@ def held() -> list[str]:
                 continue
             sizes = weights(name, size), keys_and_values(config)
             found.append([name, str(size), *(f"{one / 1e9:.2f}" for one in sizes)])
-    return table(["target", "cards", f"weights, {TYPE.upper()} (GB)", "keys and values of 128K (GB)"], found)
+    return table(["target", "GPUs", f"weights, {TYPE.upper()} (GB)", "keys and values of 128K (GB)"], found)
 
 
 def moved() -> list[str]:
-    """What a card receives while tokens pass the first model: a ring gives it 2 (P - 1) / P of every all-reduce."""
+    """What a GPU receives while tokens pass the first model: a ring gives it 2 (P - 1) / P of every all-reduce."""
     config = find_shape(MODELS[0]).config
     found = []
     for what, tokens in TOGETHER.items():
@@ -86,9 +86,9 @@ def moved() -> list[str]:
 
 
 def needed() -> list[str]:
-    """Of what is gathered, the pages that a card's lists name, by length, rule and cards."""
+    """Of what is gathered, the pages that a GPU's lists name, by length, rule and GPUs."""
     rows = sorted(newest(NEEDED), key=lambda row: row["config"]["tokens"])
-    heads = ["tokens", "rule", *(f"named, of {size} cards (%)" for size in (2, 4, 8))]
+    heads = ["tokens", "rule", *(f"named, of {size} GPUs (%)" for size in (2, 4, 8))]
     found = []
     for row in rows:
         shares = [row["metrics"]["needed"][str(size)]["pages"] for size in (2, 4, 8)]
@@ -96,8 +96,8 @@ def needed() -> list[str]:
     return table(heads, found)
 
 
-def by_cards(machine: Path, bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
-    """Newest records of a benchmark that several cards have run as well as one, by what they read and then by cards."""
+def by_gpus(machine: Path, bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
+    """Newest records of a benchmark that several GPUs have run as well as one, by what they read and then by GPUs."""
     found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in newest(machine / f"{bench}.jsonl"):
         config = row["config"]
@@ -109,48 +109,48 @@ def by_cards(machine: Path, bench: str, **wanted: Any) -> dict[tuple[Any, ...], 
 
 
 def drafting() -> list[str]:
-    """Seconds to score, by cards, and predicted; the exponent is of the fewest cards that read both lengths."""
+    """Seconds to score, by GPUs, and predicted; the exponent is of the fewest GPUs that read both lengths."""
     reader = replace(TimedModel.of_shape("qwen3-0.6b", "bf16"), int8_attention=True)
     rows = []
-    for card, machine in MACHINES.items():
-        found = by_cards(machine, "drafter", model="qwen3-0.6b bf16 (random)", path="sm_90a")
-        for (read, made_in, tokens), cards in found.items():
-            seconds = {size: cards[size]["metrics"]["score_s"] for size in READERS if size in cards}
+    for gpu, machine in MACHINES.items():
+        found = by_gpus(machine, "drafter", model="qwen3-0.6b bf16 (random)", path="sm_90a")
+        for (read, made_in, tokens), gpus in found.items():
+            seconds = {size: gpus[size]["metrics"]["score_s"] for size in READERS if size in gpus}
             most = max(seconds)
             ratio = f"{seconds[1] / seconds[most]:.2f}" if 1 in seconds else ""
-            density = next(each["metrics"]["density"] for each in cards.values())
-            by_model = (Roofline(find_card(card), size) for size in (2, 4))
+            density = next(each["metrics"]["density"] for each in gpus.values())
+            by_model = (Roofline(find_gpu(gpu), size) for size in (2, 4))
             predicted = [f"{one.score_s(reader, tokens, density):.3f}" for one in by_model]
             shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
             before, exponent = found.get((read, made_in, shorter), {}), ""
-            if shorter and (size := next((s for s in READERS if s in cards and s in before), 0)):
-                grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
+            if shorter and (size := next((s for s in READERS if s in gpus and s in before), 0)):
+                grew = gpus[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
                 exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
-            memory = " / ".join(f"{cards[size]['metrics']['peak_bytes'] / 1e9:.1f}" for size in seconds)
+            memory = " / ".join(f"{gpus[size]['metrics']['peak_bytes'] / 1e9:.1f}" for size in seconds)
             told = [f"{seconds[size]:.3f}" if size in seconds else "" for size in READERS]
-            rows.append([card, f"{tokens:,}", read, *told, ratio, *predicted, exponent, memory])
-    heads = ["card", "tokens", "blocks read", *(f"{n} (s)" for n in READERS), "times as fast", "2, predicted"]
-    return table([*heads, "4, predicted", "exponent", "GB a card"], rows)
+            rows.append([gpu, f"{tokens:,}", read, *told, ratio, *predicted, exponent, memory])
+    heads = ["GPU", "tokens", "blocks read", *(f"{n} (s)" for n in READERS), "times as fast", "2, predicted"]
+    return table([*heads, "4, predicted", "exponent", "GB a GPU"], rows)
 
 
 def sharing() -> list[str]:
-    """Prompts read and tokens decoded a second by the 27B shape, by cards that share it."""
+    """Prompts read and tokens decoded a second by the 27B shape, by GPUs that share it."""
     rows = []
-    for card, machine in MACHINES.items():
+    for gpu, machine in MACHINES.items():
         for bench, what in (("prefill", "prompt_tokens"), ("decode", "tokens")):
             for row in newest(machine / f"{bench}.jsonl"):
                 config = row["config"]
                 if config.get("shape") == MODELS[0] and config["path"] == "sm_90a" and config.get("cards", 1) > 1:
                     did = f"{'reads' if bench == 'prefill' else 'decodes'} {config[what]:,} tokens"
                     rate = f"{row['metrics']['tok_s']:,.0f}"
-                    rows.append([did, config["math"], card, str(config["cards"]), rate, row["commit"][:7]])
-    return table(["what", "precision", "card", "cards", "tokens a second", "at commit"], sorted(rows))
+                    rows.append([did, config["math"], gpu, str(config["cards"]), rate, row["commit"][:7]])
+    return table(["what", "precision", "GPU", "GPUs", "tokens a second", "at commit"], sorted(rows))
 
 
 def first_tokens() -> list[str]:
-    """Seconds to the first token of long prompts, by cards that hold both models."""
+    """Seconds to the first token of long prompts, by GPUs that hold both models."""
     rows = []
-    for card, machine in MACHINES.items():
+    for gpu, machine in MACHINES.items():
         for row in newest(machine / "ttft.jsonl"):
             config, metrics = row["config"], row["metrics"]
             sizes = config["cards"], config.get("target_cards", 1)
@@ -162,8 +162,8 @@ def first_tokens() -> list[str]:
             read = "everything" if config["keep_ratio"] == 1 else f"keep {config['keep_ratio']}, {attending(config)}"
             times = [metrics["ttft_s"], metrics["first_ttft_s"], *stages]
             cells = ["" if one is None else f"{one:.3f}" for one in times]
-            rows.append([f"{config['prompt_tokens']:,}", read, card, str(max(sizes)), *cells, row["commit"][:7]])
-    heads = ["tokens", "target reads", "card", "cards", "first token (s)", "of the first request", "scoring"]
+            rows.append([f"{config['prompt_tokens']:,}", read, gpu, str(max(sizes)), *cells, row["commit"][:7]])
+    heads = ["tokens", "target reads", "GPU", "GPUs", "first token (s)", "of the first request", "scoring"]
     return table([*heads, "target's prefill", "at commit"], sorted(rows))
 
 
@@ -181,4 +181,4 @@ def tables() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    write(PAGE, "many_cards_page.py", tables())
+    write(PAGE, "many_gpus_page.py", tables())

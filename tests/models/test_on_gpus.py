@@ -1,4 +1,4 @@
-"""A prompt read on several cards, threads in their place, against one that reads it alone."""
+"""A prompt read on several GPUs, threads in their place, against one that reads it alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import BlockSelector, Dense, Streaming
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.parallel.group import Card, CollectiveBarrier
+from sp.parallel.group import CollectiveBarrier, Rank
 from sp.parallel.host import HostGroup
 
 MOST, ROWS = 1500, 8
@@ -70,7 +70,7 @@ def attention(selector: BlockSelector | None) -> LayerAttention:
 
 @cache
 def read_alone(model: Model, n: int, selector: BlockSelector | None, kv: str, rotate: bool) -> tuple[Seen, Any]:
-    """What one card sees and, if it does not attend to everything, the blocks it reads."""
+    """What one GPU sees and, if it does not attend to everything, the blocks it reads."""
     alone = attention(selector)
     room = model.new_cache(n, kv, rotate=rotate, layers=1)
     seen = seen_by(
@@ -82,7 +82,7 @@ def read_alone(model: Model, n: int, selector: BlockSelector | None, kv: str, ro
 def both(
     model: Model,
     n: int,
-    cards: int,
+    gpus: int,
     selector: BlockSelector | None,
     kv: str,
     rotate: bool,
@@ -93,7 +93,7 @@ def both(
     want, densities = read_alone(model, n, selector, kv, rotate)
     how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
     got = seen_by(
-        lambda watch: read_context_parallel(kind(cards), [model] * cards, IDS[:n], WHERE[:n], Hooks(watch), **how)
+        lambda watch: read_context_parallel(kind(gpus), [model] * gpus, IDS[:n], WHERE[:n], Hooks(watch), **how)
     )
     assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
     for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
@@ -105,15 +105,15 @@ def both(
         assert spread.densities() == densities
 
 
-@pytest.mark.parametrize("cards", [1, 2, 4])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
 @pytest.mark.parametrize("n", [100, 512, 1025, 1100, 1499])
-def test_lengths_of_all_kinds(model, n, cards) -> None:
-    both(model, n, cards, None, "f16", rotate=False)
+def test_lengths_of_all_kinds(model, n, gpus) -> None:
+    both(model, n, gpus, None, "f16", rotate=False)
 
 
-@pairwise(cards=[2, 3, 4], kind=[HostGroup, LateGroup, FetchingGroup], sparse=[False, True], n=[1100, 1499])
-def test_gathers_may_come_early_or_late(deep, cards, kind, sparse, n) -> None:
-    both(deep, n, cards, TopDensity(0.5) if sparse else None, "f16", sparse, kind)
+@pairwise(gpus=[2, 3, 4], kind=[HostGroup, LateGroup, FetchingGroup], sparse=[False, True], n=[1100, 1499])
+def test_gathers_may_come_early_or_late(deep, gpus, kind, sparse, n) -> None:
+    both(deep, n, gpus, TopDensity(0.5) if sparse else None, "f16", sparse, kind)
 
 
 def test_a_model_of_one_layer(tmp_path) -> None:
@@ -141,7 +141,7 @@ def test_selectors_list_the_same_blocks(model, selector) -> None:
     both(model, 1499, 4, selector, "f16", rotate=True)
 
 
-def test_gates_and_few_cards(gated) -> None:
+def test_gates_and_few_gpus(gated) -> None:
     assert gated.config.gated
     both(gated, 1100, 2, TopDensity(0.5), "f16", rotate=False)
     few = TopDensity(0.4, sink=1, window=1, last_n=0)  # without what is always read a block of 64 queries is told apart
@@ -149,15 +149,15 @@ def test_gates_and_few_cards(gated) -> None:
 
 
 def test_stripes_are_whole_pages_and_balanced() -> None:
-    for n, cards, tail in ((100_000, 4, 128), (1024, 4, 128), (1 << 20, 8, 64), (1300, 2, 700)):
-        stripes = ContextChunks(n, cards, tail)
+    for n, gpus, tail in ((100_000, 4, 128), (1024, 4, 128), (1 << 20, 8, 64), (1300, 2, 700)):
+        stripes = ContextChunks(n, gpus, tail)
         assert stripes.all[0].start == 0
         assert stripes.all[-1].stop == n
         assert stripes.all[-1].start <= n - tail
         assert all(a.stop == b.start for a, b in zip(stripes.all, stripes.all[1:], strict=False))
         assert not any(stripe.start % 128 for stripe in stripes.all)
         assert len(set(stripes.table().tolist())) == -(-n // 128)
-        work = [sum(b * b - a * a for a, b in stripes.of(card)) / n**2 * cards for card in range(cards)]
+        work = [sum(b * b - a * a for a, b in stripes.of(gpu)) / n**2 * gpus for gpu in range(gpus)]
         assert n < 10_000 or max(work) < 1.01
 
 
@@ -173,21 +173,21 @@ def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
 
 
 class TellingGroup(HostGroup):
-    """Whose cards are told whether something was done before."""
+    """Whose GPUs are told whether something was done before."""
 
     told: tuple[bool, ...] = ()
 
     @contextmanager
-    def _card(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Card]:
-        with super()._card(rank, barrier) as card:
-            card.set_warm = self._note  # type: ignore[method-assign]
-            yield card
+    def _gpu(self, rank: int, barrier: CollectiveBarrier) -> Iterator[Rank]:
+        with super()._gpu(rank, barrier) as gpu:
+            gpu.set_warm = self._note  # type: ignore[method-assign]
+            yield gpu
 
     def _note(self, known: bool) -> None:
         self.told += (known,)
 
 
-def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) -> None:
+def test_what_all_gpus_have_done_to_its_end_they_have_done_before(model, deep) -> None:
     group = TellingGroup(2)
 
     def read(
@@ -226,25 +226,25 @@ def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
         raise PromptError("enough")
 
     group = HostGroup(2)
-    with pytest.raises(PromptError, match="card 0 of 2: enough"):
+    with pytest.raises(PromptError, match="GPU 0 of 2: enough"):
         read_context_parallel(group, [model] * 2, IDS, WHERE, Hooks(fails))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-gpu")]
     with pytest.raises(PromptError, match="outside the vocabulary"):
         read_context_parallel(group, [model] * 2, IDS + VOCAB, WHERE, Hooks(fails))
     for models in ([model], [model, gated]):
-        with pytest.raises(ConfigError, match="2 cards need the same model each"):
+        with pytest.raises(ConfigError, match="2 GPUs need the same model each"):
             read_context_parallel(group, models, IDS, WHERE, Hooks(fails))
     hybrid = load_model(write_tiny(tmp_path / "hybrid.gguf", "qwen35"))
     with pytest.raises(ConfigError, match="attention layers alone"):
         read_context_parallel(group, [hybrid] * 2, IDS, WHERE, Hooks(fails))
 
 
-@pytest.mark.parametrize("cards", [2, 3, 4, 8])
-def test_stripes_are_equally_long_but_for_the_last(cards) -> None:
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+def test_stripes_are_equally_long_but_for_the_last(gpus) -> None:
     """Where each has a page more than there are stripes, and of fewer pages within one."""
-    parts, draw = 2 * cards, np.random.default_rng(cards)
+    parts, draw = 2 * gpus, np.random.default_rng(gpus)
     for tokens in (131072, 130981, *draw.integers(PAGE_TOKENS * parts, 150_000, 300).tolist()):
-        found = [stop - start for start, stop in ContextChunks(tokens, cards, PAGE_TOKENS).all]
+        found = [stop - start for start, stop in ContextChunks(tokens, gpus, PAGE_TOKENS).all]
         pages = -(-tokens // PAGE_TOKENS)
         assert sum(found) == tokens
         assert min(found) >= PAGE_TOKENS
@@ -253,12 +253,12 @@ def test_stripes_are_equally_long_but_for_the_last(cards) -> None:
         assert len(alike) == 1 or (pages < parts**2 and max(alike) - min(alike) == PAGE_TOKENS), (tokens, found)
 
 
-@pytest.mark.parametrize("cards", [2, 3, 4])
-def test_a_last_stripe_is_shorter_where_the_end_takes_longer(cards) -> None:
-    parts, draw = 2 * cards, np.random.default_rng(cards)
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_a_last_stripe_is_shorter_where_the_end_takes_longer(gpus) -> None:
+    parts, draw = 2 * gpus, np.random.default_rng(gpus)
     for tokens in (131072, 262143, *draw.integers(20_000, 150_000, 100).tolist()):
         for less in (1, 9, 40, 10**6):
-            plain, found = ContextChunks(tokens, cards, 300), ContextChunks(tokens, cards, 300, less)
+            plain, found = ContextChunks(tokens, gpus, 300), ContextChunks(tokens, gpus, 300, less)
             sizes = [stop - start for start, stop in found.all]
             assert sum(sizes) == tokens
             assert len(set(sizes[:-1])) == 1
