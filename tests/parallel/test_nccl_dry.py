@@ -263,7 +263,7 @@ def test_gathers_hangs_and_refusals() -> None:
     assert twice.startswith("GPUs (0, 0): name each once")
     assert first.startswith("GPUs (1, 2): name each once, and first the current one, 0")
     assert few == "5 GPUs requested, but this machine has 4; request fewer"
-    assert library.startswith("several gpus need NCCL; install it with `pip install nvidia-nccl-cu13`")
+    assert library.startswith("several GPUs need NCCL; install it with `pip install nvidia-nccl-cu13`")
 
 
 def test_gpus_that_reach_each_other_fetch_what_they_gather() -> None:
