@@ -108,7 +108,7 @@ def calls(work: Callable[[], Any], count: int, repeats: int) -> list[float]:
 
 
 def target(repeats: int) -> Iterator[tuple[str, list[float]]]:
-    """Prefill, decoding, and rounds of guessing ahead, of the heavy model."""
+    """Prefill, decoding, and rounds of speculative decoding, of the heavy model."""
     from fingerprint.finding import find
 
     loaded, trial = find("synthetic", "load")(TARGET, device="cuda"), find("Trial")

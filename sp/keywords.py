@@ -15,6 +15,8 @@ RENAMED: Mapping[str, str] = {
     "card": "gpu",
     "cards": "gpus",
     "target_cards": "target_gpus",
+    "draft": "speculator",
+    "draft_type": "speculator_type",
 }
 """Present name of every option that was renamed, by its former one. Command line, sweep files, other YAML and keywords
 of Python take both; help and documents have the present one."""

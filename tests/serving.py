@@ -86,7 +86,7 @@ def serving(
 ) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue, talks)
-    defaults = Defaults(options, answer, pipeline.draft is not None)
+    defaults = Defaults(options, answer, pipeline.speculator is not None)
     service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20), cors, guard)
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -119,9 +119,9 @@ def test_short_forms(pair: Pipeline) -> None:
     assert result.selection is not None
     assert result.importance is not None
     shown = [
-        *(pair, pair.with_draft(embedded("draft")), pair.target, pair.target.model, result, result.answer),
+        *(pair, pair.with_speculator(embedded("draft")), pair.target, pair.target.model, result, result.answer),
         *(result.answer.trace, result.importance, result.selection, result.prompt, result.prompt.prompt),
-        *(pair.score(result.prompt, options), turn, talk, pair.with_draft(embedded("draft")).draft),
+        *(pair.score(result.prompt, options), turn, talk, pair.with_speculator(embedded("draft")).speculator),
     ]
     for one in shown:
         text = repr(one)

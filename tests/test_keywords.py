@@ -11,9 +11,11 @@ import sp
 from sp.cli import COMMANDS, command_of
 from sp.errors import ConfigError, SpWarning
 from sp.keywords import RENAMED, present_names
+from sp.session import embedded
 from sp.session.options import ModelOptions, PlaceOptions
 from sp.studies.sweep.sweep import config_hash, load_sweep
 
+VALUES = {"precision": "int8", "drafter_precision": "int8", "speculator_type": "q8_0", "gpu": "24g"}
 SWEEP = "pairs: {PAIRS}\ntasks: {task: needle, tokens: 512, examples: 1}\ncells: {keep_ratio: 0.5}\n"
 
 
@@ -39,7 +41,7 @@ def test_a_former_flag_says_what_the_present_one_says(words: str) -> None:
     for former, now in RENAMED.items():
         if now not in names or former in names:
             continue
-        value = {"precision": "int8", "drafter_precision": "int8"}.get(now, "2")
+        value = VALUES.get(now, "2")
         flag, present = (f"--{name.replace('_', '-')}" for name in (former, now))
         rest = ["x"] if any(one.field.option.argument for one in command.entries) else []
         needed = required(command)
@@ -83,3 +85,11 @@ def test_present_names_warn_of_nothing() -> None:
 def test_loading_takes_former_names() -> None:
     with pytest.warns(SpWarning, match="math is now precision"):
         assert str(sp.load(device="cpu", math="int8").target.model.arithmetic.precision) == "int8"  # type: ignore[call-arg]
+
+
+def test_a_pipeline_takes_a_speculator_by_both_names() -> None:
+    pair = sp.load(device="cpu")
+    with pytest.warns(SpWarning, match=r"^with_draft is now with_speculator; the old name still works$"):
+        former = pair.with_draft(embedded("draft"))
+    assert former.speculator is not None
+    assert former.speculator.path == pair.with_speculator(embedded("draft")).speculator.path  # type: ignore[union-attr]

@@ -34,7 +34,7 @@ def test_the_file_is_small_and_shares_embedding_and_head_with_the_target() -> No
 
 @pytest.fixture(scope="module")
 def pipeline() -> Pipeline:
-    return Pipeline(load(embedded("target"), device="cpu")).with_draft(embedded("draft"))
+    return Pipeline(load(embedded("target"), device="cpu")).with_speculator(embedded("draft"))
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def scored(path: str, name: str, options: dict[str, Any], role: str = "drafter")
 @cache
 def pair() -> Any:
     """Target and drafter as people open them."""
-    return find("Pipeline").open(device="cuda").with_draft(find("embedded", "load")("draft"))
+    return find("Pipeline").open(device="cuda").with_speculator(find("embedded", "load")("draft"))
 
 
 def asked(path: str, changes: dict[str, Any]) -> Any:

@@ -96,8 +96,8 @@ Devices = Annotated[
 RayAddress = Annotated[
     str | None, opt(help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS, or else this machine alone, if left out.")
 ]
-Draft = Annotated[
-    Path | None, opt(help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own.")
+Speculator = Annotated[
+    Path | None, opt(help="DFlash draft model of the target, .gguf or .safetensors; the embedded target has its own.")
 ]
 KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for any GPU).")]
 RecordBelow = Annotated[Path | None, opt(help="Append the results below this folder, e.g. results.")]
@@ -248,13 +248,18 @@ def kernels_of(path: str, device: str) -> tuple[str, AbstractContextManager[None
     return (native_path(), nullcontext()) if path == "auto" else (path, forced_path(path))
 
 
-def draft_of(target: Path | None, draft: Path | None) -> Path:
-    """The draft's file: the embedded one for the embedded target; ConfigError where another target's is not named."""
+def speculator_file(target: Path | None, speculator: Path | None, decoder: str) -> Path:
+    """Return the draft model's file, the embedded one for the embedded target; ConfigError if another target has none.
+
+    `decoder`: name of the speculative decoder, for the message.
+    """
     from sp.session import embedded
 
-    if draft is None and target is not None:
-        raise ConfigError(f"guessing ahead needs a draft of {target.name}; name its file with --draft")
-    return draft or embedded("draft")
+    if speculator is None and target is not None:
+        raise ConfigError(
+            f"--decode {decoder} is speculative and needs a draft model for {target.name}; pass --speculator FILE"
+        )
+    return speculator or embedded("draft")
 
 
 def tell_thinking(thinking: Thinking, target: Loaded) -> None:
@@ -269,9 +274,9 @@ def scorers_of(options: RunOptions) -> list[Scorer]:
 
 
 def open_pair(
-    models: ModelOptions, place: PlaceOptions, scorers: Sequence[Scorer] | None = None, draft: Path | None = None
+    models: ModelOptions, place: PlaceOptions, scorers: Sequence[Scorer] | None = None, speculator: Path | None = None
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `draft` is for speculative decoding."""
+    """The pair on its device, its kernels compiled; `speculator` is for speculative decoding."""
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
 
@@ -282,7 +287,7 @@ def open_pair(
     pair = pair if place.break_even else pair.with_break_evens()
     if pair.drafter is not None and pair.drafter.chosen:  # as none was named
         print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
-    return settled(pair if draft is None else pair.with_draft(draft))
+    return settled(pair if speculator is None else pair.with_speculator(speculator))
 
 
 @contextmanager

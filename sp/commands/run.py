@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sp import __version__
 from sp.chat import Thinking
-from sp.commands.asked import Draft, RunAsked, draft_of, open_pair, scorers_of, tell_thinking
+from sp.commands.asked import RunAsked, Speculator, open_pair, scorers_of, speculator_file, tell_thinking
 from sp.commands.shell.line import opt
 from sp.commands.shell.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
 from sp.errors import ConfigError, PromptError
@@ -25,7 +25,7 @@ def run(
     question: Annotated[str | None, opt(help="What to ask about the text.")] = None,
     needle: Annotated[str | None, opt(help="Piece of the text that holds the answer; report only.")] = None,
     answer_prefix: Annotated[str, opt(help="Text the answer must begin with.")] = "",
-    draft: Draft = None,
+    speculator: Speculator = None,
     full: Annotated[bool, opt(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, opt(help="Print all kept text, not an excerpt, if any was left out.")] = False,
     out: Annotated[Path, opt(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
@@ -62,11 +62,11 @@ def run(
 
     options = asked.options
     check_folder(out, "--out")
+    name = DECODERS.name_of(options.decode)
     if isinstance(options.decode, Speculative):
-        draft = draft_of(models.target, draft)
-    elif draft is not None:
-        name = DECODERS.name_of(options.decode)
-        raise ConfigError(f"--decode {name} reads no draft; add --decode dflash or ddtree, or leave --draft out")
+        speculator = speculator_file(models.target, speculator, name)
+    elif speculator is not None:
+        raise ConfigError(f"--decode {name} is not speculative; add --decode dflash or ddtree, or omit --speculator")
     expected: list[str] | None = None
     if prompt_file is None:
         document, example = sample()
@@ -77,7 +77,7 @@ def run(
         raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
-    pipeline = open_pair(models, place, scorers_of(options), draft)
+    pipeline = open_pair(models, place, scorers_of(options), speculator)
     tell_thinking(thinking, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": thinking}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sp.chat import Thinking
 from sp.cluster import join
-from sp.commands.asked import Draft, RayAddress, RunAsked, draft_of, once, open_pair
+from sp.commands.asked import RayAddress, RunAsked, Speculator, once, open_pair, speculator_file
 from sp.commands.shell.line import Part, opt
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
@@ -52,7 +52,7 @@ def serve(
     thinking: Thinking,
     place: PlaceOptions,
     server: ServerOptions,
-    draft: Draft = None,
+    speculator: Speculator = None,
     replicas: Annotated[
         int, opt(least=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
     ] = 1,
@@ -107,7 +107,7 @@ def serve(
       sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
-    from sp.decode import Speculative
+    from sp.decode import DECODERS, Speculative
 
     if MISSING:
         raise ConfigError(f"sp serve needs the package {MISSING}; pip install 'sp-prefill[serve]'")
@@ -119,10 +119,11 @@ def serve(
     if server.session_dir is not None and (replicas > 1 or together > 1 or not server.sessions):
         raise ConfigError("--session-dir is for one server with sessions, on one GPU; leave it away")
     options = replace(asked.options, max_new_tokens=min(asked.max_new_tokens, server.max_tokens))
-    draft = draft_of(models.target, draft) if isinstance(options.decode, Speculative) else draft
-    wanted = Asked(models, draft, place, options, thinking, memory, server)
+    if isinstance(options.decode, Speculative):
+        speculator = speculator_file(models.target, speculator, DECODERS.name_of(options.decode))
+    wanted = Asked(models, speculator, place, options, thinking, memory, server)
     if getattr(options.decode, "temperature", 0):
-        raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
+        raise ConfigError("sp serve decodes speculatively only at temperature 0; omit decode.temperature")
     origins, key = origins_of(cors or []), key_of(None if no_api_key else api_key or os.environ.get(KEY))
     listener = listen(host, port)
     with ExitStack() as stack:
@@ -158,7 +159,7 @@ class Asked:
     """Options of `sp serve`, read and checked; plain, so that they can be sent to another process."""
 
     models: ModelOptions
-    draft: Path | None
+    speculator: Path | None
     place: PlaceOptions
     options: RunOptions
     thinking: Thinking
@@ -175,14 +176,15 @@ def open_service(
     asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...] = (), guard: Guard | None = None
 ) -> Service:
     """The pair, loaded and warm, behind its endpoints; `tell` is called with a line for what should be known of it."""
-    pipeline = open_pair(asked.models, asked.place, draft=asked.draft)  # all layers: a request may name any scorer
+    # Without a list of scorers all layers are loaded: a request may name any of them.
+    pipeline = open_pair(asked.models, asked.place, speculator=asked.speculator)
     if note := asked.thinking.note(pipeline.target.template):
         tell(f"{pipeline.target.path.name}: {note}")
     pipeline.ready(asked.options, once)
     pipeline.warm_up(options=asked.options)
     worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
-    server, draft = asked.server, pipeline.draft is not None
-    defaults = Defaults(asked.options, server.max_tokens, draft, asked.thinking, server.strict_fields)
+    server, speculative = asked.server, pipeline.speculator is not None
+    defaults = Defaults(asked.options, server.max_tokens, speculative, asked.thinking, server.strict_fields)
     return Service(worker, defaults, asked.limits, cors, guard)
 
 

@@ -245,7 +245,7 @@ class Plan:
     def command(self) -> str | None:
         """How to run it; None where it does not run."""
         if self.target.draft and not self.target.refused:
-            return f"sp run --target MODEL.gguf --decode ddtree --draft {_name(self.target)}"
+            return f"sp run --target MODEL.gguf --decode ddtree --speculator {_name(self.target)}"
         if self.verdict.runs == "no" or self.target.shape is not None:
             return None
         options = "".join(f" {one}" for one in (*self.verdict.options, *self._uncompared()))

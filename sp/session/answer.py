@@ -85,9 +85,11 @@ def cut(passes: Sequence[int], tokens: int) -> list[int]:
 
 
 def needed(draft: Draft | None) -> Draft:
-    """The draft of a way of decoding that guesses ahead; ConfigError if there is none."""
+    """Return the draft model; ConfigError if there is none, which speculative decoding needs."""
     if draft is None:
-        raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+        raise ConfigError(
+            "speculative decoding needs a draft model of the target; pass --speculator FILE, or call with_speculator"
+        )
     return draft
 
 

@@ -166,7 +166,7 @@ class Conversation:
         max_new_tokens : int, optional
             In place of that of the options.
         decode : Decoder, optional
-            In place of that of the options; none that guesses ahead.
+            In place of that of the options; none that is speculative.
         reporter : Reporter
 
         Raises

@@ -298,7 +298,7 @@ class Pair:
     target: Loaded
     drafter: Loaded | None = None
     residency: Residency = field(default_factory=Residency, compare=False)
-    draft: Draft | None = None
+    speculator: Draft | None = None
     break_evens: tuple[BreakEven, ...] = ()
     beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
     gpus: ContextParallel | None = field(default=None, compare=False)
@@ -396,7 +396,7 @@ def settle(
     if present is not None and end + options.max_new_tokens > target.model.config.context:
         raise over(target, end, options)
     if budget is not None:
-        beside = pipeline.draft.nbytes if pipeline.draft else 0
+        beside = pipeline.speculator.nbytes if pipeline.speculator else 0
         check_memory(target, held, options, budget, beside)
         if full and window.whole:
             check_memory(target, len(prompt), options, budget, beside, full=True)

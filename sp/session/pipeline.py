@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, Self
 from sp.arrays import Bools, Floats
 from sp.chat.answer import AnswerText, calling_of
 from sp.decode import Speculative
-from sp.errors import ConfigError, ModelError, plain
+from sp.errors import ConfigError, ModelError, SpWarning, plain
 from sp.kernels.device import pick_device
 from sp.keywords import check_keywords, present_names
 from sp.models import Model, load_draft
@@ -55,7 +56,7 @@ class Pipeline(Pair):
     drafter : Loaded, optional
     residency : Residency
         Who is on the device, and what it may take there.
-    draft : Draft, optional
+    speculator : Draft, optional
     break_evens : tuple of BreakEven
         What was measured of this pair.
     beside : ThreadPoolExecutor
@@ -72,7 +73,7 @@ class Pipeline(Pair):
     """
 
     def __repr__(self) -> str:
-        models = {"target": self.target, "drafter": self.drafter, "draft": self.draft}
+        models = {"target": self.target, "drafter": self.drafter, "draft": self.speculator}
         told = {role: plain(one.path.name) for role, one in models.items() if one is not None}
         told |= {"device": self.target.model.device}
         told |= {"vram": size} if (size := format_bytes(self.residency.budget)) else {}
@@ -242,22 +243,27 @@ class Pipeline(Pair):
         found = known_break_evens(records, self.target, self.drafter, self.residency.budget, gpus)
         return self if found is None else replace(self, break_evens=found)
 
-    def with_draft(self, path: str | Path) -> Self:
-        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
+    def with_speculator(self, path: str | Path) -> Self:
+        """Return the same pair with a draft model of its target, for speculative decoding; see `load_draft`.
 
         Examples
         --------
         >>> from sp.decode import DDTree
-        >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
+        >>> pair = Pipeline.open().with_speculator(embedded("draft"))  # doctest: +SKIP
         >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
         (8,)
         """
         model = self.target.model
         if isinstance(model, SharedModel):
-            return replace(self, draft=draft_on_gpus(path, model))
+            return replace(self, speculator=draft_on_gpus(path, model))
         if model.device == "cpu":
-            return replace(self, draft=load_draft(path, model))
-        return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
+            return replace(self, speculator=load_draft(path, model))
+        return replace(self, speculator=self.residency.hold("draft", lambda: load_draft(path, model)))
+
+    def with_draft(self, path: str | Path) -> Self:
+        """Call `with_speculator`, whose former name this is."""
+        warnings.warn("with_draft is now with_speculator; the old name still works", SpWarning, 2)
+        return self.with_speculator(path)
 
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
         """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
@@ -317,7 +323,7 @@ class Pipeline(Pair):
         reporter = reporter if progress is None else reporting(progress, reporter)
         options = options or RunOptions()
         if isinstance(options.decode, Speculative):
-            needed(self.draft)
+            needed(self.speculator)
         self.ready(options, reporter)
         done = request.answer(self, asked, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
         scored, settled = done.scored, done.settled
@@ -388,7 +394,7 @@ class Pipeline(Pair):
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         if isinstance(options.decode, Speculative):
-            needed(self.draft)
+            needed(self.speculator)
         self.ready(options)
         tokenised = self.tokenise(prompt)
         if settle(self, tokenised, options, full).decision.activated:

@@ -99,7 +99,7 @@ def answer(
     gpus = [*trace.facts.get("cards", ()), *trace.facts.get("target_cards", ())]
     facts = {"cards": gpus, "window": settled.fit.note, "residency": pipeline.residency.report(start)}
     facts["dropped"] = dropped_lines(tokenised, scored, 0 if turn is None else turn.since)
-    trace.facts |= told(pipeline.target, pipeline.drafter, pipeline.draft, options, scored, trace.stages, facts)
+    trace.facts |= told(pipeline.target, pipeline.drafter, pipeline.speculator, options, scored, trace.stages, facts)
     if scored is not None and memory is not None and memory.drafter is not None and memory.drafter.forgotten:
         trace.facts["positions"] = [*trace.facts.get("positions", ()), *memory.drafter.forgotten]
     whole = found if full and settled.fit.whole else None
@@ -322,7 +322,7 @@ def read(
             Cut(parts, options.mark_omitted, options.selector.whole),
         )
     start = begin if pool.gpus is None else begin_on_gpus
-    work = partial(start, target, given, options, draft=pipeline.draft, pool=pool)
+    work = partial(start, target, given, options, draft=pipeline.speculator, pool=pool)
     return finish(pipeline, prompt, len(given.ids), work, trace, reporter, what, on_token)
 
 

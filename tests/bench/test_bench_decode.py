@@ -30,7 +30,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     """Options that name a tiny target and its draft, both with random weights: right by chance alone."""
     folder = tmp_path_factory.mktemp("pair")
     target = write_synthetic(folder / "target.gguf", "tiny-qwen35", "q8_0")
-    return ["--target", target, "--draft", write_synthetic_draft(folder / "draft.gguf", "dflash-tiny-qwen35", "q8_0")]
+    return [
+        "--target",
+        target,
+        "--speculator",
+        write_synthetic_draft(folder / "draft.gguf", "dflash-tiny-qwen35", "q8_0"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +165,7 @@ def test_rounds_are_of_no_more_nodes_than_a_short_block_can_fill(pair: list[obje
     model = load_model(str(pair[1]))
     draft = write_draft(tmp_path, "dflash", model.config, (0, 2), block_size=2)
     call(
-        *("--target", pair[1], "--draft", draft, "--accept", 2, "--methods", "ddtree", "--budgets", 22, "-p", 40),
+        *("--target", pair[1], "--speculator", draft, "--accept", 2, "--methods", "ddtree", "--budgets", 22, "-p", 40),
         *("--new", 4, "-r", 1, "--nodes", "2,5,16,23", "--record", tmp_path),
     )
     rounds = of(tmp_path, "verify")
@@ -240,7 +245,7 @@ def test_json(pair: list[object]) -> None:
         (["--tasks", "needl"], "did you mean 'needle'"),
         (["--kv", "q3"], "Known: 5bit, f16"),
         (["--output", "xml"], "--output is"),
-        (["--target", "some.gguf"], "needs a draft of some.gguf"),
+        (["--target", "some.gguf"], "needs a draft model for some.gguf"),
     ],
 )
 def test_what_is_refused(pair: list[object], arguments: list[str], said: str) -> None:

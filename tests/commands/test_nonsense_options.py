@@ -79,7 +79,7 @@ def test_no_option_takes_nonsense() -> None:
         ("plan --synthetic-target qwen3-0.6b --target-type nonsense", "unknown file type of --target-type"),
         ("plan --synthetic-target qwen3-0.6b --drafter-type nonsense", "unknown file type of --drafter-type"),
         ("bench ttft --synthetic-drafter nonsense", "unknown shape of --synthetic-drafter"),
-        ("bench decode --draft-type nonsense", "unknown file type of --draft-type"),
+        ("bench decode --speculator-type nonsense", "unknown file type of --speculator-type"),
         ("bench ttft --full-seconds nan", "--full-seconds must be a finite number"),
         ("bench ttft --full-seconds -1", "--full-seconds must be at least 0"),
         ("bench turn --keep-ratio 2", "--keep-ratio must be at most 1"),

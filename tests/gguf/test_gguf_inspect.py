@@ -225,7 +225,7 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
         ({**KEYS, "general.architecture": "gemma5"}, (), "architecture 'gemma5' is not supported; sp runs "),
         ({**KEYS, "qwen3.logit_scale": 0.5}, (), "key qwen3.logit_scale is 0.5, which sp does not compute"),
-        ({**KEYS, "general.architecture": "dflash"}, (), "give it with --draft"),
+        ({**KEYS, "general.architecture": "dflash"}, (), "give it with --speculator"),
         (without(KEYS, "general.architecture"), (), "architecture None is not supported"),
     ],
 )
@@ -239,7 +239,7 @@ def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...]
 def test_a_draft_needs_no_tokenizer_of_its_own(tmp_path: Path) -> None:
     keys = {"general.architecture": "dflash", "dflash.block_count": 3}
     [warning] = inspect_file(write(tmp_path / "m.gguf", keys, {"fc.weight": (HIDDEN, 2 * HIDDEN)}))["warnings"]
-    assert "give it with --draft" in warning
+    assert "give it with --speculator" in warning
 
 
 def test_vocabulary_of_another_size(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_under_load_every_answer_is_the_pipelines_own_and_memory_comes_back(pair
 
 def test_answers_do_not_depend_on_how_they_are_decoded_nor_on_who_leaves(pair: Pipeline) -> None:
     expected = [own_answer(pair, number) for number in range(3)]
-    with tool.serving(pair.with_draft(embedded("draft"))) as server, httpx.Client(base_url=server.url) as http:
+    with tool.serving(pair.with_speculator(embedded("draft"))) as server, httpx.Client(base_url=server.url) as http:
         for number, decode in ((n, how) for how in ("ddtree", "greedy", "dflash", "ddtree") for n in range(3)):
             given = body(number, sp={"compress": "always", "decode": decode})
             with http.stream("POST", "/v1/chat/completions", json=given | {"stream": True}, timeout=60) as reply:

@@ -1,4 +1,4 @@
-"""Guessing ahead on the device gives the greedy answer token for token, and leaves what plain reading leaves.
+"""Speculative decoding on the device gives the greedy answer token for token, and leaves what plain reading leaves.
 
 A pass over many rows sums in another order than a step over one. Where that changes a token, the two likeliest ones
 must be that close: their gap in the step's logits is within twice the largest difference between the two ways of

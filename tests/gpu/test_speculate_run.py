@@ -30,7 +30,7 @@ def drafting() -> Pipeline:
     c = pair.target.model.config
     shape = DraftShape("random", c.hidden, 256, 4, 2, 128, (1, 6, c.layers - 1), 3, 60, (True, False))
     path = write_random(Path(mkdtemp()) / "draft.gguf", shape.metadata(), shape.plan("q8_0"), 5)
-    return pair.with_draft(path)
+    return pair.with_speculator(path)
 
 
 def answer(pair: Pipeline, **changes):

@@ -271,7 +271,7 @@ def test_a_small_model_is_proposed_as_a_drafter_and_a_draft_as_a_draft(tmp_path:
     assert f"--drafter {path}" in info["command"]
     assert info["cards"]["rows"][0]["drafters"] == {}
     draft = write_synthetic_draft(tmp_path / "draft.gguf", "dflash-tiny-qwen35", "q8_0")
-    assert "--decode ddtree --draft" in inspect_file(draft)["command"]
+    assert "--decode ddtree --speculator" in inspect_file(draft)["command"]
     assert max(map(len, shown(info).splitlines())) <= 80
 
 

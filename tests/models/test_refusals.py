@@ -154,7 +154,7 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
             "qwen3.final_logit_softcapping is 30",
             "take a model without it",
         ),
-        "dflash": (draft("first"), "a DFlash draft, no model by itself", "give it with --draft"),
+        "dflash": (draft("first"), "a DFlash draft, no model by itself", "give it with --speculator"),
     }
 
 
@@ -170,8 +170,8 @@ def later_drafts(folder: Path) -> dict[str, tuple[Path, str, str]]:
 
     return {
         "mtp": files["mtp"],
-        "dflash2": (draft("two", extra=("blk.0.ffn_conv_base",)), "is a DFlash2 draft", "or leave --draft and"),
-        "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or leave --draft and"),
+        "dflash2": (draft("two", extra=("blk.0.ffn_conv_base",)), "is a DFlash2 draft", "or leave --speculator and"),
+        "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or leave --speculator and"),
         "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft of a kind", "use the draft that was made for"),
     }
 
@@ -238,7 +238,7 @@ def test_commands_refuse_drafts_in_one_line(
     monkeypatch.chdir(tmp_path)
     for what, (path, told, advice) in later_drafts(tmp_path).items():
         port = ["--port", "0"] if command == "serve" else []
-        asked = command, "--decode", "dflash", "--draft", path, "--device", "cpu", *port
+        asked = command, "--decode", "dflash", "--speculator", path, "--device", "cpu", *port
         assert call(*asked, monkeypatch=monkeypatch) == 2, what
         error = capsys.readouterr().err
         assert error.startswith(f"sp: error: {path}: "), (what, error)

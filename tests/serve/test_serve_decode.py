@@ -24,7 +24,7 @@ def drafting(pair: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("draft")
     config = pair.target.model.config
     draft = write_draft(folder, "dflash", config, (1, config.layers // 2, config.layers - 1))
-    with tool.serving(pair.with_draft(draft)) as running:
+    with tool.serving(pair.with_speculator(draft)) as running:
         yield running
 
 
@@ -65,8 +65,8 @@ def test_a_server_without_a_draft_says_so(server: tool.Running) -> None:
     [
         (["--decode", "ddtre"], "did you mean 'ddtree'"),
         (["--decode", "ddtree", "--set", "decode.budget=0"], "budget is 0"),
-        (["--decode", "dflash", "--set", "decode.temperature=0.7"], "decodes greedily"),
-        (["--decode", "ddtree", "--target", "some.gguf"], "needs a draft of some.gguf"),
+        (["--decode", "dflash", "--set", "decode.temperature=0.7"], "decodes speculatively only at temperature 0"),
+        (["--decode", "ddtree", "--target", "some.gguf"], "needs a draft model for some.gguf"),
         (["--set", "draft.budget=4"], "unknown group of --set 'draft'"),
     ],
 )
@@ -80,5 +80,5 @@ def test_help_shows_an_example() -> None:
 
 def test_draft_files_are_read_before_anything_is_served(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.gguf")
-    found = invoke(["serve", "--port", "0", "--device", "cpu", "--draft", missing])
+    found = invoke(["serve", "--port", "0", "--device", "cpu", "--speculator", missing])
     assert "no such file" in str(found.exception)

@@ -24,8 +24,8 @@ from sp.studies.sample import sample
 document, example = sample()
 pair = Pipeline.open(device="cuda")
 weights = dry_memory.pool.used_bytes()
-pair = pair.with_draft(sys.argv[2])
-out = {"draft": dry_memory.pool.used_bytes() - weights, "held": pair.draft.nbytes}
+pair = pair.with_speculator(sys.argv[2])
+out = {"draft": dry_memory.pool.used_bytes() - weights, "held": pair.speculator.nbytes}
 
 
 def run(pair, decode, characters, **changes):

@@ -23,13 +23,13 @@ LINE = "target: shared by 2 GPUs, 13.5 + 13.5 MB of weights"
 
 @pytest.fixture(scope="module")
 def alone() -> Pipeline:
-    return Pipeline.open(device="cpu").with_draft(embedded("draft"))
+    return Pipeline.open(device="cpu").with_speculator(embedded("draft"))
 
 
 @pytest.fixture(scope="module")
 def shared(alone: Pipeline) -> Pipeline:
     target = load(embedded("target"), device="cpu", group=HostGroup(2))
-    return Pipeline(target, alone.drafter).with_draft(embedded("draft"))
+    return Pipeline(target, alone.drafter).with_speculator(embedded("draft"))
 
 
 def prompt(pipeline: Pipeline, characters: int = 400) -> Prompt:

@@ -16,7 +16,7 @@ from sp.session import Pipeline, RunOptions, embedded
 from sp.prompt import Prompt
 from sp.studies.sample import sample
 
-pair = Pipeline.open(device="cuda", gpus=2).with_draft(embedded("draft"))
+pair = Pipeline.open(device="cuda", gpus=2).with_speculator(embedded("draft"))
 group, residency = pair.target.model.shards.group, pair.residency
 group.wait_seconds, group.leave_seconds = 0.5, 1.0
 assert group is not pair.gpus.group
@@ -38,7 +38,7 @@ def graphs():
 
 first, kept = run()
 facts = first.trace.facts
-assert facts["cards"] == ["drafter: read by 2 gpus together", "target: shared by 2 gpus, 13.5 + 13.5 MB of weights"]
+assert facts["cards"] == ["drafter: read by 2 GPUs together", "target: shared by 2 GPUs, 13.5 + 13.5 MB of weights"]
 peaks = facts["card_peaks"]
 assert len(peaks) == 2 and min(peaks) > 27e6, peaks
 replayed, captured = graphs()

@@ -37,7 +37,7 @@ def draft_file(pair: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.parametrize("compress", ["always", "off"])
 def test_answers_do_not_depend_on_the_decoder(pair: Pipeline, draft_file: Path, compress) -> None:
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template, needle=TASK.needle)
-    drafting, found = pair.with_draft(draft_file), {}
+    drafting, found = pair.with_speculator(draft_file), {}
     for decode in (Greedy(), DFlash(), DDTree(5, 3)):
         options = RunOptions(keep_ratio=0.3, compress=compress, decode=decode, max_new_tokens=12)
         found[decode] = drafting.run(prompt, options, full=False).answer
@@ -56,12 +56,12 @@ def test_with_a_draft_fixed_text_takes_nothing_from_the_document(pair: Pipeline,
     question = f"{text_task(1500, seed=3).document} {TASK.question}"
     prompt = Prompt.from_document(TASK.document, question, pair.target.template, needle=TASK.needle)
     options = RunOptions(keep_ratio=0.1, compress="always", decode=DDTree(5, 3), max_new_tokens=4)
-    result = pair.with_draft(draft_file).run(prompt, options, full=False)
+    result = pair.with_speculator(draft_file).run(prompt, options, full=False)
     protected = result.prompt.mask("protected")
     assert protected.sum() > 0.5 * len(protected)
     assert 0 < result.selection.selected[~protected].sum() <= np.ceil(0.1 * (~protected).sum())
     short = Prompt.from_document("a", question, pair.target.template)
-    whole = pair.with_draft(draft_file).run(short, options, full=False)
+    whole = pair.with_speculator(draft_file).run(short, options, full=False)
     assert not whole.decision.activated
     assert whole.kept_tokens == len(whole.prompt)
 
@@ -74,7 +74,7 @@ def test_what_a_pass_gives_after_the_end_is_not_counted() -> None:
 
 def test_sampled_answers_depend_on_the_seed_alone(pair: Pipeline, draft_file: Path) -> None:
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
-    drafting, found = pair.with_draft(draft_file), []
+    drafting, found = pair.with_speculator(draft_file), []
     for seed in (0, 0, 1, 2):
         options = RunOptions(compress="off", decode=DFlash(temperature=50.0), max_new_tokens=12, seed=seed)
         found.append(drafting.run(prompt, options, full=False).answer.tokens)
@@ -87,10 +87,10 @@ def test_combinations_that_cannot_be(pair: Pipeline, monkeypatch: pytest.MonkeyP
         RunOptions(decode=DFlash(), target_sparse=FlashPrefill(alpha=0.1))
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
     tokenised = pair.tokenise(prompt)
-    with pytest.raises(ConfigError, match="needs the target's draft"):
+    with pytest.raises(ConfigError, match="needs a draft model of the target"):
         pair.read(tokenised, np.ones(len(tokenised), bool), RunOptions(decode=DDTree()))
     monkeypatch.setattr(request, "score_tokens", None)  # nothing is read before it is refused
-    with pytest.raises(ConfigError, match="needs the target's draft"):
+    with pytest.raises(ConfigError, match="needs a draft model of the target"):
         pair.run(prompt, RunOptions(compress="always", decode=DDTree()), full=False)
 
 
@@ -113,7 +113,7 @@ def command(retriever_target: Path, retriever_drafter: Path, tmp_path: Path) -> 
 
 def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) -> None:
     answers = []
-    for extra in ([], ["--decode", "ddtree", "--draft", draft_file, "--set", "decode.budget=4"]):
+    for extra in ([], ["--decode", "ddtree", "--speculator", draft_file, "--set", "decode.budget=4"]):
         assert call(monkeypatch, *command, "--json", *extra) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0]["answer"] == answers[1]["answer"] == TASK.answer
@@ -122,16 +122,16 @@ def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) 
     trace = json.loads((tmp_path / "out" / "trace.json").read_text())
     assert "budget=4" in trace["options"]["decode"]
     assert (trace["draft"]["file"], trace["draft"]["block_size"]) == (draft_file.name, BLOCK)
-    assert call(monkeypatch, *command, "--decode", "dflash", "--draft", draft_file) == 0
+    assert call(monkeypatch, *command, "--decode", "dflash", "--speculator", draft_file) == 0
     assert "tokens a pass of the target" in capsys.readouterr().out
 
 
 BAD = [
-    (["--decode", "ddtree"], "needs a draft of target.gguf"),
-    (["--draft", "{draft}"], "--decode greedy reads no draft"),
-    (["--decode", "ddtre", "--draft", "{draft}"], "did you mean 'ddtree'"),
-    (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
-    (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budgt=4"], "did you mean 'budget'"),
+    (["--decode", "ddtree"], "needs a draft model for target.gguf"),
+    (["--speculator", "{draft}"], "--decode greedy is not speculative"),
+    (["--decode", "ddtre", "--speculator", "{draft}"], "did you mean 'ddtree'"),
+    (["--decode", "ddtree", "--speculator", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
+    (["--decode", "ddtree", "--speculator", "{draft}", "--set", "decode.budgt=4"], "did you mean 'budget'"),
     (["--decode", "greedy", "--set", "decode.budget=4"], "option of decoder greedy 'budget'; there are none"),
     (["--kv", "q4"], "kv is 'q4'; did you mean 'q4_0'? Known: 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0"),
     (["--kv", "k=q8_0"], "--kv: k=q8_0 names one side; pass both, as in k=q8_0,v=q4_0"),
@@ -140,11 +140,11 @@ BAD = [
         ["--kv", "5bit", "--no-rotate"],
         "KV format 5bit is designed for rotated keys and values; do not switch rotation off",
     ),
-    (["--decode", "dflash", "--draft", "{draft}", "--set", "decode.temperature=-1"], "temperature is -1"),
-    (["--decode", "dflash", "--draft", "{draft}", "--set", "target.alpha=0.2"], "attends densely"),
-    (["--decode", "dflash", "--draft", "{other}"], "hidden size"),
-    (["--decode", "dflash", "--draft", "{partial}"], "blk.1.attn_q.weight is missing"),
-    (["--decode", "dflash", "--draft", "{draft}x"], "no such file"),
+    (["--decode", "dflash", "--speculator", "{draft}", "--set", "decode.temperature=-1"], "temperature is -1"),
+    (["--decode", "dflash", "--speculator", "{draft}", "--set", "target.alpha=0.2"], "attends densely"),
+    (["--decode", "dflash", "--speculator", "{other}"], "hidden size"),
+    (["--decode", "dflash", "--speculator", "{partial}"], "blk.1.attn_q.weight is missing"),
+    (["--decode", "dflash", "--speculator", "{draft}x"], "no such file"),
 ]
 
 

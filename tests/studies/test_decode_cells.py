@@ -24,12 +24,12 @@ WAYS = "cells.decode=[greedy, {name: dflash}, {name: ddtree, budget: 4}]"
 
 @pytest.fixture
 def drafted(sweep_file: Path, retriever_target: Path, tmp_path: Path) -> list[str]:
-    """Settings that make the tiny sweep guess ahead."""
+    """Settings that make the tiny sweep speculative."""
     with GGUFFile.open(retriever_target) as file:
         config = read_config(file)
     draft = write_draft(tmp_path, "dflash", config, (0, config.layers - 1))
     fewer = ["tasks.examples=1", "cells.scorer=tail", "cells.keep_ratio=0.4"]
-    return [f"pairs.draft={draft}", WAYS, *fewer]
+    return [f"pairs.speculator={draft}", WAYS, *fewer]
 
 
 def test_rows_tell_how_answers_were_decoded(sweep_file: Path, drafted: list[str]) -> None:
@@ -63,9 +63,9 @@ def test_a_greedy_run_has_the_hash_it_had_before_there_was_a_choice() -> None:
         (["cells.decode=ddtre"], "did you mean 'ddtree'"),
         (["cells.decode={name: ddtree, budgt: 4}"], "did you mean 'budget'"),
         (["cells.decode={name: ddtree, budget: 0}"], "budget is 0"),
-        (["cells.decode=dflash"], "need a draft of target.gguf; name it in pairs"),
-        (["pairs.draft=none.gguf", "cells.decode=dflash"], "draft none.gguf is not a file"),
-        (["pairs.dratf=x"], "did you mean 'draft'"),
+        (["cells.decode=dflash"], "need a draft model for target.gguf; add pairs"),
+        (["pairs.speculator=none.gguf", "cells.decode=dflash"], "speculator none.gguf is not a file"),
+        (["pairs.speculatr=x"], "did you mean 'speculator'"),
     ],
 )
 def test_what_a_file_may_not_say(sweep_file: Path, settings: list[str], said: str) -> None:
@@ -77,8 +77,8 @@ def test_the_embedded_target_has_its_own_draft(tmp_path: Path) -> None:
     text = "tasks: {task: needle, tokens: 600, examples: 1}\ncells: {decode: [greedy, ddtree]}\n"
     path = tmp_path / "x.yaml"
     path.write_text(text.replace("[greedy, ddtree]", "ddtree"))
-    assert load_sweep(path).runs[0].pair.draft.name == "draft.gguf"  # type: ignore[union-attr]
+    assert load_sweep(path).runs[0].pair.speculator.name == "draft.gguf"  # type: ignore[union-attr]
     path.write_text(text.replace("[greedy, ddtree]", "greedy"))
-    assert load_sweep(path).runs[0].pair.draft is None
+    assert load_sweep(path).runs[0].pair.speculator is None
     run = load_sweep(ROOT / "experiments" / "decoding.yaml").runs[0]
     assert [cell.config.get("decode", {}).get("budget", "greedy") for cell in run.cells] == ["greedy", None, 8, 22] * 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.asked import Q8_0, Draft, FileType, OnDevice, Results, ShapeName, draft_of, kernels_of
+from sp.commands.asked import Q8_0, FileType, OnDevice, Results, ShapeName, Speculator, kernels_of, speculator_file
 from sp.commands.shell.line import Part, opt
 from sp.commands.shell.terminal import check_folder, progress_bar
 from sp.config import Tokens
@@ -38,7 +38,7 @@ def bench_decode(
     target: Annotated[
         Path | None, opt(help="GGUF of the target, or a known name; the embedded one if left out.")
     ] = None,
-    draft: Draft = None,
+    speculator: Speculator = None,
     synthetic: Annotated[
         ShapeName | None, opt(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
     ] = None,
@@ -46,7 +46,7 @@ def bench_decode(
         FileType | None,
         opt("--type", help="File type of the target's random weights; the shape's own if left out, q4_k_m of most."),
     ] = None,
-    draft_type: Annotated[FileType, opt(help="File type of the draft's random weights.")] = Q8_0,
+    speculator_type: Annotated[FileType, opt(help="File type of the draft's random weights.")] = Q8_0,
     accept: Annotated[
         tuple[int, ...], opt(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
     ] = (),
@@ -110,7 +110,7 @@ def bench_decode(
     made = read_strategies(tasks, KNOWN, "--tasks")
     where = pick_device(device)
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
-    loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
+    loaded, guesser = open_models(target, speculator, synthetic, type_, speculator_type, where)
     ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
     cached = {"kv": cache_name(run.kv, run.rotate), "context": prompt}
@@ -167,7 +167,12 @@ def check_methods(methods: Sequence[str], budgets: Sequence[int], nodes: Sequenc
 
 
 def open_models(
-    target: Path | None, draft: Path | None, synthetic: str | None, type_: str | None, draft_type: str, where: Any
+    target: Path | None,
+    speculator: Path | None,
+    synthetic: str | None,
+    type_: str | None,
+    speculator_type: str,
+    where: Any,
 ) -> tuple[Any, Any]:
     """Target and draft, from files or with random weights."""
     from sp.models.drafts.dflash import load_draft
@@ -176,15 +181,15 @@ def open_models(
     from sp.session.loaded import synthetic as random_target
 
     if synthetic is None:
-        file = draft_of(target, draft)
+        file = speculator_file(target, speculator, "dflash")
         loaded = load(target or embedded("target"), device=where)
         return loaded, load_draft(file, loaded.model)
     if target is not None:
         raise ConfigError("give either --target or --synthetic")
     loaded = random_target(synthetic, type_, device=where)
-    if draft is not None:
-        return loaded, load_draft(draft, loaded.model)
-    return loaded, synthetic_draft(f"dflash-{synthetic}", draft_type, loaded.model)
+    if speculator is not None:
+        return loaded, load_draft(speculator, loaded.model)
+    return loaded, synthetic_draft(f"dflash-{synthetic}", speculator_type, loaded.model)
 
 
 def questions_of(tasks: Sequence[Any], examples: int, tokens: int, loaded: Any) -> list[Question]:

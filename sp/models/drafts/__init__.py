@@ -1,1 +1,1 @@
-"""DFlash drafts, which guess ahead for a target of their own."""
+"""DFlash draft models, each for a target of its own."""

@@ -55,7 +55,7 @@ def refuse_later(keys: Keys, names: Iterable[str]) -> None:
         if found:
             raise ModelError(
                 f"{keys.path}: is a {kind} draft ({found[0]}), and sp runs drafts of the first DFlash; "
-                "use such a draft of this target, or leave --draft and --decode out"
+                "use such a draft of this target, or leave --speculator and --decode out"
             )
     refuse_changed(keys, HONOURED)
 

@@ -53,7 +53,7 @@ Source: gguf-py, ``gguf/constants.py``, and the loaders of llama.cpp, ``src/mode
 EXPERTS = "a mixture of experts"
 SHORT = 24  # characters of what a file calls its architecture, beside the names of all that run
 KINDS = {
-    "dflash": "a DFlash draft, no model by itself: give it with --draft, and with --target the model it was made for",
+    "dflash": "a DFlash draft, no model by itself: give it with --speculator, and its target with --target",
     "dspark": "a DSpark draft, no model by itself",
     "eagle": "an EAGLE draft, no model by itself",
     "assistant": "a draft, no model by itself",
@@ -152,5 +152,5 @@ def refuse_prediction(path: str, names: Iterable[str]) -> None:
     if block is not None:
         raise ModelError(
             f"{path}: holds multi-token prediction alone (blk.{block}.nextn), which sp does not run; "
-            "give the whole model, and to guess ahead a DFlash draft of it with --draft"
+            "give the whole model, and a DFlash draft model of it with --speculator"
         )

@@ -117,7 +117,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
     trace.facts |= {
         "target": pipeline.target.describe(),
         "drafter": pipeline.drafter and pipeline.drafter.for_prompt(len(result.drafted or ())).describe(),
-        "draft": pipeline.draft.describe() if pipeline.draft else None,
+        "draft": pipeline.speculator.describe() if pipeline.speculator else None,
         "options": {
             name: value if isinstance(value, str | int | float | None) else repr(value)
             for name, value in (vars(options) | {"rotate": options.rotated}).items()

@@ -329,7 +329,7 @@ class Worker:
             paths = pair_paths(pair)
             pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, **pair.asked)
             if "draft" in paths:
-                pipeline = pipeline.with_draft(paths["draft"])
+                pipeline = pipeline.with_speculator(paths["draft"])
             pipeline.warm_up(min(WARM_TOKENS, tokens))
             self._loaded = pair, pipeline
         return self._loaded[1]
@@ -375,7 +375,7 @@ def natural_rows(job: Run, work: Work, progress: Callable[[int], None]) -> Itera
 
 def pair_name(job: Run) -> str:
     """Paths of the models of a run, and what was asked of them; empty for the embedded pair."""
-    named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
+    named = job.pair.target, job.pair.drafter, job.pair.speculator if job.pair.target else None
     return "+".join(
         [str(path) for path in named if path] + [f"{name} {value}" for name, value in job.pair.asked.items()]
     )

@@ -49,7 +49,7 @@ class PairFacts:
 def pair_paths(pair: Pair) -> dict[str, Path]:
     """File of each role, that of `default_drafter` where none is named; a draft only where the pair has one."""
     paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or default_drafter(pair.target)}
-    return paths | ({"draft": pair.draft} if pair.draft else {})
+    return paths | ({"draft": pair.speculator} if pair.speculator else {})
 
 
 def pair_facts(pair: Pair) -> PairFacts:

@@ -116,11 +116,11 @@ class Pair(ModelOptions):
 
     Parameters
     ----------
-    draft : Path, optional
-        DFlash draft of the target, where cells guess ahead; the embedded target has its own.
+    speculator : Path, optional
+        DFlash draft model of the target, for cells of speculative decoding; the embedded target has its own.
     """
 
-    draft: Path | None = None
+    speculator: Path | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -160,11 +160,11 @@ def with_drafter(pair: Pair, scorers: Iterable[type[Scorer]]) -> Pair:
     return replace(pair, drafter=default_drafter(pair.target, scorers))
 
 
-def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:
-    """The pair with a draft if cells guess ahead, the embedded one for the embedded target, and else without."""
-    if guesses and pair.draft is None and pair.target is not None:
-        raise cells.error(f"cells that guess ahead need a draft of {pair.target.name}; name it in pairs: draft: FILE")
-    return replace(pair, draft=(pair.draft or embedded("draft")) if guesses else None)
+def with_speculator(pair: Pair, speculates: bool, cells: Located) -> Pair:
+    """Return the pair with a draft model if cells are speculative (the embedded target has its own), else without."""
+    if speculates and pair.speculator is None and pair.target is not None:
+        raise cells.error(f"speculative cells need a draft model for {pair.target.name}; add pairs: speculator: FILE")
+    return replace(pair, speculator=(pair.speculator or embedded("draft")) if speculates else None)
 
 
 @dataclass(frozen=True)
@@ -331,9 +331,9 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
     for pair in pairs:
         for each in _combinations(part, "tasks"):
             for run in make_runs(each, part["tasks"], pair, cells_of, full):
-                guesses = any(isinstance(cell.options.decode, Speculative) for cell in run.cells)
+                speculates = any(isinstance(cell.options.decode, Speculative) for cell in run.cells)
                 ready = with_drafter(pair, [type(cell.options.scorer) for cell in run.cells])
-                yield dataclasses.replace(run, part=name, pair=with_draft(ready, guesses, part["cells"]))
+                yield dataclasses.replace(run, part=name, pair=with_speculator(ready, speculates, part["cells"]))
 
 
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:
