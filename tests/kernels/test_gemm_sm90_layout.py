@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from static_checks import check_statically
 
-from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, smem, stage_bytes, variant
@@ -28,7 +28,7 @@ def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> 
     text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
     plain = int(packing_of(int(defines["FORMAT"])).plain)
     text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {plain});\n"
-    nvrtc.compile_cubin(text, "gemm_sm90.cu", nvrtc.compile_options(defines, "90a"))
+    check_statically(text, "gemm_sm90.cu", defines, "90a")
 
 
 def test_variants_fit_with_enough_stages() -> None:

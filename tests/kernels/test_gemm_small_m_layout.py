@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from static_checks import check_statically
 
-from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.kernels.specs.matmul.gemm_small_m import smem, variant
@@ -28,7 +28,7 @@ def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> 
     text = flatten("gemm_small_m.cu")
     text += f"\nstatic_assert(HEADS_AT + (HEADS ? 4 * WARPS * 32 * PIECE : 0) == {smem(defines)});\n"
     text += "static_assert(X_AT % 16 == 0 && SUMS_AT % 16 == 0 && HEADS_AT % 16 == 0 && SLOT % 16 == 0);\n"
-    nvrtc.compile_cubin(text, "gemm_small_m.cu", nvrtc.compile_options(defines, "80"))
+    check_statically(text, "gemm_small_m.cu", defines, "80")
 
 
 @pytest.mark.parametrize("held", [16, 24, 32])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from static_checks import check_statically
 
-from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_small_m_sm90 import (
@@ -50,7 +50,7 @@ def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, .
     text += f"static_assert(SLOT == {slot_bytes(format_bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
     text += f"static_assert(STREAMED == (TOKENS > {RESIDENT}));\n"
     text += f"static_assert(STRIP_TASKS == {strip_tasks(tokens, epilogue)});\n"
-    nvrtc.compile_cubin(text, "gemm_small_m_sm90.cu", nvrtc.compile_options(defines, "90a"))
+    check_statically(text, "gemm_small_m_sm90.cu", defines, "90a")
 
 
 @pytest.mark.parametrize("held", HELD)

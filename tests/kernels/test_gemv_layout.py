@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from static_checks import check_statically
 
-from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.kernels.specs.matmul.gemv import Layout, smem, variant
@@ -40,7 +40,7 @@ def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> 
     assert defines["STAGES"] >= 2
     text = flatten("gemv.cu") + f"\nstatic_assert(FACTOR_AT + 4 * TOKENS == {smem(defines)});\n"
     text += "static_assert(SLOT * STAGES * ALL_WARPS == X_AT && X_AT % 16 == 0 && PARTIAL_AT % 16 == 0);\n"
-    nvrtc.compile_cubin(text, "gemv.cu", nvrtc.compile_options(defines, "80"))
+    check_statically(text, "gemv.cu", defines, "80")
 
 
 @pytest.mark.parametrize(

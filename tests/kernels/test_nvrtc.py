@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from static_checks import check_statically
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
@@ -88,3 +89,9 @@ def test_a_missing_compiler_is_one_error(monkeypatch):
         nvrtc.version()
     monkeypatch.undo()
     nvrtc.version.cache_clear()
+
+
+def test_static_assertions_are_decided_without_generating_code():
+    check_statically("static_assert(VALUE == 2);", "probe.cu", {"VALUE": 2}, "80")
+    with pytest.raises(DeviceError, match=r"static assertion failed"):
+        check_statically("static_assert(VALUE == 2);", "probe.cu", {"VALUE": 3}, "80")
