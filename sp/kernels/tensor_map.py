@@ -15,7 +15,7 @@ TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16":
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 KEPT = 32768
 """Size of the LRU cache of descriptors, about a kilobyte each: a 27B target on four GPUs and a drafter on each need
-some thousands in turn, and with less room than for all of them none would be found again."""
+some thousands in turn; a cache with less room than for all of them would never hit."""
 
 
 def tensor_map(

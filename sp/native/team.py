@@ -1,7 +1,7 @@
 """Team: threads that do a list of tasks together, without Python's lock; they spin while they wait for the next list.
 
 A decoded token is a few hundred tasks of 10 to 100 µs, too short for handing over between Python's threads. The caller
-always works, and does the parts that nobody else does: a thread that comes late, or never, costs nothing but its help.
+always works, and does the parts that no other thread takes: a late or absent thread costs nothing but its help.
 The split into parts depends on the number of items alone and every item is done by one thread, so that results do not
 depend on the number of threads."""
 

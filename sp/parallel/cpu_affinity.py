@@ -24,8 +24,8 @@ STEPS = 300  # of a probe: about 30 us of dict look-ups and small objects, as in
 class CpuChooser:
     """Choose a CPU by its speed: the seconds that the calling thread takes for a `probe` on it.
 
-    Machines that share their cores run some virtual CPUs on a core that somebody else uses too, for a second or for
-    minutes. The system inside such a machine does not know, and a thread that plans launches is half as fast there.
+    Machines that share their cores run some virtual CPUs on a core that another machine uses too, for a second or
+    for minutes. The system inside such a machine does not know, and a thread that plans launches is half as fast there.
 
     >>> chooser = CpuChooser()
     >>> chooser.choose() in (None, current_cpu())

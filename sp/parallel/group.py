@@ -221,7 +221,7 @@ class ParallelGroup(ABC):
                     gpu.wait()
             except StoppedError:
                 pass
-            except BaseException as error:  # an exception that leaves a thread reaches nobody
+            except BaseException as error:  # an exception that leaves a thread is lost
                 barrier.fail(rank, error)
             finally:
                 ended.put(rank)

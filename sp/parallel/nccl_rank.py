@@ -83,7 +83,7 @@ class LaunchLock:
         return not timed_out
 
     def _release(self) -> None:
-        """Hand the lock to the thread that has waited longest, and wake nobody else."""
+        """Hand the lock to the thread that has waited longest, and wake no other."""
         with self._lock:
             if self._queue:
                 self._queue.popleft().release()
@@ -160,7 +160,7 @@ class NcclRank(Rank):
     """A thread that queues on the current stream of its device, some collectives ahead, and gathers on a second stream.
 
     While the current stream is being captured nothing is in flight, nothing is waited for and no collective is counted:
-    whoever replays the graph waits, and a capture may fail on one GPU alone. Querying whether the stream is captured
+    the caller that replays the graph waits, and a capture may fail on one GPU alone. Querying whether the stream is captured
     raises if the capture has failed, before NCCL is called in vain."""
 
     def __init__(
@@ -311,7 +311,7 @@ class NcclRank(Rank):
         self._drain(limit - 1)
         step = self._barrier.arrive(self.rank, kind)
         if together or step.number <= self._first:
-            # The last GPU to arrive wakes the waiting threads, which take Python's lock from nobody before that.
+            # The last GPU to arrive wakes the waiting threads, which do not compete for Python's lock before that.
             self._until(partial(self._barrier.wait_all, step), step)
         return stream, step
 

@@ -40,7 +40,7 @@ WHOLE, LACKING = Tokenizer.from_metadata(METADATA), lacking(METADATA)
         ("\x04<|im_end|>b", [[0, 11], [11, 12]], [0]),
     ],
 )
-def test_what_is_dropped_goes_with_the_token_behind_it(text: str, spans: list[list[int]], dropped: list[int]) -> None:
+def test_dropped_characters_belong_to_the_token_behind_them(text: str, spans: list[list[int]], dropped: list[int]) -> None:
     found = LACKING.encode(text)
     assert found.spans.tolist() == spans
     assert found.dropped.tolist() == dropped

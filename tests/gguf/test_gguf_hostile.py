@@ -183,7 +183,7 @@ def test_names_are_not_paths(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_not_a_file(tmp_path: Path) -> None:
+def test_paths_that_are_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="is a directory; give"):
         GGUFFile.open(tmp_path)
     with pytest.raises(GGUFError, match=r"no such file; check"):

@@ -142,7 +142,7 @@ def test_a_whole_model(tmp_path: Path) -> None:
         ("qwen2", {"add_bos_token": None}, 2002, False),
     ],
 )
-def test_what_frames_a_prompt_is_told_as_encoding_does_it(
+def test_tokens_around_a_prompt_are_listed_as_they_are_encoded(
     family: str, keys: dict[str, Any], eos: int, add_bos: bool, tmp_path: Path
 ) -> None:
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
@@ -168,7 +168,7 @@ def test_what_frames_a_prompt_is_told_as_encoding_does_it(
         ),
     ],
 )
-def test_scaling_of_rope_is_told(keys: dict[str, Any], scaling: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_scaling_of_rope_is_listed(keys: dict[str, Any], scaling: dict[str, Any], line: str, tmp_path: Path) -> None:
     scaled = {f"qwen3.rope.scaling.{name}": value for name, value in keys.items()}
     info = inspect_file(write(tmp_path / "m.gguf", KEYS | scaled, qwen3_tensors()))
     assert info["warnings"] == []
@@ -176,7 +176,7 @@ def test_scaling_of_rope_is_told(keys: dict[str, Any], scaling: dict[str, Any], 
     assert f"rope scaling  {line}\n" in re.sub(r" +\n", "\n", shown(info))
 
 
-def test_hash_only_when_asked_for(tmp_path: Path) -> None:
+def test_hash_only_on_request(tmp_path: Path) -> None:
     assert inspect_file(write(tmp_path / "m.gguf", KEYS, {}))["sha256"] is None
 
 
@@ -236,7 +236,7 @@ def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...]
     assert warning in info["warnings"][0]
 
 
-def test_a_draft_needs_no_tokenizer_of_its_own(tmp_path: Path) -> None:
+def test_a_drafter_needs_no_tokenizer(tmp_path: Path) -> None:
     keys = {"general.architecture": "dflash", "dflash.block_count": 3}
     [warning] = inspect_file(write(tmp_path / "m.gguf", keys, {"fc.weight": (HIDDEN, 2 * HIDDEN)}))["warnings"]
     assert "give it with --speculator" in warning

@@ -100,7 +100,7 @@ def test_a_synthetic_vocabulary_cuts_text_as_that_of_scores() -> None:
         ({"bos_token_id": None}, "prompts need a bos token"),
     ],
 )
-def test_what_is_amiss_is_named(changes: dict[str, Any], problem: str) -> None:
+def test_the_error_names_the_problem(changes: dict[str, Any], problem: str) -> None:
     metadata = vocabulary([("a", "b")]) | {KEY + name: value for name, value in changes.items()}
     held = {key: value for key, value in metadata.items() if value is not None}
     with pytest.raises(GGUFError, match=problem):

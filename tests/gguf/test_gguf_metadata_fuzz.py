@@ -102,7 +102,7 @@ def test_arrays_in_drafts(tmp_path: Path, key: str) -> None:
         load_draft(path, tiny_target())
 
 
-def test_layers_are_told_by_flags_and_by_nothing_else(tmp_path: Path) -> None:
+def test_layers_are_given_by_flags_and_by_nothing_else(tmp_path: Path) -> None:
     words = raw.ARRAY, raw.array("", raw.STRING, 4, raw.text("x") * 4)[12:]
     path = hostile(tmp_path / "m.gguf", "tiny-qwen35", qwen35__attention__recurrent_layers=words)
     with pytest.raises(ModelError, match=r"recurrent_layers is \['x', 'x', 'x', 'x'\]; flags are true or false"):

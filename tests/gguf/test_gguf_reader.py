@@ -91,7 +91,7 @@ def test_alignments(tmp_path: Path, alignment: int) -> None:
             np.testing.assert_array_equal(file.weight(name).dense(), values)
 
 
-def test_types_without_decoder_are_listed_and_refused_only_when_asked_for(tmp_path: Path) -> None:
+def test_types_without_decoder_are_listed_and_refused_only_when_read(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(build([], [tensor("odd", [256, 2], 41), tensor("ok", [4], 0, 160)], bytes(256)))
     with GGUFFile.open(path) as file:

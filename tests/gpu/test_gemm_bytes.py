@@ -85,7 +85,7 @@ def kernel(request):
 
 @pytest.mark.parametrize("loud", [0, 1, 64, 100])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408), (2100, 512)])
-def test_loud_channels_and_rounding_are_the_twins(tokens: int, width: int, loud: int) -> None:
+def test_outlier_channels_and_rounding_equal_the_reference(tokens: int, width: int, loud: int) -> None:
     import cupy
 
     bits = inputs(tokens, width, min(loud, width // 4))

@@ -129,7 +129,7 @@ def damaged(wheel: Path) -> None:
     ],
     ids=["other bytes", "fewer bytes", "more bytes", "no member", "damaged", "truncated"],
 )
-def test_what_is_not_the_known_file_is_refused_in_a_line(
+def test_an_unknown_file_is_refused_in_one_line(
     spoil: Callable[[Path], object],
     message: str,
     index: Path,
@@ -156,13 +156,13 @@ def test_what_is_not_the_known_file_is_refused_in_a_line(
     [(lambda wheel: os.truncate(wheel, 500), "is invalid"), (Path.unlink, "No matching distribution found")],
     ids=["truncated", "absent"],
 )
-def test_what_pip_refuses_is_told_in_its_words(spoil: Callable[[Path], None], message: str, index: Path) -> None:
+def test_an_error_of_pip_is_reported_in_its_words(spoil: Callable[[Path], None], message: str, index: Path) -> None:
     spoil(index / "sp_test_model-1.0-py3-none-any.whl")
     with pytest.raises(FetchError, match=f"^cannot download sp-test-model==1.0: pip says: .*{message}"):
         fetch(ONE)
 
 
-def test_a_file_of_another_size_is_fetched_anew(quick: Path) -> None:
+def test_a_file_of_another_size_is_downloaded_again(quick: Path) -> None:
     path = fetch(ONE)
     path.write_bytes(b"cut short")
     assert fetched(ONE) is None
@@ -214,7 +214,7 @@ def test_without_pip_uv_runs_one(index: Path, tmp_path: Path, monkeypatch: pytes
     assert said.startswith(f"run --no-project --python {sys.executable} --with pip python -m pip download --no-deps ")
 
 
-def test_without_pip_and_uv_the_command_is_told_that_helps(
+def test_without_pip_and_uv_the_error_names_a_command_that_helps(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -64,7 +64,7 @@ def test_a_folder_of_that_name_does_not(cache: Path) -> None:
         ("x" * 5000, r"^x{60,}…: no such file and no known model"),
     ],
 )
-def test_what_is_not_here_is_told_in_a_line(named: str, message: str, cache: Path) -> None:
+def test_a_missing_file_is_reported_in_one_line(named: str, message: str, cache: Path) -> None:
     with pytest.raises(GGUFError, match=message) as found:
         GGUFFile.open(named)
     assert len(str(found.value)) < 300

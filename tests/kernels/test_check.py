@@ -38,7 +38,7 @@ def test_the_log_is_read_entry_by_entry():
     assert parse_log(LOG) == {"first": Resources(10, 0, 0, 0), "second": Resources(128, 20, 16, 1024)}
 
 
-def test_warnings_are_told_from_remarks():
+def test_warnings_are_distinguished_from_remarks():
     first, second = warnings(LOG)
     assert "177-D" in first
     assert "C7510" in second
@@ -141,7 +141,7 @@ def written(folder, monkeypatch, text):
     flatten.flatten.cache_clear()
 
 
-def test_what_differs_from_the_baseline_is_compiled(tmp_path, monkeypatch):
+def test_kernels_that_differ_from_the_baseline_are_compiled(tmp_path, monkeypatch):
     """Another text, another option or another entry; not another comment. Others are drawn, as many as asked for."""
     written(tmp_path, monkeypatch, "int a;  // first")
     spec = KernelSpec("k.cu", "x", (), 32, ({"A": 1}, {"A": 2}, {"A": 3}))
@@ -222,7 +222,7 @@ def test_a_check_in_processes_reports_progress_and_needs(tmp_path, monkeypatch):
 
 
 @pytest.mark.nvrtc
-def test_what_is_unchanged_is_not_compiled_again(tmp_path, monkeypatch):
+def test_unchanged_kernels_are_not_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
     job = check.plan(kernels("selftest").values(), ["80"])[0]
     first = check.compile_job(job)

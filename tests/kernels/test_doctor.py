@@ -176,7 +176,7 @@ def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
     assert states() == {"wheels": "warn", "cupy": "fail"}
 
 
-def test_formats_that_kernels_do_not_read_are_told_by_what_they_become(machine):
+def test_formats_without_kernels_are_listed_by_the_format_they_become(machine):
     assert "kernels read Q4_K," in found("formats").detail
     lines = [finding.detail for finding in doctor.examine() if finding.name == "re-packed"]
     targets = [line.partition(" -> ")[2] for line in lines]

@@ -30,7 +30,7 @@ def present(monkeypatch) -> list[str]:
     return stack
 
 
-def test_what_is_cached_is_made_with_the_memory_from_outside(present) -> None:
+def test_cached_arrays_are_allocated_outside_of_the_workspace(present) -> None:
     made = []
 
     @kept.cache

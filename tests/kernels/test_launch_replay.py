@@ -148,7 +148,7 @@ def test_memory_used_again_is_not_taken_for_what_is_exchanged(driver) -> None:
     assert one.replay([Array(1000), made]) is None
 
 
-def test_what_is_not_seen_is_not_repeated(driver) -> None:
+def test_unsupported_calls_are_not_replayed(driver) -> None:
     one, _ = made()
     assert one.replay([Array(1000), Array(3000)]) is None
     assert one.replay([Array(1000), Array(4096)]) is None, "it is made zero"
@@ -157,7 +157,7 @@ def test_what_is_not_seen_is_not_repeated(driver) -> None:
     assert odd.replay([Array(1000)]) is None
 
 
-def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None:
+def test_cached_arrays_are_not_recorded_and_an_error_ends_recording(driver) -> None:
     @cache
     def kept() -> Array:
         import_cupy().mean(None)
@@ -176,7 +176,7 @@ def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None
     assert not one.commands
 
 
-def test_a_launch_that_the_driver_refuses_is_told(driver) -> None:
+def test_a_launch_that_the_driver_refuses_is_an_error(driver) -> None:
     one, _ = made()
     repeat = one.replay([Array(1000)])
     driver.status[0] = 700

@@ -44,7 +44,7 @@ def compiled(source: str, driver: str, width: int) -> ctypes.CDLL:
 
 
 @pairwise(width=[256, 1280, 2080], each=[16, 64], loud=[0, 3, 100])
-def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud: int) -> None:
+def test_outlier_channels_are_selected_and_peaks_are_cleared(width: int, each: int, loud: int) -> None:
     tokens, rng = 70, np.random.default_rng([width, loud])
     x = rng.standard_normal((tokens, width)).astype(np.float32)
     x[:, rng.choice(width, loud, replace=False)] *= rng.uniform(50, 1000, loud).astype(np.float32)

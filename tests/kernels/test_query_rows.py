@@ -62,7 +62,7 @@ def test_queries_grow_with_their_positions(heads: int, d: int) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(1, 1, 64), (3, 16, 128), (5, 3, 256)])
-def test_gates_come_to_stand_beside_their_queries(tokens: int, heads: int, d: int) -> None:
+def test_gates_are_stored_next_to_their_queries(tokens: int, heads: int, d: int) -> None:
     rng = np.random.default_rng(d)
     q, gate = (aligned(rng.integers(0, 1 << 16, (tokens, heads, d)).astype(np.uint16)) for _ in range(2))
     wide = aligned(np.zeros((tokens, heads, 2 * d), np.uint16))

@@ -67,7 +67,7 @@ def test_scalars_are_cast(declaration, value, kind):
         ("map m", None),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(declaration, value):
+def test_arguments_that_do_not_fit_are_refused_by_name(declaration, value):
     name = declaration.split()[-1]
     with pytest.raises(DeviceError, match=f"kernel k, argument {name}: "):
         checker("k", declaration)(value, 0)
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused_by_name(declaration, value):
         ("map m", np.zeros(1, np.dtype([("words", "<u8", (16,))]))),
     ],
 )
-def test_what_fits_is_passed_on(declaration, value):
+def test_arguments_that_fit_are_passed_on(declaration, value):
     assert checker("k", declaration)(value, 0) is value
 
 

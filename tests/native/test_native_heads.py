@@ -85,7 +85,7 @@ def test_packed_pages_are_read_as_what_they_hold(d: int, fmts: tuple[BlockFormat
     np.testing.assert_allclose(paged_attention(q, at), attention(q, *at.gather()), rtol=1e-4, atol=2e-6)
 
 
-def test_what_no_loop_takes() -> None:
+def test_attention_without_a_compiled_loop() -> None:
     at = paged(normal(20, 1, 24), normal(20, 1, 24, seed=1), F32)
     assert few_attended(normal(1, 1, 24), at, PLAIN) is None
     at = paged(normal(20, 1, 32), normal(20, 1, 32, seed=1), F32)
@@ -133,7 +133,7 @@ def test_keys_and_values_are_stored_where_they_belong(fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize("value", [65520.0, -1e6, np.inf, np.nan])
 @pytest.mark.parametrize("of", ["k", "v"])
-def test_what_float16_cannot_hold_is_refused(value: float, of: str) -> None:
+def test_values_outside_of_float16_are_refused(value: float, of: str) -> None:
     q, k, v = (normal(1, 2, 32, seed=i) for i in range(3))
     (k if of == "k" else v)[0, 1, 7] = value
     at = PagedKV(*(np.zeros((1, PAGE, 2, 64), np.uint8) for _ in range(2)), np.array([0]), 0, F16)

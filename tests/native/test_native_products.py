@@ -106,12 +106,12 @@ def test_gated_products(tokens: int, gelu: bool) -> None:
     np.testing.assert_allclose(found, want, rtol=2e-4, atol=2e-5 * np.abs(want).max())
 
 
-def test_products_do_not_depend_on_the_tokens_beside_them() -> None:
+def test_products_do_not_depend_on_the_other_tokens() -> None:
     w, x = packed(Q4_K, 9, 512), np.random.default_rng(6).standard_normal((8, 512)).astype(np.float32)
     np.testing.assert_array_equal(linear(x, w)[:4], np.concatenate([linear(x[:4], w)]))
 
 
-def test_what_no_loop_takes_is_numpy_s() -> None:
+def test_products_without_a_compiled_loop_use_numpy() -> None:
     assert unit(IQ4_NL.decode, 64) is None
     assert packed(F32, 3, 24).found(native_rows) is None, "no whole vectors"
     assert few_rows(np.ones((1, 24), np.float32), packed(F32, 3, 24)) is None

@@ -132,7 +132,7 @@ def test_rules_are_read_as_they_are_written():
 @pytest.mark.parametrize(
     "text", ["", "64", "constant", "constant:1:2", "energy", "sqrt:", "energy:a", "energy:1:2:3:4"]
 )
-def test_what_is_no_rule_is_told_so(text):
+def test_text_that_is_no_rule_is_rejected(text):
     with pytest.raises(ConfigError, match=r"--blocks .*constant:64"):
         read_rule(text, "--blocks")
 

@@ -76,7 +76,7 @@ def test_groups_without_numbers() -> None:
         round_rows(np.zeros((1, 255), np.float32), ByteKind.INT8, NONE, True)
 
 
-def test_loud_channels_are_those_far_over_the_others() -> None:
+def test_outlier_channels_are_those_far_over_the_others() -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((300, 1024)).astype(np.float32)
     assert len(loud_channels(x)) == 0
@@ -87,7 +87,7 @@ def test_loud_channels_are_those_far_over_the_others() -> None:
     assert len(loud_channels(np.zeros((3, 256), np.float32))) == 0
 
 
-def test_of_too_many_loud_channels_the_loudest_stand_apart() -> None:
+def test_of_too_many_outlier_channels_the_largest_are_separate() -> None:
     peaks = np.ones(4096, np.float32)
     peaks[100:200] = 64  # a bin of a hundred, and thirty over it
     peaks[1000:1030] = 1024

@@ -110,7 +110,7 @@ def test_few_rows_of_k_quants_take_the_hopper_kernel(
     assert taken == (list(FEW[path]) if few else [])
 
 
-def test_shapes_are_told_apart() -> None:
+def test_each_shape_has_its_class() -> None:
     assert [shape_class(*shape) for shape in SHAPES.values()] == list(SHAPES)
 
 

@@ -110,7 +110,7 @@ def test_a_peaked_block_is_kept_and_flat_ones_are_dropped():
     np.testing.assert_allclose(out, want, atol=0.02)
 
 
-def test_a_forced_block_with_all_the_energy_hides_the_others_unless_it_is_not_asked():
+def test_a_forced_block_with_all_the_energy_hides_the_others_unless_it_is_excluded():
     q, k, v = planted(12)
     k[:BLOCK, :, 0] += 6  # the sink draws far more than block 3
     at = paged(k, v)

@@ -90,7 +90,7 @@ def test_alpha_zero_equals_dense(tokens, group) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "share", "most"), [(0.02, 0.321, 0.004), (0.1, 0.301, 0.01), (0.9, 0.268, 0.15)])
-def test_what_is_left_out_hardly_matters_where_attention_is_peaked(alpha, share, most) -> None:
+def test_blocks_left_out_hardly_matter_where_attention_is_peaked(alpha, share, most) -> None:
     """Density and squared relative error of the output at 4153 tokens; forced blocks alone are 0.22 of all."""
     q, k, v = real(4153, 2)
     options = FlashPrefill(alpha, sink=1, window=2, last_n=1)

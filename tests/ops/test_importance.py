@@ -67,7 +67,7 @@ def test_before_and_after_the_heads_are_the_whole_order() -> None:
         ("pool,heads,queries", 1, (1, 0, 0)),
     ],
 )
-def test_what_the_kernel_does_before_the_heads(order, pool, want) -> None:
+def test_defines_of_a_reduction_before_the_heads(order, pool, want) -> None:
     defines = fold_defines(Reduction(order, pool=pool))
     assert tuple(defines[name] for name in ("WIDTH", "QUERIES_FIRST", "POOL_AT")) == want
     with pytest.raises(ConfigError, match="193"):

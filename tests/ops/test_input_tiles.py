@@ -47,14 +47,14 @@ def test_every_value_lies_where_the_kernels_look_for_it(tokens: int, width: int,
             assert abs(high + low - mean) <= abs(mean) * 2.0**-21 + 2.0**-24
 
 
-def test_a_small_token_beside_a_large_one_keeps_its_bits() -> None:
+def test_a_small_token_next_to_a_large_one_keeps_its_bits() -> None:
     x = normal(6, 1024) * np.float32([1e6, 1e-3, 1.0, 1e-12, 1e12, 1e-30])[:, None]
     x[0, 7] = 2.0**28
     x[5, 9] = 0
     assert by_token(tiles_of(x, 8, largest_scales(x)).values(), x).max() < F16
 
 
-def test_what_one_scale_for_all_loses() -> None:
+def test_one_scale_for_all_tokens_loses_bits() -> None:
     """The reason for a scale of each token: 1/64 cuts the one off and rounds the other away."""
     x = normal(2, 1024) * np.float32([1e7, 1e-5])[:, None]
     lost = by_token(tiles_of(x, 8, np.full(2, UNIT_SCALE, np.float32)).values(), x)

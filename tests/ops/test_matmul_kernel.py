@@ -54,7 +54,7 @@ def test_a_norm_is_made_before_unless_it_is_fused() -> None:
     assert kept[0].norm is NORM
 
 
-def test_a_norm_that_was_begun_is_taken_as_tiles_or_made_anew() -> None:
+def test_a_norm_that_was_started_is_used_as_tiles_or_recomputed() -> None:
     (plain, calls), (ready, kept) = recorder(), recorder(fusions=frozenset(Fusion))
     for kernel in (plain, ready):
         kernel.launch(product(Q4_K, norm=READY))
@@ -116,7 +116,7 @@ def test_outputs_are_padded_to_a_multiple_and_cut(monkeypatch: pytest.MonkeyPatc
     assert calls[1].outs[0].shape == (3, 56)
 
 
-def test_what_a_kernel_takes() -> None:
+def test_a_kernel_accepts_the_products_that_it_declares() -> None:
     def room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:
         return 0 if width > 512 else 4
 

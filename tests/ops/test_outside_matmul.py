@@ -54,7 +54,7 @@ def test_it_multiplies(kernel: MatmulKernel) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_dispatch_takes_it_when_asked_and_nothing_else_changes(path: str) -> None:
+def test_dispatch_uses_it_on_request_and_nothing_else_changes(path: str) -> None:
     cases = [
         (tokens, kind, shape, epilogue)
         for tokens in (*range(1, 70), 128, 129, 4096)

@@ -124,7 +124,7 @@ def test_rows_come_in_slices() -> None:
     np.testing.assert_array_equal(sliced.data, whole.data)
 
 
-def test_what_has_no_fragment_order_is_refused() -> None:
+def test_formats_without_fragment_order_are_refused() -> None:
     with pytest.raises(ModelError, match="no kernel reads F32"):
         plane_offsets("w", F32, (64, 64))
     with pytest.raises(ModelError, match="whole 64 values"):

@@ -98,7 +98,7 @@ print(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_child_of_a_fork_has_threads_of_its_own() -> None:
+def test_a_forked_child_has_its_own_threads() -> None:
     """It inherits pools whose threads stayed with its parent: work that is handed to them is never done."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS],

@@ -36,7 +36,7 @@ def host():
     os.sched_setaffinity(0, before)
 
 
-def test_the_fastest_is_taken_and_nobody_is_held_there(host) -> None:
+def test_the_fastest_is_chosen_without_pinning_a_thread(host) -> None:
     slow, fast = host.numbers
     host.takes[slow] = 2.0
     chosen = CpuChooser(host.look)
@@ -57,7 +57,7 @@ def test_the_last_one_is_kept_while_it_is_about_as_fast(host) -> None:
     assert chosen.choose() != first, "which is the last one now"
 
 
-def test_where_all_are_slow_the_fastest_is_taken_and_what_was_fast_is_forgotten(host) -> None:
+def test_if_all_are_slow_the_fastest_is_chosen_and_earlier_times_are_forgotten(host) -> None:
     chosen = CpuChooser(host.look)
     chosen.choose()
     host.takes = dict(zip(host.numbers, (1.6, 1.5), strict=True))
@@ -78,7 +78,7 @@ def test_a_thread_that_may_be_elsewhere_alone_leaves_the_last_one(host) -> None:
     assert os.sched_getaffinity(0) == {other}
 
 
-def test_threads_at_once_are_asked_for_one_after_the_other(host) -> None:
+def test_concurrent_probes_run_one_after_the_other(host) -> None:
     chosen, found = CpuChooser(host.look), []
     threads = [threading.Thread(target=lambda: found.append(chosen.choose())) for _ in range(8)]
     for thread in threads:
@@ -89,7 +89,7 @@ def test_threads_at_once_are_asked_for_one_after_the_other(host) -> None:
     assert set(found) <= set(host.numbers)
 
 
-def test_where_that_is_forbidden_the_thread_stays(host, monkeypatch) -> None:
+def test_without_permission_the_thread_stays(host, monkeypatch) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

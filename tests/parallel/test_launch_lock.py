@@ -32,7 +32,7 @@ def test_one_at_a_time_and_in_order() -> None:
     assert all(len({*together[i : i + 3]}) > 1 for i in range(len(together) - 3))  # nobody takes turn after turn
 
 
-def test_who_waits_too_long_goes_on() -> None:
+def test_a_thread_that_waits_too_long_goes_on() -> None:
     turns, seen = LaunchLock(seconds=0.05), []
 
     def late(name: str) -> None:

@@ -29,7 +29,7 @@ def test_later_threads_go_where_the_first_one_was() -> None:
     assert core.number in before
 
 
-def test_where_that_is_forbidden_nothing_happens(monkeypatch) -> None:
+def test_without_permission_nothing_happens(monkeypatch) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -138,7 +138,7 @@ def test_no_other_of_the_five_scales_does_better(fmt: BlockFormat) -> None:
 
 
 @both
-def test_what_was_decoded_decodes_to_itself_again(fmt: BlockFormat) -> None:
+def test_decoded_values_are_encoded_without_loss(fmt: BlockFormat) -> None:
     values = samples(seed=3)
     once = fmt.decode(fmt.encode(values))
     again = fmt.decode(fmt.encode(once))
@@ -176,7 +176,7 @@ def test_a_huge_value_is_held_and_spoils_its_own_group_alone(fmt: BlockFormat, s
 @pytest.mark.parametrize(
     ("value", "told"), [(np.nan, "NaN or Inf"), (np.inf, "NaN or Inf"), (1e30, "too large: a scale exceeds 57000")]
 )
-def test_what_no_code_holds_is_refused_in_one_line(fmt: BlockFormat, value: float, told: str) -> None:
+def test_values_without_a_code_are_refused_in_one_line(fmt: BlockFormat, value: float, told: str) -> None:
     values = np.ones((2, 64), np.float32)
     values[1, 40] = value
     with pytest.raises(ConfigError, match=told) as refused:

@@ -147,7 +147,7 @@ def made(**changes: object) -> BlockFormat:
     return replace(Q4_0, **({"name": "MADE", "ggml_type": 200} | changes))
 
 
-def test_what_is_not_registered() -> None:
+def test_invalid_formats_are_not_registered() -> None:
     before = dict(FORMATS)
     with pytest.raises(ConfigError, match="already registered, as Q4_0"):
         register_format(made(name="Q4_0"))
@@ -178,7 +178,7 @@ def test_values_of_codes_stand_in_the_header_where_there_are_some(monkeypatch: p
         (made(packing=None, block_bytes=36), 512, False, BF16),
     ],
 )
-def test_what_the_device_holds(fmt: BlockFormat, width: int, table: bool, held: BlockFormat) -> None:
+def test_the_format_on_the_device(fmt: BlockFormat, width: int, table: bool, held: BlockFormat) -> None:
     assert device_format(fmt, width, table=table) is held
 
 
@@ -206,7 +206,7 @@ def test_a_scale_takes_a_format_its_kernels() -> None:
     assert device_format(Q4_K, 512) is Q4_K
 
 
-def test_what_is_counted() -> None:
+def test_repacked_weights_are_counted() -> None:
     odd = made(packing=None)
     found = count_repacked(
         [
