@@ -47,6 +47,7 @@ def turned(head_dim: int, half: int, interleaved: bool, normed: bool) -> Compile
                 values = [vector * scale * factor for vector, factor in zip(values, weights, strict=True)]
             for part, vector in zip(parts, values, strict=True):
                 c, s = (code.load(F32, table + offset + 4 * part, wide=True) for table in (cos, sin))
+                # `s` has the sign of the rotation, and is 0 for values that are not rotated.
                 code.store(vector * c + partner(values, part) * s, out + row * (4 * head_dim) + 4 * part)
 
     return kernel(write)
@@ -108,7 +109,9 @@ def attended(
             token, head = item // kv_heads, item % kv_heads
             start = item * (4 * group * head_dim)
             scale = code.splat(real(code, task, 10))
+            # The scale is applied to queries once, so that dot products are scores in base 2.
             query = [code.load(F32, q + start + 4 * LANES * part, wide=True) * scale for part in range(group * parts)]
+            # Causal: the last n tokens see all keys up to their own.
             seen, first_key = stored_tokens - n + token + 1, code.variable(code.number(0))
             with code.where(code.number(0).below(reach)):
                 first_key.set(code.load(I32, reach + token * 4).widened(I64))
@@ -123,6 +126,7 @@ def attended(
             with code.counting(first_key.value, seen, TILE) as tile:
                 remaining = seen - tile
                 count = code.chosen(remaining.below(TILE), remaining, code.number(TILE))
+                # The last tile may have fewer keys: its empty slots get a weight of 0.
                 for part in range(0, group * TILE, LANES):
                     code.store(code.all_lanes(NEVER), scores + 4 * part)
                 with code.counting(0, count) as index:
@@ -147,6 +151,7 @@ def attended(
                         for part, value in enumerate(vectors):
                             total = sums[h * parts + part]
                             total.set(code.multiplied(weight, value, total.value))
+            # A sink has no value vector: it adds to the denominator alone.
             with code.where(code.number(0).below(sinks)):
                 for h in range(group):
                     sink = code.load(F32, sinks + (head * group + h) * 4)

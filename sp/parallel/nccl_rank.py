@@ -160,8 +160,8 @@ class NcclRank(Rank):
     """A thread that queues on the current stream of its device, some collectives ahead, and gathers on a second stream.
 
     While the current stream is being captured nothing is in flight, nothing is waited for and no collective is counted:
-    the caller that replays the graph waits, and a capture may fail on one GPU alone. Querying whether the stream is captured
-    raises if the capture has failed, before NCCL is called in vain."""
+    the caller that replays the graph waits, and a capture may fail on one GPU alone. Querying whether the stream is
+    captured raises if the capture has failed, before NCCL is called in vain."""
 
     def __init__(
         self,

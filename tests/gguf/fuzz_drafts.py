@@ -209,7 +209,7 @@ class Scorer:
 
 @cache
 def subjects() -> tuple[Checkpoint | Scorer, ...]:
-    """What is damaged."""
+    """Return the files to damage, of a drafter and of a scorer."""
     return Checkpoint(find_draft_shape("dflash-tiny-qwen35"), tiny_target()), Scorer()
 
 

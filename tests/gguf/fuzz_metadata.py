@@ -123,7 +123,7 @@ def wrong(rng: random.Random) -> tuple[int, bytes]:
 
 
 def retyped(rng: random.Random, value: Any) -> tuple[int, bytes]:
-    """What a file meant, said in another kind; or one item of it that is something else."""
+    """Return a value converted to another kind, or with one item replaced."""
     if isinstance(value, list) and isinstance(value[0], str):
         items = [text.encode() for text in value]
         if rng.random() < 0.2:
@@ -225,7 +225,7 @@ def model_steps(path: Path) -> Iterator[Step]:
 
 
 def told(path: Path) -> None:
-    """What is shown of a file."""
+    """Render each form of `sp inspect` and check its lines."""
     facts = inspect_file(path)
     render(facts)
     json.dumps(facts)
@@ -234,7 +234,7 @@ def told(path: Path) -> None:
 
 
 def foretold(path: Path) -> None:
-    """What is said to run loads and takes a conversation, and nothing else does."""
+    """Check that a file reported as usable loads and takes a conversation, and that no other does."""
     plan = plan_file(path).as_dict()
     render_plan(plan)
     refusal: SpError | None = None
@@ -270,7 +270,7 @@ def draft_steps(path: Path, target: Model) -> Iterator[Step]:
 
 
 def reader(case: Case, path: Path) -> Callable[[], Iterator[Step]]:
-    """What reads a case."""
+    """Return the reader of a case."""
     if case.name.startswith("dflash"):
         return lambda: draft_steps(path, tiny_target())
     return lambda: model_steps(path)

@@ -65,7 +65,7 @@ def mutated(rng: random.Random) -> str:
 
 
 def read(source: str, talk: Any) -> None:
-    """What loading and asking make of a file's template."""
+    """Check a template and render a conversation with it."""
     check_template(source)
     render_chat(ChatTemplate(source, "<s>", "</s>"), talk)
 

@@ -40,7 +40,9 @@ WHOLE, LACKING = Tokenizer.from_metadata(METADATA), lacking(METADATA)
         ("\x04<|im_end|>b", [[0, 11], [11, 12]], [0]),
     ],
 )
-def test_dropped_characters_belong_to_the_token_behind_them(text: str, spans: list[list[int]], dropped: list[int]) -> None:
+def test_dropped_characters_belong_to_the_token_behind_them(
+    text: str, spans: list[list[int]], dropped: list[int]
+) -> None:
     found = LACKING.encode(text)
     assert found.spans.tolist() == spans
     assert found.dropped.tolist() == dropped
@@ -48,7 +50,7 @@ def test_dropped_characters_belong_to_the_token_behind_them(text: str, spans: li
 
 
 def test_no_merge_reaches_over_a_dropped_byte() -> None:
-    """As in llama.cpp, where the byte has a place among the symbols that are merged."""
+    """The reference is llama.cpp, where the byte is one of the symbols that are merged."""
     alphabet = [chr(code) for code in byte_alphabet()]
     metadata = {
         "tokenizer.ggml.model": "gpt2",

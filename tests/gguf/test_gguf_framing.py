@@ -1,4 +1,4 @@
-"""What goes round a prompt and ends an answer: BOS and EOS as the file asks, and the tokens that stop a generation."""
+"""Tokens around a prompt and at the end of an answer: BOS and EOS by the file, and tokens that stop a generation."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def read_all(path: Path) -> None:
 
 
 def refuse_or_read(path: Path, content: bytes) -> bool:
-    """Whether `content` is refused; everything that is not refused must be usable."""
+    """Return True if `content` is refused; if not, it must be usable."""
     path.write_bytes(content)
     message = refusal(lambda: read_all(path))
     assert message is None or "\n" not in message

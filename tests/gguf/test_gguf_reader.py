@@ -1,4 +1,4 @@
-"""What a sound file may look like: versions, shards, alignments, unknown types, sizes past 32 bits."""
+"""Valid files: versions, shards, alignments, unknown types, sizes past 32 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer writes, the reader and the `gguf` package both read back."""
+"""Files of the writer are read back by the reader and by the `gguf` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer refuses, and that a refusal leaves nothing behind."""
+"""Input that the writer refuses; a refusal leaves no file."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def hosted(source: str, driver: str, folder: Path, before: str = "", **defines: 
 def library(
     header: str, text: str, defines: Mapping[str, int], folder: Path, standard: str, *options: str
 ) -> ctypes.CDLL:
-    """What g++ makes of a header of this folder and of `text`; skips without a compiler."""
+    """Compile a header of this folder and `text` with g++; skips without a compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile device code for the host")

@@ -149,7 +149,7 @@ def compare(
 
 
 def some_basis(rng: np.random.Generator, kv_heads: int, d: int) -> KeyBasis:
-    """Of keys of any mean and size, with another order for each head."""
+    """Make a basis of keys of any mean and size, with another order for each head."""
     mean, keys, queries = rng.standard_normal((3, kv_heads, d))
     return KeyBasis.measured(mean, np.exp(keys), np.exp(queries))
 

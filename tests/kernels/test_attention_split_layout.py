@@ -64,7 +64,7 @@ def kernel(source: str, driver: str, defines: tuple[tuple[str, int], ...]) -> ct
 def attended(
     q, pages, table, tokens: int, fmts, rotated: bool, rule: ScoreRule, roomy: bool, splits: int
 ) -> np.ndarray:
-    """What the two kernels make: float32 (n, heads, d), as bf16 holds it."""
+    """Return the output of the two kernels: float32 (n, heads, d), rounded to bf16."""
     (n, heads, _), kv_heads = q.shape, pages[0].shape[2]
     rows = n * heads // kv_heads
     defines = variant(D, (DEVICE_PAGES[fmts[0]], DEVICE_PAGES[fmts[1]]), rows, roomy) | {"SOFTCAP": 0}

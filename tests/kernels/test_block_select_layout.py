@@ -67,7 +67,7 @@ def library(path: str, named: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
 
 
 class Job(ctypes.Structure):
-    """As in JOB."""
+    """Arguments of JOB."""
 
     _fields_ = (
         [(name, ctypes.c_void_p) for name in ("q", "means", "counts", "indices")]

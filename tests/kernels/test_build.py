@@ -1,4 +1,4 @@
-"""What is compiled ahead is what the cache lacks, told once and with a bar."""
+"""Kernels that the cache lacks are compiled ahead, with one message and a progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA sources share with Python: names of epilogues, weights of a launch. And nothing in them is unused."""
+"""Names that CUDA sources share with Python: epilogues, weights of a launch. And nothing in the sources is unused."""
 
 from __future__ import annotations
 

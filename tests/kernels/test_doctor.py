@@ -14,7 +14,7 @@ from sp.quant import FORMATS
 
 
 class Machine:
-    """What the doctor asks of the world, all well at first."""
+    """Replace what the doctor examines by a machine without problems."""
 
     def __init__(self, monkeypatch, tmp_path):
         self.wheels = {"cupy-cuda13x": "14.2.0"}

@@ -87,7 +87,7 @@ CALLS = {
 
 
 class Job(ctypes.Structure):
-    """As in START."""
+    """Arguments of START."""
 
     _fields_ = (
         *(
@@ -100,7 +100,7 @@ class Job(ctypes.Structure):
 
 
 class Slots(ctypes.Structure):
-    """As in SLOTS."""
+    """Arguments of SLOTS."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gate", "up", "gate_bias", "up_bias", "experts", "places", "mid")),

@@ -1,4 +1,4 @@
-"""What kernels keep never lies in memory that is only lent, whoever makes it first."""
+"""Arrays that kernels cache are never allocated in a workspace, whatever runs first."""
 
 from __future__ import annotations
 

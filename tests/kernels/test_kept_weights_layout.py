@@ -1,4 +1,4 @@
-"""What meets loud channels, gathered from kept weights on the host: as it lies beside weights that are rounded anew."""
+"""Outlier columns gathered from rounded weights, on the host: equal to those of weights that are rounded again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ POISON = 0x7FC1
 
 
 class Job(ctypes.Structure):
-    """As in DRIVER."""
+    """Arguments of DRIVER."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in PLANE_NAMES),

@@ -38,7 +38,7 @@ class Lender:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """What the driver is given, by call; with a CuPy of which only what is asked for here exists."""
+    """Record the calls of the driver, with a CuPy that has only what these tests use."""
     given, status = [], [0]
 
     def launch(kernel, *rest):

@@ -47,7 +47,7 @@ def library(source: str, driver: str, **defines: int) -> ctypes.CDLL:
 
 
 def random_pages(rng: np.random.Generator, fmt: BlockFormat, d: int) -> np.ndarray:
-    """Of any bytes but those of scales, which are numbers."""
+    """Make rows of random bytes, but for scales, which are finite."""
     pages = rng.integers(0, 256, (3, 128, KV_HEADS, fmt.row_bytes(d))).astype(np.uint8)
     blocks = pages.reshape(-1, fmt.block_bytes)
     if fmt in (K5, V4):

@@ -1,4 +1,4 @@
-"""What the driver is given for a dependent launch: arrays by address, scalars by value, tensor maps where they lie."""
+"""Arguments of the driver for a dependent launch: arrays by address, scalars by value, tensor maps in place."""
 
 from __future__ import annotations
 

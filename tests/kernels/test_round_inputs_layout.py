@@ -46,7 +46,7 @@ def library(width: int) -> ctypes.CDLL:
 
 
 def order() -> np.ndarray:
-    """Which of 64 inputs lies in each byte, as round_weight.cu tells."""
+    """Return the input, of 64, in each byte, as round_weight.cu defines it."""
     c, s, h, e = np.indices((4, 4, 2, 2))
     places = np.empty(64, int)
     places[(16 * c + 4 * s + 2 * h + e).ravel()] = (16 * s + 8 * h + 2 * c + e).ravel()

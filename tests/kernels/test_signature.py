@@ -1,4 +1,4 @@
-"""What a declared argument lets through, and what it refuses, without a device."""
+"""Values that a declared argument accepts and refuses, without a device."""
 
 from __future__ import annotations
 

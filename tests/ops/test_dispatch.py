@@ -1,4 +1,4 @@
-"""Which kernel takes a product: the fastest of the measured table, and a table with no gaps."""
+"""The choice of a product's kernel: the fastest of the measured table, which has no gaps."""
 
 from __future__ import annotations
 

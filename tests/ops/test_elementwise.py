@@ -133,7 +133,7 @@ class Stretched:
     factor: float
 
     def scale(self, frequencies: np.ndarray, base: float) -> np.ndarray:
-        """See `Scaling`."""
+        """Divide frequencies by the factor, see `Scaling`."""
         return frequencies / self.factor
 
 

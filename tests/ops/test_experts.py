@@ -12,7 +12,7 @@ from sp.quant import F32, Q4_K, Q8_0, Weight
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Of one token, in float64."""
+    """Return the softmax of one token's logits, in float64."""
     e = np.exp(logits.astype(np.float64) - logits.max())
     return e / e.sum()
 

@@ -1,4 +1,4 @@
-"""Which tiles the portable prefill matmul takes, and in how many parts."""
+"""The tile shape of the portable prefill matmul, and its number of splits."""
 
 from __future__ import annotations
 

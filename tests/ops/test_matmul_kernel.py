@@ -1,4 +1,4 @@
-"""What is done around a matmul kernel follows from its record: norms, groups, padding, formats that others take."""
+"""The work around a matmul kernel follows from its record: norms, groups, padding, formats of other kernels."""
 
 from __future__ import annotations
 

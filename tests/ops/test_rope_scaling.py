@@ -114,7 +114,7 @@ def test_without_a_magnitude_not_a_bit_changes() -> None:
 
 
 def test_whole_turns_of_a_position_are_lost_however_many() -> None:
-    """As a damaged tensor of frequencies may ask for."""
+    """A damaged tensor of frequencies may contain such values."""
 
     class Fast:
         def scale(self, frequencies: np.ndarray, base: float) -> np.ndarray:

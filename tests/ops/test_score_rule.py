@@ -27,7 +27,7 @@ RULES = {
 
 
 def formula(q, k, v, rule: ScoreRule, seen: np.ndarray) -> np.ndarray:
-    """What each query makes of the keys it sees: float64 (n, heads, d)."""
+    """Compute the attention output of each query: float64 (n, heads, d)."""
     q, k, v = (one.astype(np.float64) for one in (q, k, v))
     out = np.zeros(q.shape)
     for i, h in np.ndindex(q.shape[:2]):
@@ -56,7 +56,7 @@ def gapped(tokens: int, seed: int = 1) -> np.ndarray:
 
 
 def within(positions: np.ndarray, n: int, window: int | None) -> np.ndarray:
-    """Which keys the last n tokens see: bool (n, tokens)."""
+    """Return the mask of keys that the last n tokens see: bool (n, tokens)."""
     back = positions[len(positions) - n :, None] - positions
     return (back >= 0) & (back < (1 << 60 if window is None else window))
 

@@ -14,7 +14,7 @@ from sp.ops.threads import cores, run_parallel
 
 
 def blas_threads() -> list[int]:
-    """Of NumPy's BLAS; SciPy has one of its own, which work here does not call."""
+    """Return the threads of NumPy's BLAS; SciPy has another BLAS, which is not used here."""
     return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas" and "numpy" in one["filepath"]]
 
 

@@ -36,7 +36,7 @@ def test_every_gpu_has_all_parts(size) -> None:
 
 
 def means(gpu: Rank) -> tuple[bytes, ...]:
-    """What three all-reduces in a row leave of two arrays, each over what the one before left."""
+    """Apply three all-reduces in a row to two arrays, each to the results of the one before."""
     rng = np.random.default_rng(gpu.rank)
     pair = rng.standard_normal((5, 3), np.float32), rng.standard_normal(1, np.float32)
     for _ in range(3):

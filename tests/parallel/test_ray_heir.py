@@ -1,4 +1,4 @@
-"""What is left of Ray is ended where the process that began it was killed; see also tests/ray_orphans.py."""
+"""Remaining processes of Ray are ended if the process that started it was killed; see also tests/ray_orphans.py."""
 
 from __future__ import annotations
 

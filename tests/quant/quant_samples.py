@@ -34,7 +34,7 @@ def samples(n: int, seed: int = 0) -> dict[str, Floats]:
 
 
 def writes(fmt: BlockFormat) -> bool:
-    """Whether a format has an encoder, as it says itself."""
+    """Return True if a format declares an encoder."""
     try:
         fmt.encode(np.zeros(fmt.block_size, np.float32))
     except ConfigError:

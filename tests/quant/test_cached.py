@@ -27,7 +27,7 @@ def scale_of(byte: int) -> float:
 
 
 def level(code: int, bits: int) -> float:
-    """What a code stands for at a scale of 1."""
+    """Return the value of a code at a scale of 1."""
     if bits == 6:
         return code - 31.5
     t = code - 7.5

@@ -24,7 +24,7 @@ def test_codes_and_words_share_their_bits_one_to_one(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", PIECED)
 def test_a_byte_has_room_for_a_code_from_where_its_upper_bits_lie(bits: int) -> None:
-    """What is multiplied as it lies is at most a byte, and all inputs of a group of 32 are times the same."""
+    """Codes multiplied in place are at most a byte, and all inputs of a group of 32 have one scale."""
     for row in range(ROWS):
         firsts = [pieces(bits, step, row)[0] for step in range(STEPS)]
         assert all(first.at >= first.to and first.at - first.to + bits <= 8 for first in firsts)

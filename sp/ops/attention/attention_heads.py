@@ -173,6 +173,7 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
     assert at.k.shape[:3] == at.v.shape[:3], f"{at.k.shape}, {at.v.shape}"
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     start, offset = split_count(at.first)
+    # With many tokens a warp has several heads of a token, which share its angles.
     many, defines = tokens >= MANY, row_defines(d, rotary, norms.k is not None)
     rows = (q, k, v, None if q is None else norms.q, norms.k, positions, turns(rotary, current_device()), out)
     where = (at.k, at.v, at.table, start, offset, tokens, heads, kv_heads, stride)

@@ -49,6 +49,7 @@ def split(
     defines = variant(head_dim, rows_formats(at), n * group, is_roomy(device))
     blocks = -(-n * group // queries(defines))
     rows = blocks * queries(defines)
+    # One wave: no more blocks than the GPU runs at once, and no more splits than tiles of keys that may be seen.
     splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
     most = len(at.table) * PAGE_TOKENS if rule.window is None else rule.window + n + KEYS
     splits = max(1, min(splits, most // KEYS))
@@ -56,9 +57,11 @@ def split(
     states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
     if out is None and tiles is None:
         out = cupy.empty((n, heads, head_dim), np.uint16)
+    # The count may be on the device, so that a captured graph stays valid while the cache grows.
     stored, more = split_count(at.count)
     count = stored, more - behind
     shape = n, heads, kv_heads
+    # The kernel's exponentials are in base 2.
     scale = float(np.log2(np.e)) * (rule.scale or head_dim**-0.5)
     ATTENTION_SPLIT.launch(
         (splits, kv_heads, blocks),

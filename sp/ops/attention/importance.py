@@ -127,6 +127,7 @@ def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
     assert blocks <= len(at.table), f"{tokens} tokens in {len(at.table)} pages"
     k_pages, table = at.k, at.table
     if at.fmt is not F16:
+        # Unpacked pages are consecutive, so that their table is the identity.
         k_pages = unpacked_pages(k_pages, table, tokens, at.fmt).view(np.uint8)
         table = cupy.arange(blocks, dtype=np.int32)
     pitch = blocks * PAGE_TOKENS

@@ -34,6 +34,7 @@ def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools, rule: Scor
     assert visible.any(axis=1).all(), "a query sees no key"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     group = heads // kv_heads
+    # Added to scores: -inf hides a key. The new axis broadcasts over the heads of a group.
     hidden = np.where(visible, 0.0, -np.inf).astype(q.dtype)[:, None]
     q = q * q.dtype.type(rule.scale or d**-0.5)
     out = np.empty_like(q)

@@ -118,6 +118,7 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
     decay = cupy.empty((p.value_heads, chunks, 2, delta.CHUNK), cupy.float32)
     y = cupy.empty((rows, p.value_heads * p.head_dim), cupy.uint16)
 
+    # An item is a run of tokens of one head; a thread has 4 channels of it, a block 256 threads.
     items = -(-n // delta.CONV_RUN) * (2 * p.key_heads + p.value_heads)
     delta.CAUSAL_CONV1D.launch(
         (-(-items * p.head_dim // 1024),),
@@ -130,6 +131,7 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
         defines={**dim, "REPEAT": p.value_heads // p.key_heads},
     )
     _scan(q, k, values, T, P, decay, p, state)
+    # A thread has 8 values of a head, a block 256 threads.
     items = rows * p.value_heads
     delta.GATED_NORM.launch(
         (-(-items * p.head_dim // 2048),), values[n - rows :], z, p.norm, y, items, p.eps, defines=dim

@@ -95,6 +95,7 @@ def _on_device(
     SCATTER_ROWS.launch((tokens,), h, placed.places, rows, used, h.shape[1] // 8)
     if clamped or gate.bias is not None:
         mid = grouped.gated_rows(rows, gate, up, placed, routing.experts, clamped)
+    # A launch has one format: gate and up of different formats take two and an activation.
     elif gate.weight.format == up.weight.format:
         mid = grouped.gated(rows, gate, up, placed)
     else:

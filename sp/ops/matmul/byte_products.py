@@ -39,6 +39,7 @@ def byte_kernel(
         loud = loud_channels(p.x)
         launches = [slice(None)] if p.epilogue is SWIGLU else list(in_launches(p.weights, p.outs))
         kept = [kept_together(p.weights[some], loud) for some in launches]
+        # Gathering outlier columns of prequantized weights lets `round_inputs` start early (PDL).
         late = any(w is not None for w in kept)
         x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud, late=late)
         for some, w in zip(launches, kept, strict=True):

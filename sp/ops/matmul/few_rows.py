@@ -105,6 +105,7 @@ def few_products(
     onto, add, first = 0 if added is None else address(added), added is not None, 0
     for some in AT_ONCE:
         while n - first >= some:
+            # Products with several weights are independent: threads may run them in parallel.
             beside = len(weights)
             for rows, place in zip(weights, places, strict=True):
                 row, made = 4 * rows.count, rows.kernels.get((some, add)) or rows.kernel(some, add)

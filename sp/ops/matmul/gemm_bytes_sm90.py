@@ -41,6 +41,7 @@ def gemm(
     )
     part, height = int(defines["TOKENS"]) // int(defines["CLUSTER"]), len(w.codes) - w.first
     stored = [tensor_map(y, (y.shape[1], x.rows), (y.shape[1] * y.itemsize,), (128 // y.itemsize, 32)) for y in outs]
+    # Row tiles at which the next output begins.
     ends = [sum(tiles[: i + 1]) for i in range(len(outs) - 1)]
     GEMM_BYTES_SM90.launch(
         grid,
@@ -49,6 +50,7 @@ def gemm(
         tensor_map(x.loud, (LOUD, x.rows), (2 * LOUD,), (LOUD, part)),
         tensor_map(w.loud, (LOUD, len(w.loud)), (2 * LOUD,), (LOUD, TILE)),
         *stored,
+        # the kernel has maps for three outputs: the last one is repeated
         *stored[-1:] * (MOST_OUTS - len(stored)),
         x.scales,
         w.scales.reshape(-1)[w.first :],

@@ -98,6 +98,7 @@ def gemm_small_m_sm90(
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
     device = current_device()
     rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
+    # Inputs that are no tiles yet become tiles in the kernel's prologue, in this workspace.
     given = x if isinstance(x, InputTiles) else empty_tiles(len(x), x.shape[1], held_for(len(x)))
     plain, wide = None if given is x or norm else x, x if norm else None
     weight, eps = norm or (None, given.eps)

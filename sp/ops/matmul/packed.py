@@ -101,6 +101,7 @@ def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
     if not is_device(w.data):
         for name, plane in pack_numpy(w.format, rows).items():
             whole_plane = w.plane(name)
+            # Each row tile has the same number of bytes in a plane.
             at = start // TILE * (len(whole_plane) // w.row_tiles)
             whole_plane[at : at + len(plane)] = plane
         return

@@ -55,15 +55,19 @@ def block_sparse(
         if cap is not None:
             soft_capped(score, cap)
         values = v[keys, head // group]
+        # Causal; a listed block may reach beyond a row.
         score[keys > np.arange(start, start + len(score))[:, None]] = -np.inf
         if means is not None:
+            # Blocks that end before the first row: all rows see them entirely.
             left_out = np.setdiff1d(np.arange((start + 1) // BLOCK), listed)
             mean_key, mean_value = (m[head // group, left_out] for m in means)
+            # 128 keys at their mean: a factor of 128, in base 2 a term of the score.
             score = np.hstack([score, query @ mean_key.T + q.dtype.type(math.log2(BLOCK))])
             values = np.vstack([values, mean_value])
         if not score.shape[1]:
             return
         top = score.max(axis=1, keepdims=True)
+        # A row without keys has only -inf, and -inf - -inf would be NaN.
         top = np.where(np.isinf(top), 0, top)
         score -= top
         weight = exp2_normal(score)

@@ -37,12 +37,13 @@ def _decode_iq1_s(blocks: Bytes, out: Floats) -> None:
     high = blocks[:, 34:].view("<u2")
     picks = high[:, :, None] >> _IQ1_S_CODE
     picks &= 7
+    # Bit 15 is the sign of the shift: it selects the second half of `eighths`.
     picks |= (high >> 12 & 8)[:, :, None]
     picks <<= 8
     picks = picks.reshape(n, 32)
     picks |= blocks[:, 2:34]
     step = blocks[:, :2].view("<f2").astype(np.float32) * (2 * (high >> 12 & 7) + 1)
-    step *= np.float32(0.125)
+    step *= np.float32(0.125)  # `eighths` has the values times 8
     scale_groups(eighths().take(picks).view(np.int8), step, out)
 
 
@@ -77,7 +78,7 @@ def _decode_iq1_m(blocks: Bytes, out: Floats) -> None:
     d = np.bitwise_or.reduce(words >> 12 << _IQ1_M_PART, axis=1, keepdims=True).view("<f2").astype(np.float32)
     scales = (words[:, :, None] >> _IQ1_M_CODE & 7).reshape(n, 16)
     step = d * (2 * scales + 1)
-    step *= np.float32(0.125)
+    step *= np.float32(0.125)  # `eighths` has the values times 8
     scale_groups(eighths().take(picks).view(np.int8), step, out)
 
 
