@@ -43,10 +43,10 @@ WHOLE, LACKING = Tokenizer.from_metadata(METADATA), lacking(METADATA)
 def test_dropped_characters_belong_to_the_token_behind_them(
     text: str, spans: list[list[int]], dropped: list[int]
 ) -> None:
-    found = LACKING.encode(text)
-    assert found.spans.tolist() == spans
-    assert found.dropped.tolist() == dropped
-    assert LACKING.decode(found.ids) == text.replace("\x04", "").replace("\x1d", "")
+    encoding = LACKING.encode(text)
+    assert encoding.spans.tolist() == spans
+    assert encoding.dropped.tolist() == dropped
+    assert LACKING.decode(encoding.ids) == text.replace("\x04", "").replace("\x1d", "")
 
 
 def test_no_merge_reaches_over_a_dropped_byte() -> None:
@@ -58,9 +58,9 @@ def test_no_merge_reaches_over_a_dropped_byte() -> None:
         "tokenizer.ggml.tokens": [*alphabet, "!!"],
         "tokenizer.ggml.merges": ["! !"],
     }
-    found = lacking(metadata)
-    assert found.encode("!!").ids.tolist() == [256]
-    assert found.encode("!\x04!").ids.tolist() == [ord("!")] * 2
+    encoding = lacking(metadata)
+    assert encoding.encode("!!").ids.tolist() == [256]
+    assert encoding.encode("!\x04!").ids.tolist() == [ord("!")] * 2
 
 
 @given(st.text(st.sampled_from("ab é語\n\x04\x1d\x05!<"), max_size=40))
@@ -82,10 +82,10 @@ def test_a_sentencepiece_vocabulary_drops_too() -> None:
     metadata = vocabulary(["a", "\u2581"], [0.0, 0.0])
     metadata[f"{KEY}token_type"][5 + 0xA9] = 1  # a piece that is spelled so
     tokenizer = Tokenizer.from_metadata(metadata)
-    found = tokenizer.encode("a éa")
-    assert found.dropped.tolist() == [3], "the second byte of the letter"
-    assert found.spans[-1].tolist() == [3, 5]
-    assert b"".join(tokenizer.token_bytes(token) for token in found.ids.tolist()) == b" a \xc3a"
+    encoding = tokenizer.encode("a éa")
+    assert encoding.dropped.tolist() == [3], "the second byte of the letter"
+    assert encoding.spans[-1].tolist() == [3, 5]
+    assert b"".join(tokenizer.token_bytes(token) for token in encoding.ids.tolist()) == b" a \xc3a"
 
 
 def test_prompts_know_what_was_dropped_and_one_of_nothing_else_is_refused() -> None:

@@ -18,6 +18,6 @@ def test_the_valid_file_is_read(tmp_path: Path) -> None:
 
 def test_mutations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = try_many(700, 0)
-    assert not found.faults, str(found)
-    assert 0.05 < found.read / found.tried < 0.8, "both ends must be seen"
+    outcomes = try_many(700, 0)
+    assert not outcomes.faults, str(outcomes)
+    assert 0.05 < outcomes.read / outcomes.tried < 0.8, "both ends must be seen"

@@ -47,8 +47,8 @@ def test_outcomes_tell_faults() -> None:
     def refuse(message: str) -> None:
         raise GGUFError(message)
 
-    found = Outcomes()
-    found.meet(
+    counts = Outcomes()
+    counts.meet(
         [
             lambda: refuse("short"),
             lambda: 1 / 0,
@@ -57,22 +57,22 @@ def test_outcomes_tell_faults() -> None:
         ],
         str,
     )
-    assert (found.refused, found.read, found.faults.total()) == (1, 0, 3)
+    assert (counts.refused, counts.read, counts.faults.total()) == (1, 0, 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
 def test_outcomes_tell_what_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "SECONDS", 0.02)
     gc.collect()  # what earlier tests left and Python gives back meanwhile would hide what is taken
-    found = Outcomes()
-    found.meet([lambda: sum(range(3_000_000))], str)
-    found.meet([lambda: bytearray(b"x") * (300 << 20)], str)
+    counts = Outcomes()
+    counts.meet([lambda: sum(range(3_000_000))], str)
+    counts.meet([lambda: bytearray(b"x") * (300 << 20)], str)
     monkeypatch.setattr(outcomes, "GIVEN_UP", 0.3)
-    found.meet([lambda: time.sleep(5)], str)
-    told = " ".join(found.faults)
-    assert "took more than" in told
-    assert "more memory than a file may" in told
-    assert "SlowError" in told
+    counts.meet([lambda: time.sleep(5)], str)
+    message = " ".join(counts.faults)
+    assert "took more than" in message
+    assert "more memory than a file may" in message
+    assert "SlowError" in message
 
 
 def hostile(path: Path, name: str, **changes: tuple[int, bytes]) -> Path:

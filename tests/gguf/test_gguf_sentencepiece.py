@@ -86,9 +86,9 @@ def test_white_space_that_a_vocabulary_lists_is_no_markup() -> None:
     marked = "a<tool>\n\na"
     tool = SPECIAL.index("<tool>")
     assert tool in tokenizer.encode(marked).ids
-    found = tokenizer.encode(marked, [(0, len(marked))]).ids
-    assert tool not in found
-    assert ids["\n\n"] in found
+    actual = tokenizer.encode(marked, [(0, len(marked))]).ids
+    assert tool not in actual
+    assert ids["\n\n"] in actual
 
 
 @cache

@@ -6,6 +6,6 @@ from fuzz_templates import try_many
 
 
 def test_pieced_templates() -> None:
-    found = try_many(250, 0)
-    assert not found.faults, str(found)
-    assert min(found.read, found.refused) > 20, str(found)
+    outcomes = try_many(250, 0)
+    assert not outcomes.faults, str(outcomes)
+    assert min(outcomes.read, outcomes.refused) > 20, str(outcomes)

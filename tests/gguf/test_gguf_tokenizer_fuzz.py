@@ -14,9 +14,9 @@ from sp.gguf import Tokenizer
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_keys(seed: int) -> None:
-    found = try_many(150, seed)
-    assert not found.faults, str(found)
-    assert min(found.read, found.refused) > 25, str(found)  # else the mutations are too weak or too strong
+    outcomes = try_many(150, seed)
+    assert not outcomes.faults, str(outcomes)
+    assert min(outcomes.read, outcomes.refused) > 25, str(outcomes)  # else the mutations are too weak or too strong
 
 
 LETTERS = [chr(0x4E00 + i) for i in range(500)]

@@ -79,11 +79,11 @@ def test_rows_are_those_of_the_twin(
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("kv", ["q4_0", "q8_0", "5bit", "k=q8_0,v=q4_0", "k=f16,v=v4", "k=k5,v=q8_0"])
 def test_packed_rows_are_those_of_the_twin(kv: str, d: int, rows: int, tmp_path: Any) -> None:
-    found = KVType.parse(kv, "kv")
-    numbers = {"K_FORMAT": DEVICE_PAGES[found.k], "V_FORMAT": DEVICE_PAGES[found.v]}
+    kv_type = KVType.parse(kv, "kv")
+    numbers = {"K_FORMAT": DEVICE_PAGES[kv_type.k], "V_FORMAT": DEVICE_PAGES[kv_type.v]}
     defines = {"HEAD_DIM": d, **numbers, "ROTATE": 1, "ROWS": rows, "VALUE_NORM": 0}
     a_block = ROWS_A_BLOCK * rows
-    compare("head_norm_rope.cu", defines, (3, 2, d, 1, d), True, "halves", a_block, tmp_path, found)
+    compare("head_norm_rope.cu", defines, (3, 2, d, 1, d), True, "halves", a_block, tmp_path, kv_type)
 
 
 @pytest.mark.parametrize(

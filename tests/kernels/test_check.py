@@ -56,8 +56,8 @@ def test_warnings_are_distinguished_from_remarks():
     ],
 )
 def test_kernels_that_no_gpu_could_launch_are_found(need, arch, threads, dynamic, why):
-    found = misfits(need, arch, threads, dynamic)
-    assert [why in text for text in found] == ([True] if why else [])
+    reasons = misfits(need, arch, threads, dynamic)
+    assert [why in text for text in reasons] == ([True] if why else [])
 
 
 def test_worse_than_the_baseline():
@@ -96,9 +96,9 @@ def test_a_baseline_keeps_other_compilers(tmp_path, monkeypatch):
 
 def test_a_row_without_a_hash_stays_one(tmp_path, monkeypatch):
     monkeypatch.setattr(baseline, "compiler", lambda: "13.5")
-    found = Baseline({"k sm_80": Resources(10, 0, 0, 4)}, {})
-    baseline.write_baseline(tmp_path / "needs.json", found)
-    assert baseline.read_baseline(tmp_path / "needs.json") == found
+    unhashed = Baseline({"k sm_80": Resources(10, 0, 0, 4)}, {})
+    baseline.write_baseline(tmp_path / "needs.json", unhashed)
+    assert baseline.read_baseline(tmp_path / "needs.json") == unhashed
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"13.5": 3}', '{"13.5": {"k": 3}}', '{"13.5": {"k": [1]}}'])

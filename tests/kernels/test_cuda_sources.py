@@ -15,8 +15,8 @@ MACRO = re.compile(r"^#define\s+(\w+)", re.MULTILINE)
 
 
 def test_epilogues_have_the_same_names_and_numbers() -> None:
-    found = re.findall(r"^#define EPILOGUE_(\w+) (\d+)", locate("epilogue.cuh").read_text(), re.MULTILINE)
-    assert {name: int(value) for name, value in found} == {each.name: each.value for each in Epilogue}
+    defines = re.findall(r"^#define EPILOGUE_(\w+) (\d+)", locate("epilogue.cuh").read_text(), re.MULTILINE)
+    assert {name: int(value) for name, value in defines} == {each.name: each.value for each in Epilogue}
 
 
 def test_no_source_compares_an_epilogue_with_a_bare_number() -> None:

@@ -133,11 +133,11 @@ def test_rows_there_and_back(shared, biased) -> None:
     tokens, used, cols, rows = 5, 3, 8 * COLS8, 40
     places = rng.permutation(rows)[: tokens * used].reshape(tokens, used).astype(np.int32)
     h, common = (bf16(rng.standard_normal((tokens, cols))) for _ in range(2))
-    found = np.full((rows, cols), 0x7FC1, np.uint16)
-    library.there(pointer(h), pointer(places), pointer(found), tokens, used, COLS8)
+    actual = np.full((rows, cols), 0x7FC1, np.uint16)
+    library.there(pointer(h), pointer(places), pointer(actual), tokens, used, COLS8)
     want = np.full((rows, cols), 0x7FC1, np.uint16)
     want[places] = h[:, None]
-    assert (found == want).all()
+    assert (actual == want).all()
 
     y = np.full((rows, cols), 0x7FC1, np.uint16)  # NaN where no slot is
     y[places] = bf16(rng.standard_normal((tokens, used, cols)))

@@ -57,7 +57,7 @@ def test_strips_that_are_all_under_way_at_once_are_shared_by_more_groups(
 ) -> None:
     monkeypatch.setattr(module, "shared_bytes_per_block", lambda device: 227 << 10)
     monkeypatch.setattr(module, "capability", lambda device: compute)
-    found = module._variant.__wrapped__(1, k, (12,), False, ADD, 0, few)
-    assert found is not None
-    assert (found["WARPS"], found["GROUPS"], found["SPLIT"]) == want
-    assert found["K"] == k // want[2]
+    layout = module._variant.__wrapped__(1, k, (12,), False, ADD, 0, few)
+    assert layout is not None
+    assert (layout["WARPS"], layout["GROUPS"], layout["SPLIT"]) == want
+    assert layout["K"] == k // want[2]

@@ -43,9 +43,9 @@ def test_given_weights_of_either_sign(reduction: Reduction, sign: int, tmp_path:
         given[:] = sign * rng.random((heads, n, tokens)) ** 4
         by_layer, by_head = (aligned(np.full(shape, np.nan, np.float32)) for shape in ((17,), (heads, 17)))
         code.run(*map(pointer, (held, running, by_layer, by_head)), n, tokens, heads, pitch, int(layer == 0))
-        found = fold_weights(given.astype(np.float64), reduction, want, by_head=True)
-        want = found.running
+        actual = fold_weights(given.astype(np.float64), reduction, want, by_head=True)
+        want = actual.running
         np.testing.assert_allclose(running[:rows], want, rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(by_layer, found.by_layer, rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(by_head, found.by_head, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(by_layer, actual.by_layer, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(by_head, actual.by_head, rtol=2e-5, atol=1e-6)
     assert np.isnan(running[rows:]).all()

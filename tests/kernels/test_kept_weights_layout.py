@@ -86,7 +86,7 @@ def test_columns_are_gathered_as_they_are_rounded(name: str, channels: list[int]
     mask = np.zeros(width // 16, np.uint16)
     for channel in channels:
         mask[channel // 16] |= np.uint16(1 << channel % 16)
-    found = aligned(np.array([len(channels)], np.uint32))
+    count = aligned(np.array([len(channels)], np.uint32))
     listed, mask = aligned(np.array([*channels, *[9999] * (LOUD - len(channels))], np.uint32)), aligned(mask)
 
     def launched(source: str, grid: tuple[int, int], *, apart: bool) -> tuple[np.ndarray, ...]:
@@ -99,7 +99,7 @@ def test_columns_are_gathered_as_they_are_rounded(name: str, channels: list[int]
         for plane, values in planes.items():
             setattr(job, plane, values.ctypes.data)
         if apart:
-            job.loud, job.count = loud.ctypes.data, found.ctypes.data
+            job.loud, job.count = loud.ctypes.data, count.ctypes.data
             job.channels, job.mask = listed.ctypes.data, mask.ctypes.data
         library(source, fmt).run(ctypes.byref(job), *grid)
         return codes, scales, loud

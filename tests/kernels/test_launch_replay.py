@@ -100,8 +100,8 @@ def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) ->
 
 def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) -> None:
     def encode(address, *given):
-        found = np.full(16, address, np.uint64)
-        return found.view(np.dtype("V128", metadata={"made": (address, *given)}))
+        words = np.full(16, address, np.uint64)
+        return words.view(np.dtype("V128", metadata={"made": (address, *given)}))
 
     monkeypatch.setattr(tensor_map, "_encode", encode)
     shared, one = encode(1040, "uint8", (64,)), recording()

@@ -120,8 +120,8 @@ def test_products_of_turned_queries_and_keys_are_those_of_the_model() -> None:
     rng = np.random.default_rng(3)
     basis = KeyBasis.measured(*np.exp(rng.standard_normal((3, KV_HEADS, 128))))
     q, k = (rng.standard_normal((7, KV_HEADS, 128)).astype(np.float32) for _ in "qk")
-    found = np.einsum("nhd,thd->nht", basis.queries(q), basis.stored(k))
+    actual = np.einsum("nhd,thd->nht", basis.queries(q), basis.stored(k))
     at = np.zeros_like(basis.offset)
     np.put_along_axis(at, basis.order, basis.offset, 1)  # offsets by channel
     want = np.einsum("nhd,thd->nht", q, k - at)
-    np.testing.assert_allclose(found, want, atol=1e-3)
+    np.testing.assert_allclose(actual, want, atol=1e-3)

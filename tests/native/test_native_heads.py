@@ -63,19 +63,19 @@ RULES = {
 @pytest.mark.parametrize(("n", "tokens"), [(1, 1), (1, 63), (1, 64), (1, 65), (1, 300), (3, 3), (FEW, 130), (5, 64)])
 def test_few_queries_attend_as_the_formula_says(n: int, tokens: int, rule: ScoreRule) -> None:
     q, k, v = normal(n, 6, 32), normal(tokens, 2, 32, seed=1), normal(tokens, 2, 32, seed=2)
-    found = few_attended(q, paged(k, v, F32), rule)
-    assert found is not None
-    np.testing.assert_allclose(found, attended(q, k, v, rule), rtol=1e-4, atol=2e-6)
+    actual = few_attended(q, paged(k, v, F32), rule)
+    assert actual is not None
+    np.testing.assert_allclose(actual, attended(q, k, v, rule), rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("loud", [1e-3, 30.0, 3e3])
 def test_scores_that_rise_and_fall_by_thousands(loud: float) -> None:
     q, k, v = normal(2, 2, 64) * loud, normal(200, 1, 64, seed=1), normal(200, 1, 64, seed=2)
     k[70:75] *= 4  # the maximum rises in the second tile
-    found = few_attended(q, paged(k, v, F32), PLAIN)
+    actual = few_attended(q, paged(k, v, F32), PLAIN)
     want = attended(q, k, v, PLAIN)
-    assert found is not None
-    assert np.abs(found - want).max() < 2e-6 * max(1.0, 8 * loud)
+    assert actual is not None
+    assert np.abs(actual - want).max() < 2e-6 * max(1.0, 8 * loud)
 
 
 @pytest.mark.parametrize("fmts", [(F16, None), (Q8_0, None), (Q8_0, Q4_0), (F16, F32)], ids=str)
@@ -102,7 +102,7 @@ def test_heads_are_normed_and_turned(tokens: int, normed: bool, d: int, dim: int
     x, weight = normal(tokens, 3, 2 * d), normal(d, seed=1) if normed else None
     positions = np.random.default_rng(0).integers(0, 1_000_000, tokens)
     rotary = Rope(1e6, dim, pairing, magnitude=1.1)
-    found = head_norm_rope(x, d, weight, 1e-5, positions, rotary)
+    actual = head_norm_rope(x, d, weight, 1e-5, positions, rotary)
     want = x[..., :d].astype(np.float64)
     if weight is not None:
         want = want / np.sqrt((want**2).mean(2, keepdims=True) + 1e-5) * weight
@@ -112,7 +112,7 @@ def test_heads_are_normed_and_turned(tokens: int, normed: bool, d: int, dim: int
         first, second = rotary.pairs(want)
         first[...] = (a * np.cos(angle) - b * np.sin(angle)) * 1.1
         second[...] = (a * np.sin(angle) + b * np.cos(angle)) * 1.1
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(actual, want, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("fmt", [F32, F16, Q8_0], ids=lambda fmt: fmt.name)

@@ -86,8 +86,8 @@ def test_several_weights_behind_a_norm(tokens: int) -> None:
     x, by = rng.standard_normal((tokens, 256)).astype(np.float32), rng.standard_normal(256).astype(np.float32)
     wide = x.astype(np.float64)
     h = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * by
-    for found, w in zip(project(x, weights, (by, 1e-5)), weights, strict=True):
-        assert_sums(found, h, truth(w))
+    for actual, w in zip(project(x, weights, (by, 1e-5)), weights, strict=True):
+        assert_sums(actual, h, truth(w))
     np.testing.assert_array_equal(project(x, weights, (by, 1e-5))[0], project(x, weights[:1], (by, 1e-5))[0])
 
 
@@ -102,8 +102,8 @@ def test_gated_products(tokens: int, gelu: bool) -> None:
     inner = 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3) if gelu else g
     with np.errstate(over="ignore"):
         want = g / (1 + np.exp(-inner)) * u
-    found = gated_project(x, gate, up, (by, 1e-6), gelu=gelu)
-    np.testing.assert_allclose(found, want, rtol=2e-4, atol=2e-5 * np.abs(want).max())
+    actual = gated_project(x, gate, up, (by, 1e-6), gelu=gelu)
+    np.testing.assert_allclose(actual, want, rtol=2e-4, atol=2e-5 * np.abs(want).max())
 
 
 def test_products_do_not_depend_on_the_other_tokens() -> None:

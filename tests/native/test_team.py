@@ -77,10 +77,10 @@ def test_code_that_several_threads_compile_at_once_stays_where_it_is() -> None:
         code.end(code.arguments[0] * 2)
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda _: compile_module(write).address, range(12)))
+        addresses = list(pool.map(lambda _: compile_module(write).address, range(12)))
     gc.collect()
     compile_module(write)
-    assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(at)(21) for at in found] == [42] * 12
+    assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(at)(21) for at in addresses] == [42] * 12
 
 
 ENDS = """

@@ -53,9 +53,9 @@ def test_equals_the_definition_for_any_tiling(n, kv_tokens, heads, kv_heads, d, 
     monkeypatch.setattr(MODULE, "QUERY_ROWS", tiles[0])
     tile_keys(monkeypatch, tiles[1])
     q, k, v = random_qkv(n, kv_tokens, heads, kv_heads, d)
-    found = attention(q, k, v)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, reference(q, k, v), atol=3e-6)
+    actual = attention(q, k, v)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, reference(q, k, v), atol=3e-6)
 
 
 @pytest.mark.filterwarnings("error")
@@ -66,8 +66,8 @@ def test_scores_of_any_size_rising_and_falling(scale, monkeypatch) -> None:
     q, k, v = random_qkv(40, 90, 2, 1, 8)
     k *= (np.linspace(-1, 1, 90) ** 3)[:, None, None].astype(np.float32)
     q *= np.float32(scale)
-    found = attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64))
-    np.testing.assert_allclose(found, reference(q, k, v), atol=1e-12)
+    actual = attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64))
+    np.testing.assert_allclose(actual, reference(q, k, v), atol=1e-12)
     np.testing.assert_allclose(attention(q, k, v), reference(q, k, v), atol=2e-7 * scale + 3e-6)
 
 

@@ -77,12 +77,12 @@ def test_ranges_of_one_kernel_are_one_row(monkeypatch: pytest.MonkeyPatch) -> No
     for function in cached:
         function.cache_clear()
     try:
-        found = [(row["rows"], row["kernel"], row["us"]) for row in rows("sm_90a")]
+        ranges = [(row["rows"], row["kernel"], row["us"]) for row in rows("sm_90a")]
     finally:
         monkeypatch.undo()
         for function in cached:
             function.cache_clear()
-    assert found == [
+    assert ranges == [
         ("1..1", "gemv", 5.0),
         ("2..2", "gemm_small_m", 8.0),
         ("3..4", "gemm_sm90", 7.0),

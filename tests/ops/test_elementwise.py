@@ -40,10 +40,10 @@ def test_linear_multiplies_by_the_decoded_weight(fmt, tokens, rows, width) -> No
     x, w = normal(tokens, width), Weight.from_floats("w", normal(rows, width, seed=1), fmt)
     dense = w.dense().astype(np.float64)
     expected = np.array([[math.fsum(a * b) for b in dense] for a in x.astype(np.float64)])
-    found = linear(x, w)
-    assert found.dtype == np.float32
-    assert found.shape == (tokens, rows)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    actual = linear(x, w)
+    assert actual.dtype == np.float32
+    assert actual.shape == (tokens, rows)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
 def test_linear_in_slabs_equals_linear_at_once(monkeypatch) -> None:

@@ -29,7 +29,7 @@ def test_thresholds_are_predicted_as_published_and_never_too_cheap(tokens, densi
 
 def test_bounds() -> None:
     assert expected_density(FlashPrefill(0.0), 1 << 20) == expected_density(TopDensity(0.1), 0) == 1
-    found = [expected_density(FlashPrefill(alpha), 1 << 16) for alpha in (0.0125, 0.03, 0.1, 0.2, 0.9)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == pytest.approx(0.236, abs=0.01)
-    assert expected_density(FlashPrefill(0.2, min_budget=100), 1 << 16) > found[0]
+    densities = [expected_density(FlashPrefill(alpha), 1 << 16) for alpha in (0.0125, 0.03, 0.1, 0.2, 0.9)]
+    assert densities == sorted(densities, reverse=True)
+    assert densities[0] == pytest.approx(0.236, abs=0.01)
+    assert expected_density(FlashPrefill(0.2, min_budget=100), 1 << 16) > densities[0]

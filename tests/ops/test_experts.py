@@ -22,16 +22,16 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("size", [0.01, 1.0, 40.0])
 def test_route_is_the_formula(count, used, normalised, size) -> None:
     logits = (size * np.random.default_rng(count).standard_normal((37, count))).astype(np.float32)
-    found = route(logits, used, normalised=normalised)
-    assert (found.experts.dtype, found.weights.dtype) == (np.int32, np.float32)
+    actual = route(logits, used, normalised=normalised)
+    assert (actual.experts.dtype, actual.weights.dtype) == (np.int32, np.float32)
     for t, row in enumerate(logits):
         exact = probabilities(row)
         largest = np.sort(exact)[::-1][:used]
-        assert len(set(found.experts[t].tolist())) == used
+        assert len(set(actual.experts[t].tolist())) == used
         # Each is the one of its rank, but for those that are equal in float32.
-        np.testing.assert_allclose(exact[found.experts[t]], largest, rtol=2e-5, atol=1e-40)
+        np.testing.assert_allclose(exact[actual.experts[t]], largest, rtol=2e-5, atol=1e-40)
         expected = largest / largest.sum() if normalised else largest
-        np.testing.assert_allclose(found.weights[t], expected, rtol=2e-5, atol=1e-40)
+        np.testing.assert_allclose(actual.weights[t], expected, rtol=2e-5, atol=1e-40)
 
 
 def test_ties_go_by_index() -> None:
@@ -41,9 +41,9 @@ def test_ties_go_by_index() -> None:
 
 
 def test_large_logits_stay_finite() -> None:
-    found = route(np.array([[1e30, -1e30, 88.0, 1e30]], np.float32), 2)
-    assert found.experts.tolist() == [[0, 3]]
-    assert found.weights.tolist() == [[0.5, 0.5]]
+    actual = route(np.array([[1e30, -1e30, 88.0, 1e30]], np.float32), 2)
+    assert actual.experts.tolist() == [[0, 3]]
+    assert actual.weights.tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 65])
@@ -110,12 +110,12 @@ def test_experts_are_the_formula(fmt, fused, load) -> None:
     x, common = (rng.standard_normal((tokens, hidden)).astype(np.float32) for _ in range(2))
     mix = (rng.standard_normal(hidden) / 30).astype(np.float32)
     kept = x.copy()
-    found = add_experts(x, h, gate_stack, up_stack, down_stack, routing, (mix, common))
+    actual = add_experts(x, h, gate_stack, up_stack, down_stack, routing, (mix, common))
     share = 1 / (1 + np.exp(-(h.astype(np.float64) @ mix)))
     expected = x + exact_mlp(h, gate, up, down, routing) + share[:, None] * common
     assert (x == kept).all()
     assert 0.05 < share.min() < share.max() < 0.95 or tokens == 1
-    assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < 3e-6 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
@@ -139,9 +139,9 @@ def test_experts_with_biases_and_clamped_gates(tokens: int) -> None:
         chosen = np.exp(row[routing.experts[t]])
         np.testing.assert_allclose(routing.weights[t], chosen / chosen.sum(), rtol=1e-5)
     x, h = (3 * rng.standard_normal((tokens, hidden)).astype(np.float32) for _ in range(2))
-    found = add_experts(x, h, *stacks, routing, clamped=True)
+    actual = add_experts(x, h, *stacks, routing, clamped=True)
     want = x + exact_mlp(h, *matrices, routing, (biases[0], biases[1], biases[2]))
-    assert np.abs(found - want).max() < 3e-6 * np.abs(want).max()
+    assert np.abs(actual - want).max() < 3e-6 * np.abs(want).max()
     gated = h @ matrices[0][0].T + biases[0][0]
     assert (gated > 7).any(), "some are cut"
 

@@ -44,8 +44,8 @@ def loops(q, k, v, g, beta, state):
 def test_equals_the_definition(heads, run) -> None:
     inputs = random_inputs(17, heads, (5, 3))
     state = inputs[-1].copy()
-    for found, expected in zip(run(*inputs), loops(*inputs), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-13)
+    for actual, expected in zip(run(*inputs), loops(*inputs), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-13)
     np.testing.assert_array_equal(inputs[-1], state, err_msg="the caller's state was changed")
 
 
@@ -54,14 +54,14 @@ def test_equals_the_definition(heads, run) -> None:
 def test_chunked_equals_recurrent(tokens, decay) -> None:
     inputs = random_inputs(tokens, decay=decay)
     exact = gated_delta_net_recurrent(*inputs)
-    for found, expected in zip(gated_delta_net_chunked(*inputs), exact, strict=True):
-        assert found.dtype == np.float64
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+    for actual, expected in zip(gated_delta_net_chunked(*inputs), exact, strict=True):
+        assert actual.dtype == np.float64
+        np.testing.assert_allclose(actual, expected, atol=1e-12)
     single = [a.astype(np.float32) for a in inputs]
     for run in (gated_delta_net_chunked, gated_delta_net_recurrent):
-        for found, expected in zip(run(*single), exact, strict=True):
-            assert found.dtype == np.float32
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+        for actual, expected in zip(run(*single), exact, strict=True):
+            assert actual.dtype == np.float32
+            np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("error")
@@ -72,17 +72,17 @@ def test_repeated_keys_stay_accurate_in_float32() -> None:
     inputs = q, k, v, 0.001 * g, np.ones_like(beta), state
     exact = gated_delta_net_recurrent(*inputs)
     single = [a.astype(np.float32) for a in inputs]
-    for found, expected in zip(gated_delta_net_chunked(*single), exact, strict=True):
-        np.testing.assert_allclose(found, expected, atol=2e-5)
+    for actual, expected in zip(gated_delta_net_chunked(*single), exact, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
 @pytest.mark.filterwarnings("error")
 def test_decay_that_underflows_leaves_finite_numbers() -> None:
     inputs = random_inputs(200, decay=1e4)
     single = [a.astype(np.float32) for a in inputs]
-    for found, expected in zip(gated_delta_net_chunked(*single), gated_delta_net_recurrent(*inputs), strict=True):
-        assert np.isfinite(found).all()
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for actual, expected in zip(gated_delta_net_chunked(*single), gated_delta_net_recurrent(*inputs), strict=True):
+        assert np.isfinite(actual).all()
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("cuts", [[1, 1, 298], [64, 64, 172], [100, 13, 187], [299, 1]])

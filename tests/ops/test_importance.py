@@ -35,16 +35,16 @@ def test_layer_by_layer_equals_all_weights_at_once(order, over_heads, causal) ->
     for fmt, page_tokens in ((F32, 128), (F16, 7), (Q4_0, 32)):
         q = rng.standard_normal((N, HEADS, D)).astype(np.float32)
         pages, table = paged(rng, fmt, page_tokens)
-        found = importance(
+        actual = importance(
             q, PagedKV(pages, pages, table, TOKENS, fmt), reduction, running, causal=causal, by_head=True
         )
-        running = found.running
+        running = actual.running
         limit = np.arange(TOKENS - N, TOKENS) if causal else np.full(N, TOKENS - 1)
         stacked.append(attention_probs(q, kv_gather(pages, table, TOKENS, fmt), limit))
-        assert found.by_layer.shape == (10,)
-        assert found.by_head is not None
-        assert found.by_head.shape == (HEADS, 10)
-        assert found.by_head.max() <= found.by_layer.max()
+        assert actual.by_layer.shape == (10,)
+        assert actual.by_head is not None
+        assert actual.by_head.shape == (HEADS, 10)
+        assert actual.by_head.max() <= actual.by_layer.max()
     whole = reduction.fold(np.concatenate(stacked), None)
     np.testing.assert_allclose(running, whole, rtol=1e-5)
     np.testing.assert_allclose(reduction.finish(running, 3 * HEADS), reduction.finish(whole, 3 * HEADS), rtol=1e-5)

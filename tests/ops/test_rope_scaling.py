@@ -50,8 +50,8 @@ def yarn_by_counting(base, dim, factor, original, beta_fast, beta_slow) -> np.nd
 def test_yarn_frequencies_by_counting_turns(case) -> None:
     base, dim, factor, original, beta_fast, beta_slow = case
     scaling = YarnScaling(factor, original, beta_fast=beta_fast, beta_slow=beta_slow)
-    found = Rope(base, dim, scaling=scaling).inverse_frequencies
-    np.testing.assert_allclose(found, yarn_by_counting(*case), rtol=1e-12)
+    actual = Rope(base, dim, scaling=scaling).inverse_frequencies
+    np.testing.assert_allclose(actual, yarn_by_counting(*case), rtol=1e-12)
 
 
 def test_yarn_leaves_fast_pairs_divides_slow_ones_and_falls_between() -> None:
@@ -87,8 +87,8 @@ def test_any_numbers_of_a_file_give_frequencies_of_at_most_one(original, base, b
         scaling = YarnScaling(7.0, original, beta_fast=betas[0], beta_slow=betas[1])
         rotary = Rope(base, 16, scaling=scaling)
         plain = Rope(base, 16).inverse_frequencies
-        found = rotary.inverse_frequencies
-        assert ((found <= plain * (1 + 1e-12)) & (found >= plain / 7 * (1 - 1e-12))).all()
+        actual = rotary.inverse_frequencies
+        assert ((actual <= plain * (1 + 1e-12)) & (actual >= plain / 7 * (1 - 1e-12))).all()
         assert rotary.turn_fractions().shape == (8,)
 
 

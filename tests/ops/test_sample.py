@@ -20,17 +20,17 @@ def draws(row: list[float], options: Sampling, count: int, seed: int = 0) -> lis
 )
 def test_philox(seed, step, words) -> None:
     """Zero key and counter is a vector of Random123; the other checks the halves of key and counter."""
-    found = philox(seed, step)
-    assert 0 <= found < 1 << 64
+    actual = philox(seed, step)
+    assert 0 <= actual < 1 << 64
     if words:
-        assert (found & 0xFFFFFFFF, found >> 32) == words
+        assert (actual & 0xFFFFFFFF, actual >> 32) == words
     others = [
         philox(seed ^ 1 << 40, step),
         philox(seed ^ 1, step),
         philox(seed, step ^ 1 << 40),
         philox(seed, step ^ 1),
     ]
-    assert len({found, *others}) == 5
+    assert len({actual, *others}) == 5
 
 
 def test_argmax_takes_the_lowest_of_equals() -> None:

@@ -86,8 +86,8 @@ def test_attention_is_the_formula(name: str, n: int, tokens: int, by: str) -> No
     for page, values in zip(pages, (k, v), strict=True):
         kv_append(page, table, 0, values, F32)
     at = PagedKV(*pages, table, tokens, F32)
-    found = attention_output(q, at, None, rule).reshape(q.shape)
-    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-6)
+    actual = attention_output(q, at, None, rule).reshape(q.shape)
+    np.testing.assert_allclose(actual, want, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -113,8 +113,8 @@ def test_a_tree_of_branches_sees_by_position(name: str) -> None:
     window = 1 << 60 if rule.window is None else rule.window
     seen[:, :start] = positions[:, None] - context < window
     seen[:, start:] = mask
-    found = tree_attention(q, PagedKV(*pages, np.arange(13), start + 7, F32), seen=seen_words(mask), rule=rule)
-    np.testing.assert_allclose(found.reshape(q.shape), formula(q, k, v, rule, seen), rtol=2e-5, atol=2e-6)
+    actual = tree_attention(q, PagedKV(*pages, np.arange(13), start + 7, F32), seen=seen_words(mask), rule=rule)
+    np.testing.assert_allclose(actual.reshape(q.shape), formula(q, k, v, rule, seen), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["capped", "sinks"])
@@ -127,8 +127,8 @@ def test_lists_of_blocks_take_cap_and_sinks(name: str) -> None:
     for block in range(3):
         rows = slice(128 * block, 128 * block + 128)
         seen[rows] &= np.isin(np.arange(500) // 128, [0, block + 1])
-    found = block_sparse(q, k, v, lists, D**-0.5, None, rule)
-    np.testing.assert_allclose(found, formula(q, k, v, rule, seen), rtol=2e-5, atol=2e-6)
+    actual = block_sparse(q, k, v, lists, D**-0.5, None, rule)
+    np.testing.assert_allclose(actual, formula(q, k, v, rule, seen), rtol=2e-5, atol=2e-6)
 
 
 def test_nothing_is_the_same_without_it() -> None:

@@ -36,14 +36,14 @@ def test_tree_attention_is_the_formula(n: int, start: int, window: int | None) -
     q = rng.standard_normal((n, HEADS, D)).astype(np.float32)
     mask = rng.random((n, n)) < 0.4  # not only ancestors: a draft block looks both ways
     np.fill_diagonal(mask, True)
-    found = tree_attention(q, at, seen=seen_words(mask), rule=ScoreRule(window=window))
+    actual = tree_attention(q, at, seen=seen_words(mask), rule=ScoreRule(window=window))
     for i in range(n):
         keys = [t for t in range(start) if window is None or start + i - t < window]
         keys += [start + j for j in range(n) if mask[i, j]]
         for h in range(HEADS):
             weight = [math.exp(float(q[i, h].astype(np.float64) @ k[t, h // 2]) / math.sqrt(D)) for t in keys]
             want = sum(w * v[t, h // 2].astype(np.float64) for w, t in zip(weight, keys, strict=True)) / sum(weight)
-            np.testing.assert_allclose(found.reshape(n, HEADS, D)[i, h], want, atol=3e-6)
+            np.testing.assert_allclose(actual.reshape(n, HEADS, D)[i, h], want, atol=3e-6)
 
 
 def test_a_chain_is_causal_attention_rotated_and_gated() -> None:
@@ -51,9 +51,9 @@ def test_a_chain_is_causal_attention_rotated_and_gated() -> None:
     at, _ = stored(rng, 20, rotated=True)
     q, wide = (rng.standard_normal((6, HEADS, size)).astype(np.float32) for size in (D, 2 * D))
     seen = seen_words(np.tri(6, dtype=bool))
-    found = tree_attention(q, at, seen=seen, wide=wide)
-    np.testing.assert_allclose(found, attention_output(q, at, wide), atol=2e-6)
-    assert not np.allclose(found, tree_attention(hadamard(q, D), at, seen=seen, wide=wide))
+    actual = tree_attention(q, at, seen=seen, wide=wide)
+    np.testing.assert_allclose(actual, attention_output(q, at, wide), atol=2e-6)
+    assert not np.allclose(actual, tree_attention(hadamard(q, D), at, seen=seen, wide=wide))
 
 
 def test_all_64_bits_count_and_no_more() -> None:
@@ -72,6 +72,6 @@ def test_top_logprobs_ranks_ties_by_token_and_is_the_log_softmax() -> None:
     logits = rng.integers(-6, 6, (5, 300)).astype(np.float32)
     logits[0, 7] = -np.inf
     tokens, log_probs = top_logprobs(logits, 16)
-    for row, best, found in zip(logits.astype(np.float64), tokens, log_probs, strict=True):
+    for row, best, actual in zip(logits.astype(np.float64), tokens, log_probs, strict=True):
         assert best.tolist() == sorted(range(300), key=lambda i: (-row[i], i))[:16]
-        np.testing.assert_allclose(np.exp(found), np.exp(row[best]) / np.exp(row).sum(), rtol=1e-6)
+        np.testing.assert_allclose(np.exp(actual), np.exp(row[best]) / np.exp(row).sum(), rtol=1e-6)

@@ -18,7 +18,7 @@ def test_masked_attention_is_the_formula() -> None:
     k, v = (rng.standard_normal((keys, kv_heads, d)).astype(np.float32) for _ in range(2))
     visible = rng.random((n, keys)) < 0.5
     visible[:, 3] = True
-    found = masked_attention(q, k, v, visible)
+    actual = masked_attention(q, k, v, visible)
     for i in range(n):
         for h in range(heads):
             weight = [
@@ -26,10 +26,10 @@ def test_masked_attention_is_the_formula() -> None:
                 for j in range(keys)
             ]
             expected = sum(w * v[j, h // 3].astype(np.float64) for j, w in enumerate(weight)) / sum(weight)
-            np.testing.assert_allclose(found[i, h], expected, atol=2e-6)
+            np.testing.assert_allclose(actual[i, h], expected, atol=2e-6)
     changed = v.copy()
     changed[~visible.any(axis=0) | ~visible[0]] = 1e30
-    np.testing.assert_array_equal(masked_attention(q, k, changed, visible)[0], found[0])
+    np.testing.assert_array_equal(masked_attention(q, k, changed, visible)[0], actual[0])
 
 
 def test_moved_tokens_keep_their_packed_bytes() -> None:

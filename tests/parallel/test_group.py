@@ -52,9 +52,9 @@ def test_every_gpu_has_the_same_bits_of_the_mean(size) -> None:
     first = [(rng.standard_normal((5, 3), np.float32), rng.standard_normal(1, np.float32)) for rng in drawn]
     mean_rank = (size - 1) / 2
     want = [np.mean([pair[i].astype(float) for pair in first], axis=0) + 3 * mean_rank for i in range(2)]
-    found = HostGroup(size).run(means)
-    assert len(set(found)) == 1
-    for one, other in zip(found[0], want, strict=True):
+    actual = HostGroup(size).run(means)
+    assert len(set(actual)) == 1
+    for one, other in zip(actual[0], want, strict=True):
         np.testing.assert_allclose(np.frombuffer(one, np.float32), other.ravel(), rtol=1e-5, atol=1e-6)
 
 
@@ -96,11 +96,11 @@ def test_one_that_fails_ends_all_in_one_line(error, kind, text) -> None:
 
     group, start = HostGroup(4), time.monotonic()
     group.completed.add("something")
-    with pytest.raises(kind) as found:
+    with pytest.raises(kind) as caught:
         group.run(work)
-    assert not group.completed, "GPUs that begin anew after a failure wait as at first"
-    assert str(found.value) == text
-    assert found.value.__cause__ is error
+    assert not group.completed, "GPUs that start again after a failure wait as at first"
+    assert str(caught.value) == text
+    assert caught.value.__cause__ is error
     assert time.monotonic() - start < 2
     assert not threads()
     assert len(group.run(squares)) == 4

@@ -167,9 +167,9 @@ def test_a_huge_value_is_held_and_spoils_its_own_group_alone(fmt: BlockFormat, s
     values = np.random.default_rng(6).standard_normal(64).astype(np.float32)
     before = fmt.decode(fmt.encode(values))
     values[17] = sign * 3e5
-    found = fmt.decode(fmt.encode(values))
-    assert found[17] == pytest.approx(values[17], rel=0.07)
-    np.testing.assert_array_equal(np.delete(found, range(16, 32)), np.delete(before, range(16, 32)))
+    actual = fmt.decode(fmt.encode(values))
+    assert actual[17] == pytest.approx(values[17], rel=0.07)
+    np.testing.assert_array_equal(np.delete(actual, range(16, 32)), np.delete(before, range(16, 32)))
 
 
 @both
@@ -197,10 +197,10 @@ def test_rows_that_are_no_whole_blocks_are_refused(fmt: BlockFormat) -> None:
 @given(values=arrays(np.float32, 64, elements=st.floats(-1e4, 1e4, width=32)))
 def test_no_value_is_off_by_more_than_a_step_or_what_was_clipped(fmt: BlockFormat, values: Floats) -> None:
     packed = fmt.encode(values)
-    found = fmt.decode(packed)
-    assert np.isfinite(found).all()
+    actual = fmt.decode(packed)
+    assert np.isfinite(actual).all()
     for at in range(4):
-        group, got = values[16 * at : 16 * at + 16], found[16 * at : 16 * at + 16]
+        group, got = values[16 * at : 16 * at + 16], actual[16 * at : 16 * at + 16]
         bits = bits_of(fmt, 16 * at)
         scale, top = scale_of(int(packed[at])), level((1 << bits) - 1, bits)
         inside = np.abs(group) <= scale * top

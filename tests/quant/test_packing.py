@@ -208,7 +208,7 @@ def test_a_scale_takes_a_format_its_kernels() -> None:
 
 def test_repacked_weights_are_counted() -> None:
     odd = made(packing=None)
-    found = count_repacked(
+    counts = count_repacked(
         [
             (odd, (64, 512), False),
             (Q4_K, (64, 512), False),
@@ -217,13 +217,13 @@ def test_repacked_weights_are_counted() -> None:
             (F32, (48, 64), False),
         ]
     )
-    assert [(each.source, each.target, each.tensors) for each in found] == [
+    assert [(each.source, each.target, each.tensors) for each in counts] == [
         ("MADE", "Q8_0", 2),
         ("F32", "BF16", 1),
         ("F32", "3 x BF16", 1),
     ]
-    assert found[0].source_bytes == 192 * 512 // 32 * 18
-    assert found[0].target_bytes == 192 * 512 // 32 * 34
-    assert str(found[0]) == "2 tensors of MADE are re-packed as Q8_0 for the GPU: 0.1 MB -> 0.1 MB"
-    assert str(found[1]).startswith("1 tensor of F32 is re-packed as BF16")
-    assert found[2].target_bytes == 3 * 48 * 64 * 2
+    assert counts[0].source_bytes == 192 * 512 // 32 * 18
+    assert counts[0].target_bytes == 192 * 512 // 32 * 34
+    assert str(counts[0]) == "2 tensors of MADE are re-packed as Q8_0 for the GPU: 0.1 MB -> 0.1 MB"
+    assert str(counts[1]).startswith("1 tensor of F32 is re-packed as BF16")
+    assert counts[2].target_bytes == 3 * 48 * 64 * 2
